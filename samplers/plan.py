@@ -16,8 +16,8 @@ class Plan(StepTree):
     """A tree of steps (`StepTree`), and the route along it.
 
     `route` is `PlainRoute`, or one of `samplers.routes` around it, with which rewards look at
-    intermediate states, steer them or move their steps. Raises ValueError for a route that cannot go
-    along these steps.
+    intermediate states, steer them or move their steps. Raises ValueError for a route that cannot
+    go along these steps.
     """
 
     route: Route = PlainRoute()

@@ -14,7 +14,7 @@ from samplers.host import filled_rows
 from samplers.layout import Layout
 from samplers.noise import NoiseKind
 from samplers.plan import Columns, Plan
-from samplers.route import RouteRequest, Descent, Note, Passage, Predicted
+from samplers.route import Descent, Note, Passage, Predicted, RouteRequest
 from samplers.step_tree import StepTree
 from samplers.storage import Storage
 from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk

@@ -19,6 +19,7 @@ IN_MEMORY = {
     "flowrl/api/voting.py": 1,
     "flowrl/cli/model_card.py": 3,
     "flowrl/cli/new_files.py": 1,
+    "flowrl/cli/runs.py": 1,
     "flowrl/cli/sandbox_check.py": 1,
     "flowrl/drill/same_end.py": 2,
     "flowrl/evaluation/scoring.py": 1,

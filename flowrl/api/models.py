@@ -12,6 +12,7 @@ from typing import Any
 import diffusers
 from accelerate import init_empty_weights
 from diffusers.models.modeling_utils import ModelMixin
+from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from safetensors.torch import save_model
 from torch import nn
@@ -19,18 +20,21 @@ from transformers import PreTrainedModel
 
 from flowrl.api.parts import place_of
 from flowrl.api.same_files import (
-    PIPELINE_INDEX,
     has_weights_of,
     is_pipeline_of,
     is_tokenizer_of,
 )
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
+from flowrl.models.diffusers.modular.face import faced
+from flowrl.models.diffusers.modular.folder import guiders_of
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
+from flowrl.settings.model.form import is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import run_from
 
+PIPELINES = (DiffusionPipeline, ModularPipeline)
 STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")
 LANGUAGE_INDEX = "config.json"
 
@@ -44,10 +48,10 @@ def model_settings(
     UserError for an object of another kind, or for a tokenizer without a live language model.
     """
     _refuse_quantized(model)
-    if isinstance(model, DiffusionPipeline) and tokenizer is None:
+    if isinstance(model, PIPELINES) and tokenizer is None:
         named = {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
         _say_dtypes(model, named["dtype"])
-        return named | _vae_settings(model)
+        return named | _vae_settings(model) | _modular_settings(model)
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise UserError(
@@ -89,7 +93,7 @@ def _vae_settings(pipe: Any) -> dict[str, Any]:
 
 def _refuse_quantized(model: Any) -> None:
     """UserError for a live model of fewer bits, which a run could not read again as it is."""
-    parts = model.components.values() if isinstance(model, DiffusionPipeline) else [model]
+    parts = model.components.values() if isinstance(model, PIPELINES) else [model]
     for part in parts:
         if isinstance(part, nn.Module) and getattr(part, "hf_quantizer", None) is not None:
             raise UserError(
@@ -146,7 +150,7 @@ def _is_language(source: str, recipe: Mapping[str, Any] | str) -> bool:
     """Whether a folder has a language model; for a hub name, whether the recipe is for one."""
     folder = find(source)
     if folder.is_dir():
-        return not (folder / PIPELINE_INDEX).is_file() and (folder / LANGUAGE_INDEX).is_file()
+        return not is_pipeline_folder(folder) and (folder / LANGUAGE_INDEX).is_file()
     rest = {"model": {"pipeline": source}, "prompts": {"train": "-"}, "rewards": "length"}
     return run_from({"recipe": recipe, **rest}, "flowrl.train").algorithm().text
 
@@ -187,6 +191,10 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
             "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
         )
     _refuse_own_class(pipe)
+    if isinstance(pipe, ModularPipeline):  # whose index says where each part came from
+        saved = files / "pipeline"
+        faced(pipe).save_pretrained(saved)
+        return str(saved)
     source = str(pipe.config.get("_name_or_path") or "")
     folder = local_folder(source) if source else None
     if folder is not None and is_pipeline_of(pipe, folder):
@@ -194,6 +202,14 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     saved = files / "pipeline"
     pipe.save_pretrained(saved)
     return str(saved)
+
+
+def _modular_settings(pipe: Any) -> dict[str, Any]:
+    """The form and the guider of a live modular pipeline, which its files do not hold."""
+    if not isinstance(pipe, ModularPipeline):
+        return {}
+    guider = guiders_of(pipe)
+    return {"form": "modular"} | ({} if guider is None else {"guider": guider})
 
 
 def _refuse_own_class(pipe: Any) -> None:

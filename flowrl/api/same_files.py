@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from flowrl.errors import UserError
-from flowrl.settings.checks.model_files import PIPELINE_INDEX
+from flowrl.settings.model.form import PIPELINE_INDEX
 
 
 def is_pipeline_of(pipe: Any, folder: Path) -> bool:

@@ -52,7 +52,7 @@ COMMANDS = {
         "WHERE CONFIG --folder RUN [--nodes N] --gpus N",
         "print or submit what trains a run on Slurm, Ray, SkyPilot, Kubernetes or accelerate",
         "flowrl launch slurm my_run.yaml --folder runs/mine --nodes 2 --gpus 8 --time 24:00:00",
-        "flowrl.cli.launch:Launch",
+        "flowrl.cli.launch:LaunchArguments",
         settings=True,
     ),
     "sample": Command(

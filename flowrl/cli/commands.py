@@ -143,10 +143,10 @@ def runs_command(arguments: list[str]) -> int:
 
 def launch_command(arguments: list[str]) -> int:
     """`launch WHERE CONFIG [overrides]`."""
-    from flowrl.cli.launch import Launch, launch_job
+    from flowrl.cli.launch import LaunchArguments, launch_job
 
     words, options = split_settings(arguments)
-    return launch_job(parse_arguments(Launch, words, "launch"), options)
+    return launch_job(parse_arguments(LaunchArguments, words, "launch"), options)
 
 
 def sample_command(arguments: list[str]) -> int:

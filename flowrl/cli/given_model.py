@@ -22,6 +22,7 @@ from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, Run
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
+from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
@@ -229,14 +230,15 @@ def is_pipeline(source: str) -> bool:
     for neither."""
     folder = find(source)
     if folder.is_dir():
-        if (folder / "model_index.json").is_file():
+        if is_pipeline_folder(folder):
             return True
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
-    for file, found in (("model_index.json", True), ("config.json", False)):
+    indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
+    for file, found in indices:
         if isinstance(try_to_load_from_cache(source, file), str):
             return found
     try:

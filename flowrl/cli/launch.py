@@ -11,25 +11,25 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
-from flowrl.launching.job import Job
+from flowrl.launching.job import LaunchJob
 from flowrl.launching.slurm import SlurmLimits, slurm_script, submit_to_slurm
 from flowrl.paths import find, own_file, own_runs, run_file
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
 from flowrl.settings.read import check_plan, override, read_run
 
-Where = Literal["slurm", "ray", "sky", "k8s", "accelerate"]
-SUBMITTED: tuple[Where, ...] = ("slurm", "ray", "accelerate")
+LaunchPlace = Literal["slurm", "ray", "sky", "k8s", "accelerate"]
+SUBMITTED: tuple[LaunchPlace, ...] = ("slurm", "ray", "accelerate")
 
 
 @dataclass
-class Launch:
+class LaunchArguments:
     """Print what starts a run on other machines, or submit it: a job script for Slurm, tasks for
     Ray, a task file for SkyPilot, a Job for Kubernetes, or accelerate's command for this machine.
     Each start goes on from the newest checkpoint (`train --resume auto`), and a failed one is
     followed by another while there are new checkpoints. Settings are options, as of train:
     --train.lr 1e-4."""
 
-    where: Word[Where]
+    where: Word[LaunchPlace]
     """slurm, ray, sky, k8s or accelerate."""
     config: Word[str]
     """The file of a run, which all machines find at the same path, or a name of flowrl's."""
@@ -55,8 +55,8 @@ class Launch:
     account: str = ""
     """slurm: the account."""
     notice: Annotated[int, Field(ge=30)] = 300
-    """slurm: seconds before the time limit at which the run is told to save; an iteration must fit
-    in."""
+    """slurm: seconds before the time limit at which the run gets a signal to save; an iteration has
+    to fit in."""
     gpu: str = "H100"
     """sky: SkyPilot's name of the GPU."""
     image: str = ""
@@ -69,7 +69,7 @@ class Launch:
     """ray: the port of the first machine at which the processes meet."""
 
 
-def launch_job(given: Launch, options: Sequence[str]) -> int:
+def launch_job(given: LaunchArguments, options: Sequence[str]) -> int:
     """Print, or submit with --submit. The settings are checked before either."""
     job = job_of(given, options)
     if given.submit and given.where not in SUBMITTED:
@@ -88,7 +88,7 @@ def launch_job(given: Launch, options: Sequence[str]) -> int:
     elif given.where == "k8s":
         print(kubernetes_job(job, place), end="")
     elif given.where == "ray":
-        from flowrl.launching.ray import ray_commands, run_on_ray  # Ray is an extra
+        from flowrl.launching.on_ray import ray_commands, run_on_ray  # Ray is an extra
 
         if given.submit:
             return run_on_ray(job, given.port)
@@ -103,12 +103,12 @@ def launch_job(given: Launch, options: Sequence[str]) -> int:
     return 0
 
 
-def job_of(given: Launch, options: Sequence[str]) -> Job:
+def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
     """The job that is asked for. UserError for settings that a start would refuse on any machine,
     and for places that its machines could not find."""
     if given.folder is None:
         raise UserError(
-            f"launch {given.where}: name the run's folder with --folder: every start goes on with "
+            f"launch {given.where}: name the run's folder with --folder: every start resumes "
             "the run that is in it"
         )
     if (given.gpus is None) == (given.cpus is None):
@@ -126,7 +126,7 @@ def job_of(given: Launch, options: Sequence[str]) -> Job:
     if given.accelerate_config and not find(given.accelerate_config).is_file():
         raise UserError(f"launch: --accelerate-config {given.accelerate_config}: no such file")
     words = [f"--trust={given.trust}" if isinstance(given.trust, str) else "--trust"]
-    return Job(
+    return LaunchJob(
         config=_for_all(given.config, config),
         folder=str(given.folder if given.where in ("sky", "k8s") else given.folder.absolute()),
         options=(*options, *(words if given.trust else ())),

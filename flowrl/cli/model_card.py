@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import diffusers
 from huggingface_hub import ModelCardData
 from markupsafe import Markup
 
@@ -161,7 +160,7 @@ def _without_pipeline(subject: CardSubject, files: Sequence[str]) -> list[str] |
     if described is None or described.pipeline is None:
         return None
     names = list(described.denoisers)
-    if class_writes_adapters(getattr(diffusers, described.pipeline), names):
+    if class_writes_adapters(described.kind, names):
         return None
     repository = subject.repository
     lines: list[str] = []

@@ -15,6 +15,7 @@ from flowrl.run.watch.start_check import check_model_of
 from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.model.form import is_pipeline_folder
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.words.names import unknown_name
 
@@ -83,7 +84,7 @@ def write_new_run(given: New) -> None:
 def _is_language_model(model: str | None) -> bool:
     """Whether a local folder has a language model; False for a hub name."""
     folder = None if model is None else find(model)
-    if folder is None or not folder.is_dir() or (folder / "model_index.json").is_file():
+    if folder is None or not folder.is_dir() or is_pipeline_folder(folder):
         return False
     return (folder / "config.json").is_file() or bool(list(folder.glob("*.gguf")))
 

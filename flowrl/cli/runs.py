@@ -100,13 +100,13 @@ def print_runs(given: Runs) -> None:
         for line in lines:
             print(json.dumps(asdict(line)))
         return
-    print("\n".join(table([HEADINGS, *(line.cells() for line in lines)])))
+    print("\n".join(text_table([HEADINGS, *(line.cells() for line in lines)])))
     for line in lines:
         if line.why:
             print(f"\n{line.run}: {line.why}")
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of text with columns as wide as their longest cell; an empty column is left out."""
     body = rows[1:]
     shown = [i for i in range(len(rows[0])) if any(row[i] for row in body)]

@@ -2,9 +2,9 @@
 
 import os
 
-from flowrl.launching.job import Job
+from flowrl.launching.job import LaunchJob
 
 
-def run_here(job: Job) -> int:
+def run_here(job: LaunchJob) -> int:
     """Become the launcher: its signals, output and exit code are this process's."""
     os.execvp("bash", ["bash", "-c", f"exec {job.command()}"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.launching.job import Job
+from flowrl.launching.job import LaunchJob
 
 SAVING_SECONDS = 300  # between SIGTERM and SIGKILL: an iteration has to fit in
 _PORT = "29500"
@@ -13,7 +13,7 @@ _PORT = "29500"
 
 @dataclass(frozen=True)
 class CloudPlace:
-    """What a cloud has to know beside the job."""
+    """Names that a cloud needs beside the job."""
 
     gpu: str = "H100"  # SkyPilot's name of the GPU
     image: str = ""  # a container image with flowrl in it
@@ -21,7 +21,7 @@ class CloudPlace:
     mount: str = "/runs"  # where it is mounted; the run's folder is below
 
 
-def sky_task(job: Job, place: CloudPlace) -> str:
+def sky_task(job: LaunchJob, place: CloudPlace) -> str:
     """A task of SkyPilot (`sky jobs launch`), which starts it again after a preemption. The
     variables are SkyPilot's: the rank of a node, and the addresses of all, one a line."""
     address = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
@@ -42,9 +42,10 @@ def sky_task(job: Job, place: CloudPlace) -> str:
     return _yaml(task)
 
 
-def kubernetes_job(job: Job, place: CloudPlace) -> str:
+def kubernetes_job(job: LaunchJob, place: CloudPlace) -> str:
     """An indexed Job of Kubernetes with a headless service, by which the machines find the first
-    one. Exit code 2, a mistake that no further start would mend, ends a job of one process."""
+    one. Exit code 2, a mistake that every further start would have too, ends a job of one
+    process."""
     name = job.name
     command = job.command('"$JOB_COMPLETION_INDEX"', f"{name}-0.{name}", _PORT)
     limits = {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.cpus}

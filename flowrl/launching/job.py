@@ -8,7 +8,7 @@ SINGLE, SHARDED = "ddp", "fsdp2"
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchJob:
     """A run on several machines with as many processes on each.
 
     Its first start begins the run, every later one resumes it, and one after its end does nothing.

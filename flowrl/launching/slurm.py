@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowrl.errors import UserError
-from flowrl.launching.job import Job
+from flowrl.launching.job import LaunchJob
 
 # The tasks get SIGTERM; they finish their iteration, save and end, and then the script, which gets
 # no signal, decides whether another start would get on. A cancelled job is left alone.
@@ -42,14 +42,14 @@ scontrol requeue "$SLURM_JOB_ID"
 
 @dataclass(frozen=True)
 class SlurmLimits:
-    """What is asked of Slurm beside machines; empty: the cluster's default."""
+    """Limits of a job beside its machines; empty: the cluster's default."""
 
     time: str = ""  # of one start, such as 24:00:00
     partition: str = ""
     account: str = ""
-    notice: int = 300  # seconds before the limit at which the run is told to save
+    notice: int = 300  # seconds before the limit at which the run gets a signal to save
 
-    def directives(self, job: Job) -> Iterator[str]:
+    def directives(self, job: LaunchJob) -> Iterator[str]:
         yield f"--job-name={job.name}"
         yield f"--nodes={job.nodes}"
         yield "--ntasks-per-node=1"
@@ -66,7 +66,7 @@ class SlurmLimits:
         yield f"--output={job.name}-%j.out"
 
 
-def slurm_script(job: Job, limits: SlurmLimits, python: str = sys.executable) -> str:
+def slurm_script(job: LaunchJob, limits: SlurmLimits, python: str = sys.executable) -> str:
     """The text for `sbatch`: one task a machine, and in it accelerate's launcher with a process for
     each GPU. Its environment is that of `python`, which all machines see."""
     tasks = job.command('"$SLURM_NODEID"', '"$MAIN_ADDRESS"', '"$MAIN_PORT"')

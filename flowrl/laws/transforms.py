@@ -181,7 +181,7 @@ def trial_credit(
         {
             SAMPLE_TURNS: SampleTurns(torch.ones(n, k).bool(), torch.zeros(n, k).long()),
             REFERENCE: ReferenceRatios(0.1 * normals(n, k, seed=2), torch.arange(k).expand(n, k)),
-            TRACKED: TrackedStatistics(torch.zeros(_DRAWS).double(), (-0.5, 0.5)),
+            TRACKED: TrackedStatistics(torch.zeros(_DRAWS).double()),
         }
     )
     context = Context(

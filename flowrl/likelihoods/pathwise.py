@@ -197,29 +197,6 @@ def path_rows(common: Rows, **own: object) -> PathRows:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
-    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
-
-    project: bool = False
-    inside = True
-
-    def refuses(self, choices: Choices) -> str | None:
-        if any(len(plan.keep) != 1 for plan in image_plans(choices)):
-            return "Kept needs stored intermediate states: use the plan LastSteps or OneOfSteps"
-        return None
-
-    def steps(self, plan: Plan) -> list[int]:
-        return [1 if self.project else len(plan.steps) - plan.keep[0]]
-
-    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        (first,), (x,) = rollout.plan.keep, rollout.kept
-        levels = rollout.plan.sigmas[first:]
-        sigmas = (levels[0], 0.0) if self.project else levels
-        return [_rows(common, x=x, sigmas=sigmas)]
-
-
-@dataclass(frozen=True)
 class KnownNoise:
     """Starts from clean samples with the noise from which they were sampled: Direct-Align
     (arXiv:2509.06942).

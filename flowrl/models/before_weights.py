@@ -22,10 +22,12 @@ from flowrl.models.diffusers.call.levels.user_levels import refuse_levels
 from flowrl.models.diffusers.call.traits import checks, verdicts
 from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
+from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
 from flowrl.settings import LanguageSettings, PipelineSettings, Run
-from flowrl.settings.checks.model_files import PIPELINE_INDEX, pipeline_index, read_json
+from flowrl.settings.checks.model_files import pipeline_index, read_json
+from flowrl.settings.model.form import PIPELINE_INDEX
 
 TRIED = 64  # prompts of a file that its chat template renders before a start
 
@@ -44,7 +46,7 @@ def check_before_weights(run: Run) -> None:
 
 def _check_pipeline(run: Run, m: PipelineSettings) -> None:
     folder = local_folder(m.pipeline)
-    if folder is not None and (folder / PIPELINE_INDEX).is_file():
+    if folder is not None and m.form == "classic" and (folder / PIPELINE_INDEX).is_file():
         index = pipeline_index(folder)
         kind = checks.pipeline_class(index, m.pipeline)
         empty = (None, [None, None])
@@ -53,7 +55,9 @@ def _check_pipeline(run: Run, m: PipelineSettings) -> None:
     described = describe(m)
     if described is None or described.pipeline is None:
         return
-    kind = getattr(diffusers, described.pipeline)
+    kind = described.kind
+    if described.modular is not None:
+        refuse_known_modular(kind.__name__)
     checks.refuse_class(kind)
     verdicts.refuse_known(kind.__name__)
     parameters = inspect.signature(kind.__call__).parameters

@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from transformers import AutoConfig
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
+from flowrl.models.diffusers.modular.folder import ModularSource, check_components
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
-from flowrl.models.open import place
+from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
 from flowrl.settings.checks.model_files import (
     check_no_own_code,
+    component_parts,
     pipeline_index,
     read_json,
     safetensors_header,
@@ -45,6 +47,7 @@ class Description:
     public    whether it comes from flowrl's table instead of the model's own files
     folder    folder of a language model's own configuration
     gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
+    modular   the folder of a pipeline that is driven in its modular form
     clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
               several
     """
@@ -56,6 +59,14 @@ class Description:
     folder: Path | None = None
     gguf: str | None = None
     clip: int = CLIP_TOKENS
+    modular: ModularSource | None = None
+
+    @cached_property
+    def kind(self) -> Any:
+        """The pipeline's class; of a modular one, with the face that the driver sees."""
+        if self.modular is not None:
+            return type(self.modular.skeleton())
+        return getattr(diffusers, self.pipeline or "")
 
     @cached_property
     def denoisers(self) -> dict[str, nn.Module]:
@@ -105,19 +116,19 @@ class Description:
 
     @property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
+        return inspect.signature(self.kind.__call__).parameters
 
     @property
     def guided_by_part(self) -> bool:
         """Whether a component of the pipeline sets guidance, rather than an argument of the
         call."""
-        return "guider" in inspect.signature(getattr(diffusers, self.pipeline or "")).parameters
+        return self.modular is None and "guider" in inspect.signature(self.kind).parameters
 
     def guides_at(self, scale: float) -> bool:
         """Whether the pipeline class applies guidance at a scale, according to its own property
         (above 0: Z-Image, Krea2); above 1 for classes without the property, or whose property
         reads a component."""
-        kind = getattr(diffusers, self.pipeline or "")
+        kind = self.kind
         rule = inspect.getattr_static(kind, "do_classifier_free_guidance", None)
         if not isinstance(rule, property):
             return scale > 1
@@ -158,7 +169,7 @@ def describe(m: ModelSettings) -> Description | None:
     if folder is None:
         return public_model(source) if gguf is None and source in PUBLIC_MODELS else None
     if isinstance(m, PipelineSettings):
-        return _pipeline_folder(folder)
+        return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
         return None
     return Description(None, {}, {}, folder=folder, gguf=gguf)
@@ -215,7 +226,9 @@ def public_model(source: str) -> Description:
     return Description(found.pipeline, found.configs, found.counts, public=True)
 
 
-def _pipeline_folder(folder: Path) -> Description:
+def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
+    if (source := modular_source(m)) is not None:
+        return _modular_folder(folder, source)
     index = pipeline_index(folder)
     pipeline_class(index, str(folder))
     parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
@@ -224,6 +237,19 @@ def _pipeline_folder(folder: Path) -> Description:
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
     counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
     return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))
+
+
+def _modular_folder(folder: Path, source: ModularSource) -> Description:
+    source = replace(source, place=str(folder))
+    pipe = source.skeleton()
+    check_components(pipe, str(folder), source.rights)
+    parts = [n for n in component_parts(folder, "modular") if n in pipe.components]
+    models = [n for n in parts if (folder / n / "config.json").is_file()]
+    refuse_parts(type(pipe).__name__, models)
+    configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
+    counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
+    clip = _tokens(folder / "tokenizer")
+    return Description(type(pipe).__name__, configs, counts, clip=clip, modular=source)
 
 
 def _tokens(folder: Path) -> int:

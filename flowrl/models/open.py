@@ -16,7 +16,7 @@ from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.settings import LanguageSettings, OwnSettings, PipelineSettings, Run
+from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings, Run
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
@@ -25,6 +25,7 @@ from samplers.storage import Storage
 
 if TYPE_CHECKING:
     from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
+    from flowrl.models.diffusers.modular.folder import ModularSource
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -75,7 +76,7 @@ def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool)
         own = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
-        place(m.pipeline),
+        modular_source(m) or place(m.pipeline),
         dtype=DTYPES[m.dtype],
         device=device,
         call={key: value for key, value in call.items() if value is not None},
@@ -295,6 +296,27 @@ def _connect(
         patience=s.patience,
     )
     policy.serve_from(server)
+
+
+def modular_source(m: ModelSettings) -> "ModularSource | None":
+    """The model's folder and rights if it is driven in its modular form, else None."""
+    if not isinstance(m, PipelineSettings) or m.form != "modular":
+        return None
+    from flowrl.models.diffusers.modular.folder import ModularSource
+
+    return ModularSource(place(m.pipeline), m.rights, m.guider)
+
+
+def with_guider(run: Run) -> Run:
+    """The run with the class and settings of its modular pipeline's guider, which its folder does
+    not hold."""
+    m, source = run.model, modular_source(run.model)
+    if source is None or not isinstance(m, PipelineSettings) or m.guider is not None:
+        return run
+    from flowrl.models.diffusers.modular.folder import guiders_of
+
+    found = guiders_of(source.skeleton())
+    return run.model_copy(update={"model": m.model_copy(update={"guider": found})})
 
 
 def place(source: str) -> str:

@@ -13,6 +13,7 @@ from accelerate import PartialState
 
 from flowrl.errors import FolderInUse, Stopped, UserError, after
 from flowrl.iteration.open import timed_units
+from flowrl.models.open import with_guider
 from flowrl.paths import numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched_processes
 from flowrl.run.save import checkpoint
@@ -50,7 +51,7 @@ def start(
     run: Run, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
-    state, run = meet(on_cpu(run)), with_full_paths(run)
+    state, run = meet(on_cpu(run)), with_guider(with_full_paths(run))
     with watched_processes(state):
         return _start(run, name, folder, cache, live, state)
 

@@ -1,8 +1,8 @@
-"""Parts that the routes of features share: each stands around another one, which takes the steps."""
+"""Parts that the routes of features share: each stands around one that takes the steps."""
 
 from dataclasses import dataclass, field
 
-from samplers.route import RouteRequest, Descent, Passage, PlainRoute, Route, StepWork
+from samplers.route import Descent, Passage, PlainRoute, Route, RouteRequest, StepWork
 from samplers.step_tree import StepTree
 from samplers.walk import State
 

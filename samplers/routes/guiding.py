@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.kernels import per_row
 from samplers.plan import Plan
 from samplers.planners import Planner
-from samplers.route import RouteRequest, Descent, Passage, Predicted, StepWork
+from samplers.route import Descent, Passage, Predicted, RouteRequest, StepWork
 from samplers.routes.around import RouteAround
 from samplers.routes.drift import RewardDrift
 from samplers.step_tree import StepTree

@@ -11,7 +11,7 @@ from torch import Tensor
 from samplers.kernels import euler
 from samplers.plan import Plan
 from samplers.planners import Planner
-from samplers.route import RouteRequest, Descent, Passage, Route, StepWork
+from samplers.route import Descent, Passage, Route, RouteRequest, StepWork
 from samplers.routes.around import DescentAround, RouteAround
 from samplers.solvers import Euler
 from samplers.step_tree import StepTree

@@ -22,7 +22,7 @@ from samplers.kernels import Kernel
 from samplers.noise import uniform
 from samplers.plan import Plan, steps_of
 from samplers.planners import Planner, last_step
-from samplers.route import RouteRequest, Descent, Passage, PlainDescent, Route, StepWork
+from samplers.route import Descent, Passage, PlainDescent, Route, RouteRequest, StepWork
 from samplers.routes.around import RouteAround
 from samplers.routes.particles import (
     FeynmanKac,
@@ -107,7 +107,7 @@ class SteeredRoute(RouteAround):
 
 
 class SteeredDescent:
-    """Particles on their way along a plan without branches."""
+    """Particles that pass along a plan without branches."""
 
     def __init__(
         self, passage: Passage, inner: Descent, how: FeynmanKac, score: ParticleScore

@@ -10,7 +10,7 @@ from torch import Tensor
 from samplers.host import picked, sent
 from samplers.plan import Plan
 from samplers.planners import Planner, last_step
-from samplers.route import RouteRequest, Descent, Passage, PlainRoute, Predicted, Route, StepWork
+from samplers.route import Descent, Passage, PlainRoute, Predicted, Route, RouteRequest, StepWork
 from samplers.routes.around import RouteAround
 from samplers.step_tree import StepTree
 from samplers.walk import Edges, State
@@ -55,8 +55,8 @@ class Thinning:
 
 @dataclass(frozen=True)
 class ThinnedRoute(RouteAround):
-    """Stops samples before their last step. It stands around the plain route alone, of a plan whose roots are
-    the remaining samples."""
+    """Stops samples before their last step. It stands around the plain route alone, of a plan
+    whose roots are the remaining samples."""
 
     how: Thinning
 

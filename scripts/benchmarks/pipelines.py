@@ -39,6 +39,10 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
+from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
+    modular_classes,
+    modular_verdicts,
+)
 from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
 from flowrl.models.diffusers.replay.replay import Replay  # noqa: E402
 from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402
@@ -135,6 +139,34 @@ CLAIMS = (
     "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
     "`scripts/benchmarks/pipelines.py`, with the verdicts by diffusers' version that `flowrl plan` "
     "and a start read (`flowrl/models/diffusers/call/traits/verdicts.json`).",
+)
+MODULAR_TITLE = "## Modular pipelines"
+MODULAR_CLAIMS = (
+    "A modular pipeline (`diffusers.modular_pipelines`, which is experimental) is a tree of "
+    "blocks with declared inputs and outputs. flowrl gives it the face of a classic one, so the "
+    "same driver proves and trains it: its arguments are what its blocks read before any block "
+    "writes it, its encodings what its text blocks declare, its state the `latents` that enter "
+    "the loop.",
+    "A folder with `modular_model_index.json` alone is driven in its modular form, one with "
+    "`model_index.json` in its classic form; `model.form: modular` drives the blocks of a "
+    "classic folder too. The proof's line, `run.yaml` and the key of cached proofs hold the "
+    "form. A guider is no part of a folder: `guidance` sets its scale, `model.guider: {name: "
+    "AdaptiveProjectedGuidance, ...}` its class and settings, and a run's `run.yaml` records "
+    "them for each guider.",
+    "",
+    "Blocks that a repository brings (`auto_map` in `modular_config.json`) are code, and "
+    "components that an index names in another repository are read over the network: both are "
+    "refused unless `model.rights` lists `code` or `network`. A component that the blocks need "
+    "and the folder lacks is named before any weights load; `plan` loads none. Blocks that "
+    "rewrite the prompt (the upsamplers of FLUX.3 and Ideogram 4, the enhancers of LTX-2 and "
+    "ERNIE-Image) are left out: a prompt stands for itself. Text blocks encode with their "
+    "guiders on, whatever the scale, since those of Wan and LTX fail without.",
+    "",
+    "Both forms of SD3, Qwen-Image, Wan 2.1, Wan 2.2, LTX-Video and FLUX.2 call the network and "
+    "step alike to the bit, with guidance too. FLUX.1 differs by 5e-7, since its blocks pass "
+    "one time for all rows, whose embedding is a product of another shape. SDXL differs by 1e-5 "
+    "and Z-Image by 1e-6 with guidance: their classic calls put both halves of it into one "
+    "batch. Z-Image's classic scale s is the modular scale s + 1.",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 
@@ -334,7 +366,31 @@ def page(results: list[Result]) -> str:
         lines += ["", f"## {title}", "", "| pipeline | |", "|---|---|"]
         chosen = [r for r in results if r.verdict == verdict]
         lines += [f"| {r.name} | {_cell(r.note)} |" for r in chosen]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *modular_section()]) + "\n"
+
+
+def modular_section() -> list[str]:
+    """The modular pipelines, as `modular_pipelines.py` found them."""
+    found = modular_verdicts()
+    exact, refused, untried = (found.get(v, {}) for v in ("exact", "refused", "untried"))
+    lines = [
+        MODULAR_TITLE,
+        "",
+        f"diffusers {diffusers.__version__} exports {len(modular_classes())}: {len(exact)} are "
+        f"exact, {len(refused)} are refused, and {len(untried)} are not tried. "
+        + MODULAR_CLAIMS[0],
+        "",
+        *MODULAR_CLAIMS[1:],
+        "",
+        "| modular pipeline | way | predicts | rows | needs | guider | scheduler | Euler steps "
+        "| (a) | (b) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {name} | {note} |" for name, note in sorted(exact.items())]
+    for chosen, title in ((refused, "Refused, with the reason"), (untried, "Not tried")):
+        lines += ["", f"### {title}", "", "| modular pipeline | |", "|---|---|"]
+        lines += [f"| {name} | {_cell(note)} |" for name, note in sorted(chosen.items())]
+    return lines
 
 
 def rows_of_before(results: Sequence[Result]) -> list[str]:

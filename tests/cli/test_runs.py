@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from flowrl.cli.runs import RunLine, Runs, print_runs, table
+from flowrl.cli.runs import RunLine, Runs, print_runs, text_table
 from flowrl.errors import UserError
 
 SETTINGS = "recipe: {name: flow_grpo}\ntrain: {iterations: 4}\n"
@@ -82,4 +82,4 @@ def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
 
 
 def test_empty_columns_are_left_out():
-    assert list(table([["a", "b", "c"], ["1", "", "long"]])) == ["a  c", "1  long"]
+    assert list(text_table([["a", "b", "c"], ["1", "", "long"]])) == ["a  c", "1  long"]

@@ -23,6 +23,8 @@ LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
 
 SCRIPT = """
 import contextlib, io, json, sys
+# an editable installation would find a folder that the tree lacks in its own tree
+sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in str(each)]
 from flowrl.cli import main
 
 def trained(config, folder):

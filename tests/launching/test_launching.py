@@ -10,12 +10,12 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from flowrl.cli.app import main
 from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
-from flowrl.launching.job import Job, newest_checkpoint
-from flowrl.launching.ray import ray_commands
+from flowrl.launching.job import LaunchJob, newest_checkpoint
+from flowrl.launching.on_ray import ray_commands
 from flowrl.launching.slurm import SlurmLimits, slurm_script
 from flowrl.paths import PROJECT
 
-JOB = Job("configs/demo.yaml", "runs/a run", ("--train.lr", "1e-4"), nodes=3, gpus=4)
+JOB = LaunchJob("configs/demo.yaml", "runs/a run", ("--train.lr", "1e-4"), nodes=3, gpus=4)
 WORDS = ["train", "configs/demo.yaml", "--folder", "runs/a run", "--resume", "auto", "--wait"]
 
 
@@ -89,7 +89,7 @@ def test_a_slurm_job_requeues_itself_while_there_is_progress(
         (folder / before).mkdir()
     after_words = f"mkdir -p {folder}/{after}; exit {code}" if after else f"exit {code}"
     (tmp_path / "accelerate").write_text(f"#!/bin/bash\n{after_words}\n")
-    job = Job("configs/demo.yaml", str(tmp_path / "run"), nodes=2, gpus=1)
+    job = LaunchJob("configs/demo.yaml", str(tmp_path / "run"), nodes=2, gpus=1)
     done = shell(slurm(tmp_path, job), STATE=state, **SLURM)
     assert done.returncode == (0 if again else code), done.stderr
     asked = tmp_path / "requeued"
@@ -128,12 +128,12 @@ def test_a_job_of_kubernetes_finds_its_first_machine(shell):
 
 
 def test_one_process_needs_no_launcher():
-    alone = Job("demo", "runs/x", cpus=1)
-    assert shlex.split(alone.command()) == ["flowrl", *Job("demo", "runs/x").train]
+    alone = LaunchJob("demo", "runs/x", cpus=1)
+    assert shlex.split(alone.command()) == ["flowrl", *LaunchJob("demo", "runs/x").train]
 
 
 def test_machines_without_gpus_are_asked_for_by_their_cores():
-    command = Job("demo", "runs/x", nodes=2, cpus=3).command("1")
+    command = LaunchJob("demo", "runs/x", nodes=2, cpus=3).command("1")
     assert "ddp_cpu_2.yaml" in command and "--num_processes 6" in command
 
 

@@ -20,6 +20,7 @@ from flowrl.session.finite import check_iteration
 from flowrl.session.given_check import check_choices
 from flowrl.settings.checks.machine import check_pipeline
 from flowrl.settings.checks.model_files import pipeline_index
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
 from tests.cli.test_command_advice import COMMANDS
 from tests.support import tiny_lm
@@ -66,6 +67,11 @@ CASES = [
         "the average that is evaluated and saved is still",
         {"evaluate.average": 0.999999},
         {"evaluate.average": 0.99},
+    ),
+    Advice(
+        "belongs to modular pipelines: set form: modular",
+        {"model.rights": ["network"]},
+        {"model.form": "modular"},
     ),
     Advice("is a setting of", {"model.stop": ["a"]}, {"model.stop": DROP}),
     Advice(
@@ -319,11 +325,6 @@ CASES = [
         {"model.environment": DROP},
     ),
     Advice(
-        "given: completions are one step",
-        LM | {"recipe": SUPERVISED, "given": TEXTS_OF, "model.steps": {}},
-        {"model.steps": DROP},
-    ),
-    Advice(
         "given: all samples are given, so {} has nothing to select from",
         {"recipe": MATCHED, "given": IMAGES_OF, "budget.order": "uncertain"},
         {"budget": DROP},
@@ -420,10 +421,12 @@ def test_the_lists_name_messages_that_exist() -> None:
 
 def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "modular_model_index.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is a modular pipeline .* with model_index.json"):
+    with pytest.raises(UserError, match=r"index of a modular pipeline alone .* model.form out"):
         check_pipeline(str(tmp_path))
-    with pytest.raises(UserError, match="is a modular pipeline"):
+    with pytest.raises(UserError, match="index of a modular pipeline alone"):
         pipeline_index(tmp_path)
+    assert PipelineSettings(pipeline=str(tmp_path)).form == "modular"  # what the advice leads to
+    check_pipeline(str(tmp_path), "modular")
 
 
 def test_a_part_of_a_pipeline_asks_for_the_pipeline(tmp_path: Path) -> None:

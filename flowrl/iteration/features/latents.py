@@ -35,8 +35,8 @@ def latent_distances(rollout: RolloutLike) -> Float[Tensor, " n"]:
     if not isinstance(rollout, Rollout):
         raise UserError("novelty: latents of several sizes cannot be compared: choose one size")
     grouped = rollout.x0.float().view(-1, rollout.plan.group, *rollout.x0.shape[1:])
-    apart = grouped - grouped.mean(1, keepdim=True)
-    return apart.square().flatten(2).mean(2).sqrt().flatten()
+    from_mean = grouped - grouped.mean(1, keepdim=True)
+    return from_mean.square().flatten(2).mean(2).sqrt().flatten()
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

@@ -35,6 +35,8 @@ from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.memory.experts import RestingExperts
 from flowrl.models.diffusers.memory.offload import BaseMemory, OffloadedParts, placed_parts
+from flowrl.models.diffusers.modular.face import faced, form_of
+from flowrl.models.diffusers.modular.folder import ModularSource
 from flowrl.models.diffusers.replay import proof
 from flowrl.models.diffusers.sizes import by_size
 from flowrl.models.diffusers.sizes.by_size import LoopSize, LoopState, Sizable
@@ -113,6 +115,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         own_sampler: bool = False,
         use: PipelineUse = PipelineUse(),
     ) -> None:
+        pipe = faced(pipe) if form_of(pipe) == "modular" else pipe
         pipe.set_progress_bar_config(disable=True)
         for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
@@ -182,7 +185,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
     @classmethod
     def load(
         cls,
-        source: str,
+        source: str | ModularSource,
         *,
         dtype: torch.dtype,
         device: str | torch.device,
@@ -193,8 +196,11 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         scheduler: Mapping[str, Any] = {},
     ) -> "PipelinePolicy":
         """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
-        its index does not list are left out."""
-        pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+        its index does not list are left out. A ModularSource is driven in its modular form."""
+        if isinstance(source, str):
+            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+        else:
+            pipe = checks.from_blocks(source, dtype, levels, held.quantized, scheduler)
         given_adapters.merge_adapters(pipe, adapters)
         own = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
+from flowrl.models.open import modular_source
 from flowrl.prompts import PromptSet
 from flowrl.settings import LanguageSettings, PipelineSettings, Run
 from flowrl.settings.checks.model_files import pipeline_index
@@ -60,6 +61,9 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     folder = local_folder(m.pipeline) if isinstance(m, PipelineSettings) else None
     if folder is None:
         return "", {}
+    if (source := modular_source(run.model)) is not None:
+        kind = type(source.skeleton())
+        return kind.__name__, inspect.signature(kind.__call__).parameters
     name = pipeline_index(folder)["_class_name"]
     kind = getattr(diffusers, name, None)
     return name, {} if kind is None else inspect.signature(kind.__call__).parameters

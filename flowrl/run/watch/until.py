@@ -18,12 +18,12 @@ def early_end(run: Run, progress: Progress) -> str:
         return f"train.until: {progress.seconds / _HOUR:.2f} of {until.hours:g} hours"
     if until.samples is not None and progress.samples >= until.samples:
         return f"train.until: {progress.samples:,.0f} of {until.samples:,} samples"
-    goal = until.held_out
-    if goal is None or progress.goal != _goal(run, progress):
+    goal, counted = until.held_out, _goal(run, progress)
+    if goal is None or counted is None or progress.goal != counted:
         return ""
     if progress.reached < goal.evaluations:
         return ""
-    return f"train.until: {progress.goal[0]} was at least {goal.at_least:g}"
+    return f"train.until: {counted[0]} was at least {goal.at_least:g}"
 
 
 def note_goal(run: Run, progress: Progress, held_out: Mapping[str, float]) -> None:

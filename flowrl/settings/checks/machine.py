@@ -12,12 +12,12 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
-    PIPELINE_INDEX,
     check_index,
     check_no_own_code,
     check_pipeline_files,
     check_weights,
 )
+from flowrl.settings.model.form import PIPELINE_INDEX, PipelineForm
 from flowrl.settings.model.language import LanguageSettings
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.model.own_model import OwnSettings
@@ -231,7 +231,7 @@ def check_model(m: ModelSettings) -> None:
         m.quantized.check()
     match m:
         case PipelineSettings():
-            check_pipeline(m.pipeline)
+            check_pipeline(m.pipeline, m.form)
         case LanguageSettings():
             check_language(m.language, m.gguf_file)
             if m.environment is not None:
@@ -290,14 +290,14 @@ def check_language(source: str, gguf_file: str | None) -> None:
         check_weights(folder, "model.language")
 
 
-def check_pipeline(source: str) -> None:
+def check_pipeline(source: str, form: PipelineForm = "classic") -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
-    if (folder := find(source)).is_dir():
-        check_index(folder, source)
-    _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
-    if (folder := find(source)).is_dir():
-        check_pipeline_files(folder)
+    if not (folder := find(source)).is_dir():
+        _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+        return
+    check_index(folder, source, form)
+    check_pipeline_files(folder, form)
 
 
 def _check_source(source: str, wanted: str, place: str, library: str) -> None:

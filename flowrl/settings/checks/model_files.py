@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
 
-PIPELINE_INDEX = "model_index.json"
-MODULAR_INDEX = "modular_model_index.json"
 _POINTER = b"version https://git-lfs"
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
@@ -35,16 +34,27 @@ def read_json(file: Path, place: str) -> dict[str, Any]:
     return found
 
 
-def check_index(folder: Path, source: str) -> None:
-    """UserError for a folder without a pipeline's index."""
+def check_index(folder: Path, source: str, form: PipelineForm = "classic") -> None:
+    """UserError for a folder without a pipeline's index. A modular pipeline's blocks also read a
+    classic index."""
     if (folder / PIPELINE_INDEX).is_file():
         return
     if (folder / MODULAR_INDEX).is_file():
+        if form == "modular":
+            return
         raise UserError(
-            f"model.pipeline: {source} is a modular pipeline ({MODULAR_INDEX}), which flowrl does "
-            f"not drive: give a folder of its classic form, with {PIPELINE_INDEX}"
+            f"model.pipeline: {source} has the index of a modular pipeline alone "
+            f"({MODULAR_INDEX}): leave model.form out, or set it to modular"
         )
     raise UserError(f"model.pipeline: {source} has no {PIPELINE_INDEX}; give a diffusers folder")
+
+
+def component_parts(folder: Path, form: PipelineForm) -> dict[str, str]:
+    """The classes of a pipeline's components that have a folder of their own in its folder."""
+    modular = form == "modular" and (folder / MODULAR_INDEX).is_file()
+    index = read_json(folder / (MODULAR_INDEX if modular else PIPELINE_INDEX), "model.pipeline")
+    named = {n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and len(v) > 1}
+    return {name: str(value[1]) for name, value in named.items() if (folder / name).is_dir()}
 
 
 def pipeline_index(folder: Path) -> dict[str, Any]:
@@ -73,8 +83,14 @@ def check_no_own_code(folder: Path, place: str) -> None:
         )
 
 
-def check_pipeline_files(folder: Path) -> None:
+def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
     """UserError for a component of a pipeline whose files could not be loaded."""
+    if form == "modular":
+        for name, kind in component_parts(folder, form).items():
+            if (folder / name / "config.json").is_file() and not _NO_MODEL.search(kind):
+                read_json(folder / name / "config.json", "model.pipeline")
+                check_weights(folder / name, "model.pipeline")
+        return
     for name, value in pipeline_index(folder).items():
         if name.startswith("_") or not isinstance(value, list) or None in value:
             continue

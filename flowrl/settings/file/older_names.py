@@ -52,7 +52,8 @@ def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-# what older versions wrote into the run files of language models and of one's own, without effect
+# what older versions wrote into the run files of language models and of users' models, without
+# effect
 IDLE_GUIDANCE = {"sample": 1.0, "train": 1.0}
 
 

@@ -5,8 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import FrozenAdapter
+from flowrl.settings.model.form import (
+    MODULAR_INDEX,
+    PIPELINE_INDEX,
+    FolderRights,
+    PipelineForm,
+    with_form,
+)
 from flowrl.settings.model.language import RewriterSettings
 from flowrl.settings.model.levels import Sigmas, checked_sigmas
 from flowrl.settings.model.model import ModelSettings
@@ -67,9 +75,21 @@ class PipelineSettings(ModelSettings, NamedPipeline):
         **ModelSettings.ON_RESUME,
         "adapters": OnResume.NEVER,
         "scheduler": OnResume.NEVER,
+        "form": OnResume.NEVER,
+        "guider": OnResume.NEVER,
+        "rights": OnResume.FREE,
         "offload": OnResume.FREE,
         "offload_experts": OnResume.FREE,
     }
+    form: PipelineForm = "classic"
+    """How the pipeline is driven: by its call, or as a modular pipeline, by its blocks. A folder
+    with modular_model_index.json alone is modular."""
+    guider: dict[str, Any] | None = None
+    """Guider of a modular pipeline, {name: CLASS, ...settings}, whose scale is `guidance`; null:
+    that of its blocks, which a run's run.yaml names."""
+    rights: FolderRights = ()
+    """Rights of a modular pipeline's folder: code, to run blocks that it brings; network, to load
+    components from other repositories that its index names."""
     rewriter: RewriterSettings | None = None
     """Language model that writes the pipeline's prompts, for the recipe joint."""
     height: int | None = Field(default=None, ge=1)
@@ -121,7 +141,11 @@ class PipelineSettings(ModelSettings, NamedPipeline):
 
     @property
     def configuration(self) -> str:
-        return "model_index.json"
+        if self.form == "classic":
+            return PIPELINE_INDEX
+        folder = find(self.pipeline)
+        blocks = not folder.is_dir() or (folder / MODULAR_INDEX).is_file()
+        return MODULAR_INDEX if blocks else PIPELINE_INDEX
 
     @property
     def given_adapters(self) -> dict[str, str]:
@@ -140,6 +164,11 @@ class PipelineSettings(ModelSettings, NamedPipeline):
     def sharers(self) -> int:
         return self.context_parallel
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_form(cls, data: Any) -> Any:
+        return with_form(data)
+
     @field_validator("sigmas", mode="before")
     @classmethod
     def _levels(cls, value: Any) -> Any:
@@ -157,6 +186,11 @@ class PipelineSettings(ModelSettings, NamedPipeline):
     @model_validator(mode="after")
     def _together(self) -> "PipelineSettings":
         """Settings that exclude each other."""
+        if self.form == "classic" and (self.guider is not None or self.rights):
+            name = "rights" if self.guider is None else "guider"
+            raise ValueError(
+                f"{name} belongs to modular pipelines: set form: modular, or leave it out"
+            )
         if self.scheduler and self.sigmas is not None:
             raise ValueError(
                 "scheduler: its levels would be replaced by those of sigmas: leave one of the two "

@@ -13,6 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.model.form import is_pipeline_folder
 from rewards.rights import ReadFile
 
 ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.json"
@@ -41,7 +42,7 @@ class TeacherSettings(Settings):
                 raise UserError(f"{place}: no folder {folder}")
             if (path / ADAPTER_FILE).is_file():
                 continue
-            if not (path / PIPELINE_FILE).is_file():
+            if not is_pipeline_folder(path):
                 inside = [n for n in ("adapter", "pipeline") if (path / n).is_dir()]
                 hint = f"; did you mean {Path(folder) / inside[0]}?" if inside else ""
                 raise UserError(

@@ -9,7 +9,7 @@ from flowrl.paths import find
 from flowrl.recipes import RECIPES, TEXT_RECIPES
 from rewards.load import own_name
 
-_PIPELINE, _LANGUAGE = "model_index.json", "config.json"
+_PIPELINES, _LANGUAGE = ("model_index.json", "modular_model_index.json"), "config.json"
 # What may stand for a whole section, as a JSON schema. `spelled_out` expands it: what it stands for
 # depends on other sections or on the disk.
 FOR_A_SECTION: Mapping[str, Mapping[str, Any]] = {
@@ -51,7 +51,8 @@ def model_named(source: str, recipe: Any) -> dict[str, str]:
         return {"own": source}
     folder = find(source)
     if folder.is_dir():
-        image = (folder / _PIPELINE).is_file() or not (folder / _LANGUAGE).is_file()
+        image = any((folder / name).is_file() for name in _PIPELINES)
+        image = image or not (folder / _LANGUAGE).is_file()
         return {"pipeline" if image else "language": source}
     name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
     if isinstance(name, str) and name in RECIPES:

@@ -17,6 +17,7 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.models.adapters import ADAPTER, in_order
 from flowrl.models.diffusers.lora import own_form
+from flowrl.settings.model.form import is_pipeline_folder
 from samplers.noise import generator
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
@@ -147,7 +148,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path, sourc
             pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
         for name, denoiser in denoisers.items():
             _loaded(pipe, name, denoiser, source)
-    elif (folder / "model_index.json").is_file():
+    elif is_pipeline_folder(folder):
         if has_lora(denoisers):
             raise UserError(f"{source} holds full weights: load them before adapters are added")
         for name, denoiser in denoisers.items():

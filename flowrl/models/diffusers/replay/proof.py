@@ -31,6 +31,7 @@ from flowrl.models.diffusers.call.results import proof_checks
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.traits.neutral import counted_rows
+from flowrl.models.diffusers.modular.face import form_of, guider_named
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
@@ -105,6 +106,8 @@ class Subject:
             together=together,
             evaluations=self._evaluations(way),
             sampler=self.loop.own_sampler,
+            form=form_of(self.loop.pipe),
+            guider=guider_named(self.loop.pipe),
         )
 
     @cached_property

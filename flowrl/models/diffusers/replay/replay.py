@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput, Way
+from flowrl.settings.model.form import PipelineForm
 
 EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
 
@@ -41,6 +42,8 @@ class Replay:
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
     levels: bool = False  # pinned, with the list of levels too
     parts: tuple[str, ...] = ()  # of the state, if it has several
+    form: PipelineForm = "classic"  # in which the pipeline is driven
+    guider: str = ""  # class of a modular pipeline's guider
 
     @cached_property  # read for every call
     def to_way(self) -> Way:
@@ -69,9 +72,11 @@ class Replay:
             "(the pipeline pads them without a mask)"
         )  # fmt: skip
         guided = f" (guided: {self.evaluations:g} evaluations per row)" * (self.evaluations > 1)
+        by = f", {self.guider}" * bool(self.guider)
+        form = f" (modular form{by})" * (self.form == "modular")
         images = "; rows with images of one size share a call" if self.together else ""
         return (
-            f"{self.pipeline}, {self.dtype}, {self.steps} steps"
+            f"{self.pipeline}{form}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.user_levels else ''}, "
             f"guidance {self.guidance}{guided}: "
             f"{what}{of} and decoder equal the pipeline's own call to the bit ({way}), the first "

@@ -40,6 +40,7 @@ import samplers
 from flowrl import models
 from flowrl.json_text import json_text
 from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.modular.face import block_classes, form_of
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.whole.whole_proof import Deviation, WholeProof
@@ -129,7 +130,7 @@ def digest(
     meta: Sequence[Mapping[str, Any]],
 ) -> str:
     """Digest of a start. `settings`: everything that is not part of the policy itself."""
-    loop, classes = policy.loop, {type(policy.pipe)}
+    loop, classes = policy.loop, {type(policy.pipe), *block_classes(policy.pipe)}
     parts: dict[str, Any] = {}
     for name, component in policy.pipe.components.items():
         if isinstance(component, nn.Module):
@@ -139,7 +140,12 @@ def digest(
         parts[name] = [_class(type(component)), _configuration(component)]
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else ""
     holds = {
-        "pipeline": [_class(type(policy.pipe)), {**policy.pipe.config}, parts],
+        "pipeline": [
+            _class(type(policy.pipe)),
+            form_of(policy.pipe),
+            {**policy.pipe.config},
+            parts,
+        ],
         "sources": sorted({*_sources(classes)}),
         "versions": [metadata.version(name) for name in LIBRARIES] + [sys.version, _own_code()],
         "device": [str(policy.device), gpu, torch.backends.cpu.get_cpu_capability()],

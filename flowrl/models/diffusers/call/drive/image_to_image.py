@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
+from flowrl.models.diffusers.modular.face import modules_of
 
 NEAR_STATE = 5e-3  # of the noise's size from the level's: some schedulers round their timesteps
 
@@ -28,11 +29,11 @@ class RecordedNoise:
         self.drawn: list[Tensor] = []
 
     def patches(self, pipe: Any) -> list[Patch]:
-        """Patches for every diffusers module that defines a method of the pipeline."""
-        modules = {kind.__module__: sys.modules[kind.__module__] for kind in type(pipe).__mro__}
+        """Patches for every diffusers module that defines a method of the pipeline, or a block."""
+        modules = [sys.modules[name] for name in modules_of(pipe)]
         return [
             Patch(module, "randn_tensor", self._of(vars(module)["randn_tensor"]))
-            for module in modules.values()
+            for module in modules
             if "randn_tensor" in vars(module)
         ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class Stubs:
     def _stub(
         self, name: str, forward: Callable[..., Any], control: Control, index: int
     ) -> Callable[..., Any]:
+        @wraps(forward)  # blocks choose a network's arguments by its signature
         def stub(*args: Any, **named: Any) -> Any:
             control.calls.append(0)
             if control.count >= index:

@@ -8,6 +8,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
@@ -19,6 +20,8 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
+from flowrl.models.diffusers.modular.folder import ModularSource
+from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 
@@ -259,6 +262,44 @@ def from_pretrained(
             refuse_meta(module, source)
     if scheduler:  # what is saved with the pipeline too
         pipe.scheduler = with_settings(pipe.scheduler, scheduler, kind.__name__)
+    return pipe
+
+
+def from_blocks(
+    source: ModularSource,
+    dtype: torch.dtype,
+    levels: UserLevels | None = None,
+    quantized: Quantization | None = None,
+    scheduler: Mapping[str, Any] = {},
+) -> Any:
+    """Load a modular pipeline, with the face of a classic one, as `from_pretrained` does."""
+    pipe = source.skeleton()
+    name = type(pipe).__name__
+    refuse_known_modular(name)
+    if levels is not None:
+        refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
+    parts = [part for part in DENOISERS if part in pipe.components]
+    refuse_parts(name, parts)
+    given = None
+    if quantized is not None:
+        if quantized.file is not None:
+            raise UserError(
+                "model.quantization.file: a GGUF file is read in a pipeline's classic form: choose "
+                "another backend, or set model.form: classic"
+            )
+        libraries = {"diffusers": diffusers, "transformers": transformers}
+        given = {
+            part: quantization.configuration(quantized, libraries[library], dtype)
+            for part, library in [(p, "diffusers") for p in parts]
+            + [(p, "transformers") for p in quantized.components]
+        }
+    with quantization.loading(quantized), complete_weights(source.place), _loaded(source.place):
+        pipe = source.load(dtype, given)
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            refuse_meta(module, source.place)
+    if scheduler:
+        pipe.update_components(scheduler=with_settings(pipe.scheduler, scheduler, name))
     return pipe
 
 

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.launching.job import Job, newest_checkpoint
+from flowrl.launching.job import LaunchJob, newest_checkpoint
 
 PORT = 29500
 MORE_STARTS = 100  # at most, each with a new checkpoint
 
 
-def ray_commands(job: Job, port: int = PORT) -> list[str]:
+def ray_commands(job: LaunchJob, port: int = PORT) -> list[str]:
     """The shell commands of the machines."""
     return [job.command(str(rank), "FIRST_MACHINE", str(port)) for rank in range(job.nodes)]
 
 
-def run_on_ray(job: Job, port: int = PORT) -> int:
+def run_on_ray(job: LaunchJob, port: int = PORT) -> int:
     """Run one task per machine, with its GPUs or cores, on the cluster that RAY_ADDRESS names or
     that this machine belongs to. Tasks that fail begin again while the run has new checkpoints.
     Returns the first exit code that is not 0, or 0."""
     try:
-        import ray
+        import ray  # type: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError("launch ray: Ray is not installed: pip install 'flowrl[ray]'") from error
     ray.init(address="auto")
@@ -44,10 +44,12 @@ def run_on_ray(job: Job, port: int = PORT) -> int:
     return code
 
 
-def _start(job: Job, port: int) -> int:
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+def _start(job: LaunchJob, port: int) -> int:
+    import ray  # type: ignore[reportMissingImports]
+    from ray.util import placement_group, remove_placement_group  # type: ignore[reportMissingImports]
+    from ray.util.scheduling_strategies import (  # type: ignore[reportMissingImports]
+        PlacementGroupSchedulingStrategy,
+    )
 
     share = {"GPU": job.gpus, "CPU": 1} if job.gpus else {"CPU": job.cpus}
     place = placement_group([share] * job.nodes, strategy="STRICT_SPREAD")
@@ -75,12 +77,13 @@ def _start(job: Job, port: int) -> int:
 
 
 def _exit_code(task: Any) -> int:
-    """That of a task's command; 1 if its machine has gone."""
-    import ray
+    """Exit code of a task's command; 1 if its machine has gone."""
+    import ray  # type: ignore[reportMissingImports]
+    from ray.exceptions import RayError  # type: ignore[reportMissingImports]
 
     try:
         return ray.get(task)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         print(f"ray: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         return 1
 

@@ -1,0 +1,334 @@
+"""A modular pipeline with the face of a classic one, so that one driver and one proof serve both.
+
+A modular pipeline (`diffusers.modular_pipelines`) is a tree of blocks with declared inputs and
+outputs, which read and write one state by name. A classic one is a `__call__`. What the driver of
+classic pipelines finds by trial is declared here:
+
+arguments        of the call: what blocks read before any block writes it, and the guiders' scales
+encode_prompt    runs the blocks named text_encoder, and returns what they declare to write
+prepare_latents  returns `latents` as they enter the loop; prepare_audio_latents the same of sound
+result           (images or videos, sound), under the names that the last block declares
+
+Blocks in front that rewrite the prompt (upsamplers, enhancers) are left out: a prompt stands for
+itself. The others run unchanged, in the tree's order, each by its own `__call__` without the
+decorator that switches gradients off. `faced` copies the pipeline's object, not its components: the
+class of the copy keeps its name, its adapters' methods and its way of saving.
+"""
+
+import copy
+import inspect
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers.guiders.guider_utils import BaseGuidance
+from diffusers.modular_pipelines.modular_pipeline import (
+    ConditionalPipelineBlocks,
+    LoopSequentialPipelineBlocks,
+    ModularPipeline,
+    ModularPipelineBlocks,
+    PipelineState,
+    SequentialPipelineBlocks,
+)
+from torch import Tensor
+
+from flowrl.settings.model.form import PipelineForm
+
+TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
+OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
+STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
+NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
+MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
+SCALE = "guidance_scale"
+TEXT_SCALE = 2.0  # of guiders, while texts are encoded
+# loggers that print a trace for each failed trial, and a word on each new guider
+TALKATIVE = (
+    "diffusers.modular_pipelines.modular_pipeline",
+    "diffusers.guiders.guider_utils",
+)  # fmt: skip
+
+
+class ClassicFace(ModularPipeline):
+    """The members of a classic pipeline, on top of a modular pipeline's class."""
+
+    _blocks: Any
+    modules: tuple[str, ...] = ()  # of its blocks
+
+    def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
+        """Return what the text blocks declare to write, after they read this state.
+
+        Their guiders are on, whatever the scale: negative prompts are encoded too, so encodings
+        have one form. Some blocks fail without (Wan, LTX), though their loops run so.
+        """
+        with self.guided(dict.fromkeys(self.guiders(), TEXT_SCALE)):
+            for _, block in self.text_blocks():
+                run_blocks(self, block, state)
+        return tuple(state.get(name) for name, _ in self.encoded_names())
+
+    def text_blocks(self) -> Iterator[tuple[str, Any]]:
+        return (each for each in self._blocks.sub_blocks.items() if TEXT_BLOCK in each[0])
+
+    def encoded_names(self) -> list[tuple[str, Any]]:
+        """(name, kind of keyword) of each value that text blocks write."""
+        outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
+        named = {out.name: (out.name, out.kwargs_type) for out in outputs}
+        return [each for name, each in named.items() if name not in OF_THE_BATCH]
+
+    def put_encoded(self, state: PipelineState, values: Sequence[Any]) -> None:
+        """Write what the text blocks wrote, and their facts about the batch (LTX-2)."""
+        for (name, kind), value in zip(self.encoded_names(), values, strict=True):
+            state.set(name, value, kind)
+        prompt, tensors = state.get("prompt"), [v for v in values if isinstance(v, Tensor)]
+        rows = len(prompt) if isinstance(prompt, list) else 1
+        facts = {"batch_size": rows, "dtype": tensors[0].dtype if tensors else None}
+        outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
+        for out in outputs:
+            if out.name in OF_THE_BATCH:
+                state.set(out.name, facts[out.name], out.kwargs_type)
+
+    def prepare_latents(self, latents: Tensor) -> Tensor:
+        """The latents that enter the loop."""
+        return latents
+
+    def prepare_audio_latents(self, latents: Tensor) -> Tensor:
+        """The sound's latents that enter the loop."""
+        return latents
+
+    def set_progress_bar_config(self, **settings: Any) -> None:
+        for loop in loops_of(self._blocks):
+            loop.set_progress_bar_config(**settings)
+
+    def save_pretrained(self, save_directory: Any, **more: Any) -> None:  # type: ignore[override]
+        """Save all components with an index that names this folder."""
+        given: dict[str, Any] = {"overwrite_modular_index": True, **more}
+        super().save_pretrained(str(save_directory), **given)
+
+    def guiders(self) -> dict[str, tuple[str, Any]]:
+        """The guiders with a scale, by the argument that sets it (guidance_scale_2 of guider_2)."""
+        found = {}
+        for name, part in self.components.items():
+            if isinstance(part, BaseGuidance) and SCALE in part.config and "guider" in name:
+                found[name.replace("guider", SCALE)] = name, part
+        return found
+
+    def run(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Run all blocks on a new state, and return the media and its sound."""
+        state, wanted = PipelineState(), dict(given)
+        for parameter in self._blocks.inputs:
+            if parameter.name is not None:
+                value = wanted.get(parameter.name, parameter.default)
+                state.set(parameter.name, value, parameter.kwargs_type)
+        with untalkative(self.modules), self.guided(wanted):
+            texts = [name for name, _ in self.text_blocks()]
+            for name, block in self._blocks.sub_blocks.items():
+                if name not in texts:
+                    run_blocks(self, block, state)
+                elif name == texts[0]:
+                    self.put_encoded(state, self.encode_prompt(state))
+        media = next(state.get(name) for name in MEDIA if state.get(name) is not None)
+        sound = next((state.get(name) for name in SOUND if state.get(name) is not None), None)
+        return (media,) if sound is None else (media, sound)
+
+    @contextmanager
+    def guided(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Guiders with the scales of a call, for one call."""
+        own = {}
+        first = given.get(SCALE)
+        for argument, (name, guider) in self.guiders().items():
+            scale = given.get(argument)
+            scale = first if scale is None else scale  # as the classic form of two experts does
+            own[name] = guider
+            vars(self)[name] = scaled(guider, scale)
+        try:
+            yield
+        finally:
+            vars(self).update(own)
+
+
+def scaled(guider: Any, scale: float | None) -> Any:
+    """A copy of a guider, without what earlier calls left in it, at a scale; None: its own.
+
+    A scale switches on a guider that its class leaves off (Z-Image).
+    """
+    with untalkative():  # it says so of each new guider
+        return guider.new() if scale is None else guider.new(**{SCALE: scale, "enabled": True})
+
+
+def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
+    """Run a block and those in it, with the pipeline's own states at the loop's door."""
+    if isinstance(block, ConditionalPipelineBlocks):
+        triggers = {name: state.get(name) for name in block.block_trigger_inputs if name}
+        chosen = block.select_block(**triggers) or block.default_block_name
+        if chosen is not None:
+            run_blocks(pipe, block.sub_blocks[chosen], state)
+    elif isinstance(block, SequentialPipelineBlocks):
+        for each in block.sub_blocks.values():
+            run_blocks(pipe, each, state)
+    else:
+        if isinstance(block, LoopSequentialPipelineBlocks):
+            enter(pipe, state)
+        block(pipe, state)
+
+
+def enter(pipe: Any, state: PipelineState) -> None:
+    """Hand the states to the methods of the pipeline that prepare them, at the loop's door."""
+    for name in STEPPED:
+        latents = state.get(name)
+        prepare = getattr(pipe, f"prepare_{name}", None)
+        if latents is not None and prepare is not None:
+            state.set(name, prepare(latents))
+
+
+def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlocks]:
+    if isinstance(block, LoopSequentialPipelineBlocks):
+        yield block
+    else:
+        for each in block.sub_blocks.values():
+            yield from loops_of(each)
+
+
+def run_order(block: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:
+    """The blocks that run for a prompt alone, in order."""
+    if isinstance(block, ConditionalPipelineBlocks):
+        chosen = block.select_block(**{n: None for n in block.block_trigger_inputs if n})
+        chosen = chosen or block.default_block_name
+        if chosen is None:  # by a trigger that the prompt itself sets
+            prompted = {n: True if n == "prompt" else None for n in block.block_trigger_inputs if n}
+            chosen = block.select_block(**prompted)
+        if chosen is not None:
+            yield from run_order(block.sub_blocks[chosen])
+    elif isinstance(block, SequentialPipelineBlocks):
+        for each in block.sub_blocks.values():
+            yield from run_order(each)
+    else:
+        yield block
+
+
+def reads_and_writes(block: ModularPipelineBlocks) -> Iterator[tuple[list[Any], set[str]]]:
+    """(names, or inputs, that are read; names that are written) of each block of all branches, in
+    order. A block that chooses among others reads what it chooses by."""
+    if isinstance(block, ConditionalPipelineBlocks):
+        yield [name for name in block.block_trigger_inputs if name], set()
+    if isinstance(block, ConditionalPipelineBlocks | SequentialPipelineBlocks):
+        for each in block.sub_blocks.values():
+            yield from reads_and_writes(each)
+    else:
+        yield block.inputs, {each.name for each in block.intermediate_outputs}
+
+
+def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
+    """The user's arguments with their defaults: what blocks read before any block writes it.
+
+    `inspect.Parameter.empty` is the default of an image that every branch needs.
+    """
+    declared = {each.name: each for each in blocks.inputs if each.name is not None}
+    written, found = set[str](), dict[str, Any]()
+    for reads, writes in reads_and_writes(blocks):
+        for name in (each if isinstance(each, str) else each.name for each in reads):
+            if name in declared and name not in written and name not in found:
+                needed = declared[name].required and name in NEEDED_IMAGES
+                found[name] = inspect.Parameter.empty if needed else declared[name].default
+        written |= writes
+    return found
+
+
+def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
+    """Remove the first blocks of a tree that write the prompt."""
+    for name, block in list(blocks.sub_blocks.items()):
+        if TEXT_BLOCK in name:
+            break
+        if "prompt" in block.intermediate_output_names:
+            blocks.sub_blocks.pop(name)
+    return blocks
+
+
+def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
+    """Change the class of a block and of those in it, so that they run without `no_grad`."""
+    kind = type(block)
+    members = {"__call__": inspect.unwrap(kind.__call__), "__module__": kind.__module__}
+    block.__class__ = type(kind.__name__, (kind,), members)
+    for each in block.sub_blocks.values():
+        graded(each)
+    return block
+
+
+@contextmanager
+def untalkative(others: Sequence[str] = ()) -> Iterator[None]:
+    """Without traces of trials that are meant to fail, and without warnings of each call: what
+    fails is raised. `others` are modules of blocks."""
+    loggers = [logging.getLogger(name) for name in (*TALKATIVE, *others)]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def faced(pipe: Any) -> Any:
+    """A copy of a modular pipeline, with its components, that has the face of a classic one."""
+    if isinstance(pipe, ClassicFace):
+        return pipe
+    pipe = copy.copy(pipe)
+    vars(pipe)["_blocks"] = graded(without_rewriting(copy.deepcopy(pipe._blocks)))
+    kind = type(pipe)
+    modules = sorted({each.__module__ for each in _classes(pipe._blocks)})
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
+    pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
+    arguments = arguments_of(pipe._blocks)
+    for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]
+        arguments[argument] = guider.config[SCALE] if argument == SCALE else None
+    type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]
+    return pipe
+
+
+def form_of(pipe: Any) -> PipelineForm:
+    """The form in which a pipeline is driven."""
+    return "modular" if isinstance(pipe, ModularPipeline) else "classic"
+
+
+def block_classes(pipe: Any) -> set[type]:
+    """Classes of all blocks, whose code a proof depends on; none of a classic pipeline."""
+    return set(_classes(vars(pipe)["_blocks"])) if isinstance(pipe, ModularPipeline) else set()
+
+
+def _classes(block: ModularPipelineBlocks) -> Iterator[type]:
+    yield type(block)
+    for each in block.sub_blocks.values():
+        yield from _classes(each)
+
+
+def modules_of(pipe: Any) -> list[str]:
+    """Names of the modules that define the methods of a pipeline's class, or its blocks."""
+    blocks = pipe.modules if isinstance(pipe, ClassicFace) else ()
+    return list(dict.fromkeys((*(kind.__module__ for kind in type(pipe).__mro__), *blocks)))
+
+
+def guider_named(pipe: Any) -> str:
+    """The class of a modular pipeline's guider; empty without one."""
+    if not isinstance(pipe, ModularPipeline):
+        return ""
+    kinds = [type(p).__name__ for p in pipe.components.values() if isinstance(p, BaseGuidance)]
+    return next(iter(kinds), "")
+
+
+def _call_with(arguments: Mapping[str, Any]) -> Any:
+    """A `__call__` with these arguments, which the driver reads from its signature."""
+
+    def call(self: Any, **given: Any) -> tuple[Any, ...]:
+        return self.run(given)
+
+    kinds = inspect.Parameter
+    own = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
+    named = {**arguments, "return_dict": False}
+    rest = [
+        kinds(name, kinds.POSITIONAL_OR_KEYWORD if value is kinds.empty else kinds.KEYWORD_ONLY,
+              default=value)
+        for name, value in sorted(named.items(), key=lambda each: each[1] is not kinds.empty)
+    ]  # fmt: skip
+    vars(call)["__signature__"] = inspect.Signature([*own, *rest])
+    return call

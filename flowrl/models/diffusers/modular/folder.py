@@ -1,0 +1,202 @@
+"""A modular pipeline from its folder or hub name: its blocks first, then its components' weights.
+
+`skeleton` builds the blocks and reads no weights. `load` names what is missing, and what needs a
+right that the run does not have, before it reads any.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.guiders.guider_utils import BaseGuidance
+from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, ModularPipelineBlocks
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
+from flowrl.settings.checks.model_files import check_weights, read_json
+from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
+
+PRETRAINED = "from_pretrained"
+
+
+@dataclass(frozen=True)
+class ModularSource:
+    """A modular pipeline to load: its folder or hub name, the rights of that folder, and the guider
+    in place of its blocks' own (`model.guider`)."""
+
+    place: str
+    rights: Collection[str] = ()
+    guider: Mapping[str, Any] | None = None
+
+    def skeleton(self) -> Any:
+        return skeleton(self.place, self.rights, self.guider)
+
+    def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
+        return load(self.place, dtype, rights=self.rights, guider=self.guider, quantized=quantized)
+
+
+def skeleton(
+    source: str, rights: Collection[str] = (), guider: Mapping[str, Any] | None = None
+) -> Any:
+    """The pipeline of a folder or hub name, with the face of a classic one, without weights.
+
+    UserError for blocks that the repository brings, unless `rights` has code; for a classic folder
+    whose class has no modular form; and for a guider that its blocks do not take.
+    """
+    _refuse_code(source, rights)
+    with untalkative():
+        try:
+            pipe: Any = ModularPipeline.from_pretrained(source, trust_remote_code="code" in rights)
+        except (AttributeError, ValueError, OSError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UserError(f"model.form: modular: {source}: {why}") from error
+        if not list(loops_of(pipe._blocks)):
+            raise UserError(f"model.form: modular: {source} names no blocks with a loop")
+        _set_guider(pipe, guider)
+        return faced(pipe)
+
+
+def _refuse_code(source: str, rights: Collection[str]) -> None:
+    file = Path(source) / BLOCKS_FILE
+    if not file.is_file() or "code" in rights:
+        return
+    if read_json(file, "model.pipeline").get("auto_map"):
+        raise UserError(
+            f"model.pipeline: {source} brings blocks of its own (auto_map in {BLOCKS_FILE}), which "
+            "are code: read them, then set model.rights: [code]"
+        )
+
+
+def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None:
+    """Replace the pipeline's guiders: all of them, or those that are named. UserError for one that
+    does not exist, or does not fit."""
+    if guider is None:
+        return
+    known = _guiders(pipe)
+    if not known:
+        raise UserError(f"model.guider: the blocks of {type(pipe).__name__} take no guider")
+    wanted = dict.fromkeys(known, guider) if "name" in guider else guider
+    made = {}
+    for component, settings in wanted.items():
+        if component not in known or not isinstance(settings, Mapping):
+            raise UserError(
+                f"model.guider: give {{name: CLASS, ...settings}}, or such for each of "
+                f"{', '.join(known)}, not {component}"
+            )
+        given = dict(settings)
+        kind = getattr(diffusers, str(given.pop("name", type(known[component]).__name__)), None)
+        if not (isinstance(kind, type) and issubclass(kind, BaseGuidance)):
+            raise UserError(
+                f"model.guider: diffusers {diffusers.__version__} has no guider "
+                f"{settings.get('name')!r}"
+            )
+        try:
+            made[component] = kind(**given)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"model.guider: {kind.__name__}: {error}") from error
+    pipe.update_components(**made)
+
+
+def _guiders(pipe: Any) -> dict[str, BaseGuidance]:
+    return {n: part for n, part in pipe.components.items() if isinstance(part, BaseGuidance)}
+
+
+def guiders_of(pipe: Any) -> dict[str, Any] | None:
+    """The classes and settings of a pipeline's guiders by component, as `model.guider` takes them;
+    None without any."""
+    found = {
+        component: {"name": type(part).__name__}
+        | {key: value for key, value in part.config.items() if key[0] != "_"}
+        for component, part in _guiders(pipe).items()
+    }
+    return found or None
+
+
+def load(
+    source: str,
+    dtype: torch.dtype,
+    *,
+    rights: Collection[str] = (),
+    guider: Mapping[str, Any] | None = None,
+    quantized: Mapping[str, Any] | None = None,
+) -> Any:
+    """Load a modular pipeline. `quantized` are configurations by component.
+
+    UserError, before any weights are read, for what `check_components` refuses.
+    """
+    pipe = skeleton(source, rights, guider)
+    check_components(pipe, source, rights)
+    found = {}
+    for name, spec in _named(pipe):
+        given = {} if quantized is None or name not in quantized else {
+            "quantization_config": quantized[name]
+        }  # fmt: skip
+        with untalkative():
+            try:
+                found[name] = spec.load(dtype=dtype, **given)
+            except ValueError as error:
+                why = " ".join(str(error.__context__ or error).split())[:300]
+                raise UserError(f"model.pipeline: {source}: {name}: {why}") from error
+    with untalkative():
+        pipe.register_components(**found)
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.eval()
+    return pipe
+
+
+def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> None:
+    """UserError that names a component which the text blocks, the loop or the decoder need and the
+    index lacks, whose files are missing, or that is in another repository, if `rights` lack
+    network."""
+    wanted = needed(pipe._blocks)
+    named = dict(_named(pipe))
+    for name in wanted:
+        spec = pipe._component_specs.get(name)
+        if spec is None or spec.default_creation_method != PRETRAINED or name in named:
+            continue
+        kind = getattr(spec.type_hint, "__name__", "a model")
+        raise UserError(
+            f"model.pipeline: {source} has no {name} ({kind}), which {type(pipe).__name__} needs: "
+            f"add it to {MODULAR_INDEX}, or give a whole folder"
+        )
+    for name, spec in named.items():
+        path = str(spec.pretrained_model_name_or_path)
+        folder = Path(path) / (spec.subfolder or "")
+        if Path(path).is_dir():
+            if not folder.is_dir():
+                raise UserError(f"model.pipeline: {source} has no folder {folder} of its {name}")
+            if _holds_weights(spec):
+                check_weights(folder, "model.pipeline")
+        elif path != source and "network" not in rights:
+            raise UserError(
+                f"model.pipeline: {source} names {path} for its {name}, another repository, which "
+                "is read over the network: download it into the folder, or set model.rights: "
+                "[network]"
+            )
+
+
+def needed(blocks: ModularPipelineBlocks) -> list[str]:
+    """Names of the components of the blocks that run for a prompt alone."""
+    names = [str(c.name) for block in run_order(blocks) for c in block.expected_components]
+    return list(dict.fromkeys(names))
+
+
+def _named(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """Components that are loaded: those of which the index says where they are."""
+    wanted = {each.name for each in pipe._blocks.expected_components}
+    for name, spec in pipe._component_specs.items():
+        if name not in wanted:
+            continue
+        known = spec.pretrained_model_name_or_path
+        if spec.default_creation_method == PRETRAINED and known:
+            yield name, spec
+
+
+def _holds_weights(spec: Any) -> bool:
+    kind = spec.type_hint
+    return isinstance(kind, type) and issubclass(kind, nn.Module)

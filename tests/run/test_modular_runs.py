@@ -1,0 +1,146 @@
+"""Every command that takes a pipeline's folder takes a modular one: commands x forms."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.support.runs import flowrl
+from tests.support.tiny_modular import twin
+from tests.support.tiny_pipelines import NAMED
+
+torch.set_num_threads(1)
+FAMILY = "Wan 2.1"
+FORMS = ("classic", "modular", "modular of a classic folder")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each form, of the same parts."""
+    place = tmp_path_factory.mktemp("forms")
+    NAMED[FAMILY].build().save_pretrained(place / "classic")
+    twin(FAMILY).save_pretrained(str(place / "modular"), overwrite_modular_index=True)
+    return {"classic": place / "classic", "modular": place / "modular", FORMS[2]: place / "classic"}
+
+
+def tree(folder: Path, form: str, at: Path) -> dict[str, Any]:
+    (at / "prompts.txt").write_text("a red cube\ntwo blue cat\n")
+    model: dict[str, Any] = {
+        "pipeline": str(folder),
+        "height": 16,
+        "width": 16,
+        "guidance": 1.0,
+        "call": {"num_frames": 5, "max_sequence_length": 16},
+        "lora": {"rank": 2},
+    }
+    if form == FORMS[2]:
+        model["form"] = "modular"
+    return {
+        "recipe": {"name": "flow_grpo", "steps": 3, "group": 2},
+        "model": model,
+        "prompts": {
+            "train": str(at / "prompts.txt"),
+            "held_out": str(at / "prompts.txt"),
+            "per_iteration": 2,
+        },
+        "rewards": ["brightness"],
+        "train": {"iterations": 2},
+        "evaluate": {"steps": 3, "every": 2, "samples": 2},
+    }
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / "pytorch_lora_weights.safetensors")
+
+
+@pytest.mark.quick_cases("modular of a classic folder")
+@pytest.mark.parametrize("form", FORMS)
+def test_commands_take_every_form(
+    form: str, folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    file, run = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump(tree(folders[form], form, tmp_path)))
+    assert flowrl("plan", file) == 0
+    said = capsys.readouterr().out
+    assert "memory: about" in said and "trained model 0.1 MiB" in said
+    assert flowrl("prove", file) == 0
+    modular = form != "classic"
+    name = "WanModularPipeline (modular form, ClassifierFreeGuidance)" if modular else "WanPipeline"
+    assert capsys.readouterr().out.startswith(f"{name}, float32")
+    assert flowrl("train", file, "--folder", run) == 0
+    assert f"{name}, float32, 3 steps" in capsys.readouterr().out
+    model = yaml.safe_load((run / "run.yaml").read_text())["model"]
+    assert model["form"] == form.split()[0]
+    known = None if model["guider"] is None else model["guider"]["guider"]["name"]
+    assert known == ("ClassifierFreeGuidance" if modular else None)
+    assert flowrl("sample", run, "a red ball", "--count", "1", "--out", tmp_path / "out") == 0
+    assert flowrl("evaluate", run, "--samples", "2", "--out", tmp_path / "scores.jsonl") == 0
+    assert flowrl("export", run, "--out", tmp_path / "export") == 0
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "load_lora_weights" in card
+    monkeypatch.chdir(tmp_path)
+    assert flowrl("new", "mine", "--model", str(folders[form])) == 0
+    written = yaml.safe_load((tmp_path / "mine" / "run.yaml").read_text())
+    assert written["model"]["pipeline"] == str(folders[form])
+
+
+@pytest.mark.slow
+def test_both_forms_train_the_same_weights(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Without guidance the two forms of Wan call the network alike, so their runs are equal."""
+    found = {}
+    for form in FORMS:
+        place = tmp_path / form.replace(" ", "_")
+        place.mkdir()
+        (place / "run.yaml").write_text(yaml.safe_dump(tree(folders[form], form, place)))
+        assert flowrl("train", place / "run.yaml", "--folder", place / "run") == 0
+        found[form] = weights(place / "run")
+    for form in FORMS[1:]:
+        assert all(
+            torch.equal(found[form][name], value) for name, value in found["classic"].items()
+        )
+
+
+@pytest.mark.slow
+def test_a_modular_run_resumes_to_the_bit(folders: dict[str, Path], tmp_path: Path) -> None:
+    settings = tree(folders["modular"], "modular", tmp_path)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    assert flowrl("train", file, "--folder", tmp_path / "whole") == 0
+    assert flowrl("train", file, "--folder", tmp_path / "cut", "--train.iterations", "1") == 0
+    assert flowrl("train", "--resume", tmp_path / "cut", "--train.iterations", "2") == 0
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert flowrl("train", "--resume", tmp_path / "cut", "--model.form", "classic") == 2
+
+
+@pytest.mark.slow
+def test_full_weights_of_a_modular_pipeline_are_saved_and_read(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = tree(folders["modular"], "modular", tmp_path)
+    settings["model"]["lora"] = None
+    file, run = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump(settings))
+    assert flowrl("train", file, "--folder", run) == 0
+    assert (run / "pipeline" / "modular_model_index.json").is_file()
+    assert flowrl("sample", run, "a red ball", "--count", "1", "--out", tmp_path / "out") == 0
+    saved = tree(run / "pipeline", "modular", tmp_path)
+    file.write_text(yaml.safe_dump(saved))
+    assert flowrl("plan", file) == 0
+
+
+def test_a_damaged_index_is_told(folders: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for part in folders["modular"].iterdir():
+        (broken / part.name).symlink_to(part)
+    (broken / "modular_model_index.json").unlink()
+    (broken / "modular_model_index.json").write_text("{")
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(tree(broken, "modular", tmp_path)))
+    assert flowrl("plan", file) == 2
+    assert "modular_model_index.json cannot be read" in capsys.readouterr().err

@@ -1,0 +1,214 @@
+"""Tiny random modular pipelines: those with a classic form are made of its parts."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+from flowrl.models.diffusers.modular.face import arguments_of
+from tests.support.tiny_models import model
+from tests.support.tiny_pipelines import NAMED
+from tests.support.tiny_pipelines_parts import (
+    SPECIAL,
+    WORDS,
+    chat_tokenizer,
+    decoder,
+    qwen_vae,
+    tokenizer,
+)
+from tests.support.zoo.calls import SIZES
+from tests.support.zoo.calls_videos import VIDEO_SPECIALS, resized
+from tests.support.zoo.pipelines import tiny
+
+# modular class by the name of its classic family
+TWINS = {
+    "SD3": "StableDiffusion3ModularPipeline",
+    "SDXL": "StableDiffusionXLModularPipeline",
+    "FLUX.1": "FluxModularPipeline",
+    "FLUX.2": "Flux2ModularPipeline",
+    "Qwen-Image": "QwenImageModularPipeline",
+    "Z-Image": "ZImageModularPipeline",
+    "Wan 2.1": "WanModularPipeline",
+    "Wan 2.2": "Wan22ModularPipeline",
+    "LTX-Video": "LTXModularPipeline",
+}
+
+
+class Chat:
+    """Stands for a processor: a tokenizer and its chat template."""
+
+    def __init__(self, words: Any) -> None:
+        self.tokenizer = words
+
+    def apply_chat_template(self, messages: Any, **given: Any) -> Any:
+        return self.tokenizer.apply_chat_template(messages, **given)
+
+
+def modular(kind: str, parts: dict[str, Any]) -> Any:
+    """A modular pipeline of these parts, those that its blocks expect."""
+    torch.manual_seed(0)
+    pipe = getattr(diffusers, kind)()
+    expected = {spec.name for spec in pipe.blocks.expected_components}
+    settings = {spec.name for spec in pipe.blocks.expected_configs}
+    given = {n: part for n, part in parts.items() if n in expected | settings and part is not None}
+    pipe.update_components(**given)
+    return pipe
+
+
+def twin(name: str) -> Any:
+    """The modular form of a tiny classic pipeline, with its parts."""
+    classic = NAMED[name].build()
+    config = {n: v for n, v in classic.config.items() if n in ("boundary_ratio",)}
+    return modular(TWINS[name], {**classic.components, **config})
+
+
+def anima() -> Any:
+    """Two tokenizers, a conditioner between the text encoder and the transformer, guided."""
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": decoder(),
+        "tokenizer": tokenizer(64),
+        "t5_tokenizer": tokenizer(64),
+        "text_conditioner": diffusers.AnimaTextConditioner(
+            source_dim=16,
+            target_dim=16,
+            model_dim=16,
+            num_layers=1,
+            num_attention_heads=2,
+            target_vocab_size=len(SPECIAL) + len(WORDS),
+            min_sequence_length=8,
+        ),
+        "transformer": model(
+            "CosmosTransformer3DModel",
+            in_channels=4,
+            out_channels=4,
+            text_embed_dim=16,
+            concat_padding_mask=True,
+            extra_pos_embed_type=None,
+        ),
+        "vae": qwen_vae(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+    }
+    pipe = modular("AnimaModularPipeline", parts)
+    resized(pipe)
+    return pipe
+
+
+def flux3() -> Any:
+    """One prompt a call; the language model's layers are stacked; guided."""
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": decoder(),
+        "tokenizer": Chat(chat_tokenizer(80)),
+        "transformer": diffusers.Flux3Transformer2DModel(
+            in_channels=16,
+            cond_in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            timestep_channels=16,
+            axes_dims_rope=(4, 4, 4, 4),
+        ),
+        "vae": model("AutoencoderKLFlux2"),
+    }
+    return modular("Flux3ModularPipeline", parts)
+
+
+def ltx25() -> Any:
+    """A video and its sound, two guiders, a decoder that is a diffusion model."""
+    torch.manual_seed(0)
+    built = tiny(diffusers.LTX2Pipeline, VIDEO_SPECIALS, SIZES).pipe
+    parts = {**built.components}
+    coder = built.vae
+    parts["diffusion_decoder"] = diffusers.LTX2VideoDiffusionDecoderModel(
+        latent_channels=coder.config.latent_channels,
+        patch_size=coder.config.patch_size,
+        decoder_head_dim=8,
+        decoder_stage_channels=(8, 8, 8),
+        decoder_stage_depths=(1, 1, 1),
+        decoder_stage_kernels=((1, 1, 1), (1, 1, 1)),
+        decoder_upsample_strides=((1, 2, 2), (2, 1, 1)),
+        decoder_upsample_channel_reductions=(1, 1),
+        decoder_stage5_kernel=(1, 1, 1),
+        decoder_t_emb_dim=8,
+        spatial_compression_ratio=coder.spatial_compression_ratio,
+        temporal_compression_ratio=coder.temporal_compression_ratio,
+    )
+    return modular("LTX25ModularPipeline", parts)
+
+
+# those without a classic form, with the arguments of their calls
+MODULAR: dict[str, Callable[[], Any]] = {"anima": anima, "flux3": flux3, "ltx25": ltx25}
+MODULAR_CALLS: dict[str, dict[str, Any]] = {
+    "anima": {"height": 16, "width": 16, "max_sequence_length": 16},
+    "flux3": {
+        "height": 16,
+        "width": 16,
+        "max_sequence_length": 80,
+        "text_encoder_out_layers": (0, 1),
+    },
+    "ltx25": {
+        "height": 32,
+        "width": 32,
+        "num_frames": 5,
+        "max_sequence_length": 16,
+        "frame_rate": 25.0,
+    },
+}
+
+# classic form of the modular classes that are made of its parts
+SIBLINGS = {
+    "StableDiffusion3ModularPipeline": "StableDiffusion3Pipeline",
+    "StableDiffusionXLModularPipeline": "StableDiffusionXLPipeline",
+    "FluxModularPipeline": "FluxPipeline",
+    "FluxKontextModularPipeline": "FluxKontextPipeline",
+    "Flux2ModularPipeline": "Flux2Pipeline",
+    "Flux2KleinModularPipeline": "Flux2KleinPipeline",
+    "Flux2KleinBaseModularPipeline": "Flux2KleinPipeline",
+    "QwenImageModularPipeline": "QwenImagePipeline",
+    "QwenImageEditModularPipeline": "QwenImageEditPipeline",
+    "QwenImageEditPlusModularPipeline": "QwenImageEditPlusPipeline",
+    "QwenImageLayeredModularPipeline": "QwenImageLayeredPipeline",
+    "ZImageModularPipeline": "ZImagePipeline",
+    "WanModularPipeline": "WanPipeline",
+    "Wan22ModularPipeline": "WanPipeline",
+    "WanImage2VideoModularPipeline": "WanImageToVideoPipeline",
+    "Wan22Image2VideoModularPipeline": "WanImageToVideoPipeline",
+    "Wan22VaceModularPipeline": "WanVACEPipeline",
+    "LTXModularPipeline": "LTXPipeline",
+    "LTX2ModularPipeline": "LTX2Pipeline",
+    "HunyuanVideo15ModularPipeline": "HunyuanVideo15Pipeline",
+    "ErnieImageModularPipeline": "ErnieImagePipeline",
+    "Krea2ModularPipeline": "Krea2Pipeline",
+    "Krea2TurboModularPipeline": "Krea2Pipeline",
+    "Ideogram4ModularPipeline": "Ideogram4Pipeline",
+}
+
+
+def of_classic(kind: str, pipe: Any, call: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A modular pipeline of a classic one's parts, and those arguments that it takes."""
+    parts = {**pipe.components}
+    if kind.startswith("Wan22"):
+        parts |= {"transformer_2": copy.deepcopy(pipe.transformer), "boundary_ratio": 0.8}
+    made = modular(kind, parts)
+    takes = arguments_of(made.blocks)
+    given = {name: value for name, value in call.items() if name in takes}
+    return made, given | ({"negative_prompt": "bad"} if "StableDiffusion3" in kind else {})
+
+
+def flux3_distilled() -> Any:
+    """FLUX.3 with a flow map: the network knows the time that a step jumps to."""
+    base = flux3()
+    transformer = diffusers.Flux3Transformer2DModel.from_config(
+        base.transformer.config, flow_map=True
+    )
+    return modular("Flux3DistilledModularPipeline", {**base.components, "transformer": transformer})
+
+
+MODULAR["flux3_distilled"] = flux3_distilled
+MODULAR_CALLS["flux3_distilled"] = MODULAR_CALLS["flux3"]
