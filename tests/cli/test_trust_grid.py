@@ -36,7 +36,7 @@ COMMANDS = {
 TRUSTING = ("train", "evaluate", "sample", "export", "drill")
 WHOLE = ("train", "evaluate")  # use most of a folder
 FORBIDDEN = {
-    Right.CODE: ("open", "start"),
+    Right.CODE: ("run", "start"),  # with the right to files it may be read, as weights are
     Right.NETWORK: ("connect",),
     Right.VARIABLES: ("variable",),
     Right.FILES: ("open",),

@@ -21,11 +21,14 @@ from flowrl.cli.rights import print_rights
 from flowrl.errors import UserError
 from flowrl.models.language.chat import rendered
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.pages.run_folder import RunFolder
 from flowrl.paths import PROJECT, own_runs
 from flowrl.prompts import PromptSet
+from flowrl.recipes import RECIPES
 from flowrl.run.show.track import open_trackers
-from flowrl.settings import Run, trust
+from flowrl.settings import RECIPE_SETTINGS, Run, trust
 from flowrl.settings.checks.machine import check_language
+from flowrl.settings.parts.names import NamedParts
 from flowrl.settings.read import dump, open_folder, read_run, run_from
 from flowrl.settings.sections.data import PromptFiles
 from flowrl.settings.trust import ALL_PARTS, EVALUATED_PARTS, SAMPLED_PARTS
@@ -39,6 +42,7 @@ from rewards.perception.files import open_image_file
 from rewards.perception.hub import weights_file
 from rewards.rights import Limits, NotGranted, Right, limited, limits
 from rewards.serving.client import Client
+from samplers.kernels import Kernel
 from scripts.generate.rights import reward_settings, run_settings
 from tests.support import runs
 
@@ -215,6 +219,31 @@ CODE_PLACES = {
     "own, short": {"model": "NAME"},
     "environment": {**TEXT, "model": {"language": "a/b", "environment": {"name": "NAME"}}},
 }  # fmt: skip
+
+
+TABLES = {"recipes": RECIPES, "their settings": RECIPE_SETTINGS, "parts": NamedParts((Kernel,), ())}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_asking_whether_a_table_has_a_name_imports_no_file(table, tmp_path):
+    """Of each table that makes its values when they are asked for."""
+    (tmp_path / "e.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): return 1\n"
+    )
+    for spelling in NAMES:
+        name = spelling.format(tmp_path / "e.py")
+        assert name not in TABLES[table]
+        with pytest.raises(KeyError):
+            TABLES[table][name]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_page_of_a_strange_folder_imports_no_recipe(tmp_path):
+    (tmp_path / "e.py").write_text(f"raise SystemError({str(tmp_path)!r})\n")
+    for spelling in NAMES:
+        recipe = {"name": spelling.format(tmp_path / "e.py"), "steps": 4}
+        folder = put(tmp_path / "run", {**BASE, "recipe": recipe})
+        assert RunFolder.read(folder).chosen["recipe"] == recipe
 
 
 def test_a_name_in_a_file_has_one_grammar():

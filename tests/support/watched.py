@@ -14,7 +14,7 @@ TRACKERS = ("wandb", "mlflow", "trackio", "swanlab", "neptune", "comet_ml", "cle
 
 def watch_command() -> None:
     """Write a line to the file EVENTS for each use that a strange folder may not have: a file below
-    PLACES that is opened, an address, a tracker, a program from
+    PLACES that is opened or run, an address, a tracker, a program from
     there, and the variable SECRET."""
     file = os.open(os.environ.pop(EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     places = tuple(os.environ.pop(PLACES).split(os.pathsep))
@@ -34,6 +34,8 @@ def watch_command() -> None:
                 path = os.path.realpath(os.fsdecode(arguments[0]))
                 if path.startswith(places):
                     note("open", path)
+            elif event == "exec" and arguments[0].co_filename.startswith(places):
+                note("run", arguments[0].co_filename)
             elif event in CONNECTING:
                 note("connect", arguments[1])
             elif event == "import" and arguments[0].partition(".")[0] in TRACKERS:

@@ -255,6 +255,8 @@ class PublishedKinds(Mapping[str, type[RecipeSettings]]):
     """Settings models of the published recipes by name, each built on first use."""
 
     def __getitem__(self, name: str) -> type[RecipeSettings]:
+        if name not in RECIPES:  # a user's file, which asking for its name must not import
+            raise KeyError(name)
         return _published_kind(name)
 
     def __iter__(self) -> Iterator[str]:
