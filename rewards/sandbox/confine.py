@@ -49,6 +49,8 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     Execution continues in a new process. This one becomes its keeper, which exits with its code.
     """
     linux, user = sys.platform == "linux", os.geteuid()
+    # the keeper's root becomes the program's, where the folder is not found by its name
+    beside = os.open(os.path.dirname(settings["folder"]), os.O_RDONLY)
     libc: Any = ctypes.CDLL(None, use_errno=True) if linux else None
     alone = linux and _enter_namespaces(libc)
     if linux:
@@ -62,11 +64,11 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     if child:
         for file in (*close, report, kept):
             os.close(file)
-        keep_program(child, ready, settings)
+        keep_program(child, ready, beside, settings)
     if group is not None and not enter_group(group):
         end_group(group)
         group = None
-    for file in (ready, held, settings["lifeline"]):
+    for file in (ready, held, beside, settings["lifeline"]):
         os.close(file)
     missing, watched = list(PROTECTIONS), False
     if alone:

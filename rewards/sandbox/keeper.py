@@ -21,13 +21,13 @@ WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
+def keep_program(child: int, ready: int, beside: int, settings: dict[str, Any]) -> NoReturn:
     """Wait for the child, and exit with its code once it and all below it are gone.
 
     The child is killed when the run's process says so or ends, when its time is over, or when
     together its processes exceed their memory: resident pages, shared ones once per process. They
     can be counted if the child says `1` through `ready`: its /proc is then visible here. The folder
-    of a run that was killed is removed here.
+    of a run that was killed is removed here; `beside` is the one that holds it.
     """
     counted = os.read(ready, 1) == b"1"
     memory, until = settings["memory"], time.monotonic() + settings["most_seconds"]
@@ -44,7 +44,8 @@ def keep_program(child: int, ready: int, settings: dict[str, Any]) -> NoReturn:
     if _closed(settings["lifeline"]):  # nobody else will
         import shutil
 
-        shutil.rmtree(settings["folder"], ignore_errors=True)
+        name = os.path.basename(settings["folder"])
+        shutil.rmtree(name, ignore_errors=True, dir_fd=beside)
     _leave(ended)
 
 

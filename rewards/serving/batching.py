@@ -26,9 +26,9 @@ class ServerLimits:
     body: int = 256 * 2**20
     """Maximum number of bytes of a request."""
     flight: int = 512 * 2**20
-    """Maximum number of bytes of all requests that are being read or answered, each counted twice,
-    since it is parsed beside its bytes; further ones wait to be read. One request of the largest
-    size always fits."""
+    """Maximum number of bytes of all requests that are being read or answered, each counted three
+    times: its bytes, their text and what it is parsed to. Further ones wait to be read; one request
+    of the largest size always fits."""
     queue: int = 1024
     """Maximum number of waiting requests; further ones get status 503 and may retry in a second."""
     pixels: int = 2**25

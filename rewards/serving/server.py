@@ -245,8 +245,8 @@ class RequestGate:
             int(length) if length.isdigit() and b"content-length" in headers else self.limits.body
         )
         try:
-            # its bytes, and what they are joined and parsed to
-            weight = min(2 * size, self.flight.most) if sent else 0
+            # its bytes, the text that they are decoded to, and what that is parsed to
+            weight = min(3 * size, self.flight.most) if sent else 0
             async with self.flight.held(weight, self.limits.body_seconds):
                 await self.app(scope, _Bounded(receive, self.limits), send)
         except _Full:

@@ -96,7 +96,7 @@ def of_server(requests: int, size: int) -> int:
                 break
             except OSError:
                 time.sleep(0.2)
-        text = "word " * (size // 5)
+        text = "word" * (size // 4)  # one word: the words of `length` would be counted as well
         tree = {"format": 1, "kind": "text", "media": [text], "prompts": ["p"], "group": [0]}
         body = json.dumps(tree).encode()
 

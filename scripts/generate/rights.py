@@ -36,7 +36,8 @@ def run_settings(kind: type[BaseModel] = Run, at: str = "") -> Iterator[Marked]:
         own = [m for m in field.metadata if isinstance(m, Mark)]
         found = [*own, *marks(field.annotation)]
         inner = list(dict.fromkeys(_sections(field.annotation)))
-        yield Marked("", place, field.annotation, found[0] if found else None)
+        for mark in dict.fromkeys(found) or (None,):
+            yield Marked("", place, field.annotation, mark)
         for section in inner:
             yield from run_settings(section, f"{place}.")
 
@@ -60,7 +61,8 @@ def reward_settings() -> Iterator[Marked]:
                 known |= settings_of(module[maker])
         for setting, parameter in known.items():
             found = list(marks(parameter.annotation))
-            yield Marked(name, setting, parameter.annotation, found[0] if found else None)
+            for mark in dict.fromkeys(found) or (None,):
+                yield Marked(name, setting, parameter.annotation, mark)
 
 
 def table() -> str:

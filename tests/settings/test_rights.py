@@ -62,6 +62,7 @@ PLAIN = {
     *("sets", "media", "layout", "rewards", "best", "project", "tags", "frames", "weights", "body"),
     "scheduler",  # values of the folder's own scheduler
     *("function", "reference"),  # columns of code_tests, whose tests need the right
+    "guider",  # a class of diffusers and its numbers
     *("hue", "find", "pattern", "question", "condition", "mark", "spacy_model", "yes", "no"),
 }
 MARKED = [*run_settings(), *reward_settings()]
@@ -114,13 +115,19 @@ def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str
         "own": {"name": "x"},
     }
     for name in above:
-        found = inner.setdefault(name, dict(whole.get(name, {})))
+        if not inner.get(name):  # as a whole run.yaml has it
+            inner[name] = dict(whole.get(name, {}))
+        found = inner[name]
         if not isinstance(found, dict):
             found = inner[name] = {"source": found}
         inner = found
+    if last == "from":  # such adapters have their own settings
+        inner.clear()
     inner[last] = value
     if above[-1:] == ["adapters"]:
         tree["model"]["adapters"] = [inner]
+    if path.startswith("model.rights"):
+        tree["model"]["form"] = "modular"
     if path.startswith("model.own"):
         del tree["model"]["pipeline"]
     return tree
@@ -142,6 +149,8 @@ def values(mark: Any, folder: Path, setting: str) -> tuple[Any, Any]:
         return "best", "full"
     if setting == "column":
         return "tests", None
+    if setting == "rights":  # of a modular pipeline's folder
+        return [str(mark.right)], []
     if mark.right is Right.FILES and not mark.path:  # a plain name
         return "../outside", "inside"
     if setting == "folders":

@@ -14,7 +14,8 @@ TRACKERS = ("wandb", "mlflow", "trackio", "swanlab", "neptune", "comet_ml", "cle
 
 def watch_command() -> None:
     """Write a line to the file EVENTS for each use that a strange folder may not have: a file below
-    PLACES that is opened, an address, a tracker, a program, and the variable SECRET."""
+    PLACES that is opened, an address, a tracker, a program from
+    there, and the variable SECRET."""
     file = os.open(os.environ.pop(EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     places = tuple(os.environ.pop(PLACES).split(os.pathsep))
     secret = os.environ.pop(SECRET)
@@ -38,7 +39,8 @@ def watch_command() -> None:
             elif event == "import" and arguments[0].partition(".")[0] in TRACKERS:
                 note("tracker", arguments[0])
             elif event.startswith(STARTING):
-                note("start", arguments[0])
+                if any(place in str(arguments) for place in places):
+                    note("start", arguments[:2])
         finally:
             inside = False
 
