@@ -25,8 +25,8 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 RECORD = PROJECT / ".ci" / "long.json"
 ROOMS = (  # folders of tests with slow ones
-    "api", "budget", "cli", "demo", "iteration", "language", "models", "pages", "processes",
-    "recipes", "rewards", "run", "samplers", "scripts", "settings", "votes",
+    "api", "budget", "cli", "demo", "drill", "evaluation", "iteration", "language", "models", "pages",
+    "processes", "recipes", "rewards", "run", "samplers", "scripts", "settings", "votes",
 )  # fmt: skip
 PYTEST = ("-m", "pytest", "-q", "-m", "slow and not gpu", "--durations=5")
 
@@ -46,7 +46,11 @@ def room(name: str) -> Suite:
 
 SUITES = (
     *(room(name) for name in ROOMS),
-    Suite("root", "slow tests that stand in tests/ itself", ((*PYTEST, "tests/test_anywhere.py"),)),
+    Suite(
+        "root",
+        "slow tests that stand in tests/ itself",
+        ((*PYTEST, "tests/test_anywhere.py", "tests/test_site.py"),),
+    ),
     Suite(
         "wheel",
         "commands, programs and settings of all pages from a bare wheel, newest packages",

@@ -14,7 +14,7 @@ ROWS = (
     ("path-own-noise", PATHWISE, 'noise_of(rollout, "root")', 'noise_of(rollout, "other")', PATHS),
     ("path-strength", PATHWISE, "first + m * (last - first)", "first", PATHS),
     ("path-level", "flowrl/contrib/draft_lv.py", "(1 - level) * rollout.x0 + level * noise", "rollout.x0 + level * noise", PATHS),
-    ("path-project", PATHWISE, "(levels[0], 0.0) if self.project else levels", "levels", PATHS),
+    ("path-project", LEAPS, "(levels[0], 0.0) if self.project else levels", "levels", PATHS),
     ("tails-first", "samplers/routes/tails.py", "return steps - self.last\n        for", "return steps - self.last - 1\n        for", PATHS),
     ("leap-alpha", LEAPS, "x = x + self.alpha * moved", "x = x + moved", JUMPS),
     ("leap-scale", LEAPS, "scale * weight * (v - v.detach())", "weight * (v - v.detach())", JUMPS),

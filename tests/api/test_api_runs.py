@@ -73,6 +73,7 @@ def test_the_api_makes_the_same_bits(unbroken: tuple[dict, Path], tmp_path: Path
     assert best.score == max(line.get("held_out/brightness", -1) for line in run.metrics)
 
 
+@pytest.mark.slow
 def test_the_command_line_goes_on_with_the_apis_run(
     unbroken: tuple[dict, Path], tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_command_line_goes_on_with_the_apis_run(
     agree(tmp_path / "run", folder)
 
 
+@pytest.mark.slow
 def test_the_api_goes_on_with_the_command_lines_run(
     unbroken: tuple[dict, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_api_goes_on_with_the_command_lines_run(
     agree(tmp_path / "run", folder)
 
 
+@pytest.mark.slow
 def test_control_c_saves_and_a_thread_needs_no_signals(
     unbroken: tuple[dict, Path], tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ def test_plan_needs_neither_prompts_nor_a_hub(capsys, papers):
     assert "there is no reward" not in out and "has no setting" not in out
 
 
+@pytest.mark.slow
 def test_plan_exits_with_1_where_the_run_does_not_fit(capsys):
     code, out, _ = flowrl(capsys, "plan", DEMO, "--memory", "1MiB")
     assert code == 1 and "does not fit in 1.0 MiB" in out

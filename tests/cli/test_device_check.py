@@ -46,6 +46,7 @@ def rows(printed: str) -> list[tuple[str, str, str]]:
     return re.findall(r"^\| ([a-z A-Z]+) \| (passed|failed|not run) \| (.+) \|$", printed, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_cpu_runs_what_makes_sense_there(monkeypatch, capsys):
     few = {name: device_check.CHECKS[name] for name in ("same samples", "ratio", "waits", "memory")}

@@ -54,6 +54,7 @@ def test_it_repeats_the_evaluations_of_training(finished: Path, tmp_path: Path, 
     assert "difference" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_model_without_a_run_has_the_same_scores(
     finished: Path, pipeline: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_settings_are_told_from_other_words() -> None:
     )
 
 
+@pytest.mark.slow
 def test_another_size_is_that_of_a_model_loaded_at_it(pipeline: Path, tmp_path: Path) -> None:
     tree = runs.tree(pipeline, tmp_path, runs.NFT)
     plain = run_from(tree, "test")
@@ -147,6 +149,7 @@ def test_another_size_keeps_the_images_of_the_model(pipeline: Path, tmp_path: Pa
     assert evaluation_policy(policy, sized).loop.traits.shared == {"image": image}
 
 
+@pytest.mark.slow
 def test_prove_covers_the_evaluations(pipeline: Path, tmp_path: Path, capsys) -> None:
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["evaluate"] |= OWN

@@ -56,6 +56,7 @@ def test_the_slope_in_the_noise_is_that_of_finite_differences(scorer):
     assert measured == pytest.approx(slope.flatten(1).norm(dim=1).tolist(), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_negative_weight_lowers_the_reward(scorer):
     plain = scorer.score(draw_trial(scorer.policy, scorer.trial).samples)
     darker = replace(scorer, weights={"brightness": -1.0})

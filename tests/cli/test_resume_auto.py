@@ -51,6 +51,7 @@ def test_one_line_begins_resumes_and_ends(
     assert "alpha" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_told_or_waited_for(
     pipeline: Path,
     tmp_path: Path,

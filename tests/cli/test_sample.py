@@ -32,6 +32,7 @@ def run(pipeline, tmp_path_factory) -> Path:
     return place / "run"
 
 
+@pytest.mark.slow
 def test_a_reward_that_reads_a_column_scores_the_prompts_of_the_files(run, tmp_path, capsys):
     words = ("--count", "1", "--out", tmp_path / "out")
     assert runs.flowrl("sample", run, "a red ball", "a blue ball", *words) == 0
@@ -82,6 +83,7 @@ def lightness(image: np.ndarray) -> float:
     return float((image @ np.asarray(LUMA)).mean())
 
 
+@pytest.mark.slow
 def test_the_best_rewriting_is_the_best_of_as_many_samples(joint, tmp_path, capsys):
     prompt, one, all_ = "a scarlet block west of an inky disk", tmp_path / "1", tmp_path / "8"
     given = ("sample", joint, prompt, "--rewards", "brightness")

@@ -44,6 +44,7 @@ def squares(folder: Path, prompts: int = 12) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = squares(tmp_path / "images")
@@ -94,6 +95,7 @@ def finished(pipeline, tmp_path_factory) -> Path:
     return place / "run"
 
 
+@pytest.mark.slow
 def test_a_run_is_compared_with_its_base_beside_its_recorded_scores(finished, capsys):
     assert runs.flowrl("vote", finished, *VOTE, "--votes", "8") == 0
     said = capsys.readouterr().out
@@ -110,6 +112,7 @@ def test_a_run_is_compared_with_its_base_beside_its_recorded_scores(finished, ca
     assert "people prefer the trained weights" in (finished / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_by_name(finished, tmp_path, capsys):
     words = (*VOTE, "--votes", "4", "--out", tmp_path / "both")
     assert runs.flowrl("vote", finished, finished, *words) == 0

@@ -76,6 +76,7 @@ def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
     assert {p.dtype for m in modules.values() for p in m.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_base_accuracy_leaves_room_to_learn(pipe):
     """Held-out instructions, 10 steps; the standard error of 108 samples is 5 points."""
     rng, asked = random.Random(0), edit_world.instructions_of("held_out") * 4

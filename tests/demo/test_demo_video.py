@@ -86,6 +86,7 @@ def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
     assert (pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial) == (2, 8)
 
 
+@pytest.mark.slow
 def test_base_accuracy_leaves_room_to_learn(pipe):
     """Held-out prompts, 10 steps, no guidance; the standard error of 136 samples is 4 points."""
     prompts = moving_world.moving_prompts_of("held_out")

@@ -75,12 +75,14 @@ def test_a_plain_call_paints(pipe):
     assert accuracy(pixels.permute(0, 3, 1, 2) / 255, prompts) >= 0.5
 
 
+@pytest.mark.slow
 def test_base_accuracy_leaves_room_to_learn(pipe):
     """Held-out prompts, 10 steps, no guidance; the standard error of 130 samples is 4 points."""
     prompts = world.prompts_of("held_out")
     assert 0.60 <= accuracy(paint(pipe, prompts), prompts) <= 0.90
 
 
+@pytest.mark.slow
 def test_padding_hardly_matters(pipe):
     """SD3's pipeline appends `max_sequence_length` zero tokens; attention does not mask them."""
     prompts = world.prompts_of("held_out")[:12]

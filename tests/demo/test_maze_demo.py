@@ -58,6 +58,7 @@ def test_prompts_are_split_and_files_hold_them():
         assert [json.loads(line)["prompt"] for line in file.open()] == prompts
 
 
+@pytest.mark.slow
 def test_moves_are_compared_with_those_from_the_same_cell(tmp_path, monkeypatch):
     session = opened(tmp_path, monkeypatch, lr=1e-3)
     progress = Progress()

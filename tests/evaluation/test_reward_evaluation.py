@@ -84,6 +84,7 @@ def page(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_numbers_are_complete(page):
     found = json.loads((page / "evaluation.json").read_text())
     assert list(found["rewards"]) == ["shapes", "brightness", "shapes.strict", "jpeg"]

@@ -67,6 +67,7 @@ def test_guesses_get_better(model, tmp_path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     def opened(folder: Path) -> Session:
         folder.mkdir()

@@ -155,6 +155,7 @@ def test_unscored_completions_have_no_part_in_what_tokens_are_compared_with(mode
         torch.testing.assert_close(got[mask], torch.tensor(values), atol=NEAR, rtol=0)
 
 
+@pytest.mark.slow
 def test_each_evaluation_is_counted_once(model, tmp_path):
     """Of drawn tokens alone, greedy ones are not asked for; twice where `old` is computed anew."""
     for index, (recipe, anew) in enumerate([(RLOO, False), (REMAX, False), (RLOO, True)]):

@@ -90,6 +90,7 @@ def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
         assert pieces[".logp"][pieces[".from_environment"]].eq(0).all()
 
 
+@pytest.mark.slow
 def test_in_half_precision_only_replayed_completions_keep_what_the_sampler_said(
     model, tmp_path, monkeypatch
 ):

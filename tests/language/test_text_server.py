@@ -200,6 +200,7 @@ def test_a_tree_of_segments_is_drawn_from_prefixes(model, tmp_path):
     assert {len(body["prompt"]) for body in server.bodies} == {2, 4, 5, 7, 6, 8}
 
 
+@pytest.mark.slow
 def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
     model, tmp_path, monkeypatch
 ):

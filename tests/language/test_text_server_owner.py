@@ -173,6 +173,7 @@ def same_base(server: CompletionsServer) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_server_its_own_weights_back(model, tmp_path, few):
     with CompletionsServer(model) as server:
         folder = tmp_path / "run"

@@ -43,6 +43,7 @@ def test_only_the_models_own_tokens_are_held_against_the_servers(model, tmp_path
         assert torch.equal(rows.ids, only(collect(kept, 2).rows).ids)
 
 
+@pytest.mark.slow
 def test_every_turn_has_a_seed_of_its_own(model, tmp_path):
     """A later turn that began with the first one's noise would not be drawn apart from it."""
     with CompletionsServer(model) as server:

@@ -35,6 +35,7 @@ def loads(server: CompletionsServer) -> int:
     return sum(path == "/collective_rpc" for path, _ in server.told)
 
 
+@pytest.mark.slow
 def test_sampled_log_probabilities_are_the_learners_after_each_update(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(weighty(server, tmp_path), tmp_path)

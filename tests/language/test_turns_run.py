@@ -156,6 +156,7 @@ def test_the_first_ratio_is_one(model, tmp_path):
     assert floor is not None and floor < 2e-5
 
 
+@pytest.mark.slow
 def test_a_run_that_remembers_successes_ends_with_the_same_bits_when_resumed(model, tmp_path):
     """Replayed texts bring the states that they were drawn in."""
     names, budget = ("whole", "broken", "again"), {"replay": 4, "flat": "drop"}

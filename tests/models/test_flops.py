@@ -102,6 +102,7 @@ def test_an_iteration_counts_as_the_run_does(pipeline: Path, tmp_path: Path) -> 
         assert work.samples == 8
 
 
+@pytest.mark.slow
 def test_seconds_follow_from_the_count(pipeline: Path, tmp_path: Path) -> None:
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["model"] |= {"dtype": "bfloat16"}

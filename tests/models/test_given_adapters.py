@@ -50,6 +50,7 @@ def loaded(pipeline: Path, tmp_path: Path, **model: Any) -> Any:
     return load_policy(run_from(tree | {"model": tree["model"] | model}, "test"), CPU)
 
 
+@pytest.mark.slow
 def test_merged_adapters_are_diffusers_fused_ones_to_the_bit(
     pipeline: Path, tmp_path: Path
 ) -> None:

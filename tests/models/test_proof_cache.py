@@ -37,6 +37,7 @@ def half() -> Any:
     return sd3().to(torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_same_start_has_the_same_digest_and_others_have_others() -> None:
     same = digest(policy())
     assert digest(policy()) == same

@@ -78,6 +78,7 @@ def test_what_a_deep_network_makes_of_rounding_is_not(
     assert made.prove(PROMPTS, steps=STEPS, guidance=1.0).padding is None
 
 
+@pytest.mark.slow
 def test_the_states_dtype_after_the_first_step_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """HunyuanVideo rounds its timesteps to it: float32 at the first step, bfloat16 later."""
     family, times = NAMED["HunyuanVideo"], []
@@ -109,6 +110,7 @@ def test_padding_without_a_mask_is_told() -> None:
     assert "on the prompts encoded with it" in str(proof)
 
 
+@pytest.mark.slow
 def test_negative_prompts_as_a_column_of_any_lengths() -> None:
     """Of other lengths in the first two rows, and of equal ones there and others behind."""
     for negatives in (

@@ -25,7 +25,8 @@ ACTIONS = (  # what a command does after it has understood its words
     "flowrl.cli.device_check.check_device",
     "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
     "flowrl.pages.reward_page.report_rewards", "flowrl.cli.drill.drill_run",
-    "flowrl.cli.vote.ask_for_votes", "flowrl.votes.fit.fit_reward_to",
+    "flowrl.cli.launch.launch_job", "flowrl.cli.vote.ask_for_votes",
+    "flowrl.votes.fit.fit_reward_to",
 )  # fmt: skip
 COMMANDS = page_blocks.commands()
 OF_FLOWRL = sorted({line[line.index("flowrl ") :] for _, line in COMMANDS if "flowrl " in line})

@@ -103,6 +103,7 @@ def test_an_unknown_name_of_samplers_is_an_attribute_error() -> None:
         samplers.Chrun  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_imports_the_file_of_its_recipe_alone() -> None:
     plain, part, named = asked(

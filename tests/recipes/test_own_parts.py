@@ -138,6 +138,7 @@ def pages_run(folder: Path) -> str:
     return "mine.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_pages_three_files_train(here: Path, capsys) -> None:
     """A stranger's reward, kernel and recipe, each in a file of its own: the page's own run."""

@@ -56,6 +56,7 @@ def test_all_votes_of_a_prompt_are_in_one_fold_and_folds_are_fixed():
     assert [prompt_fold(f"a {x} cat") for x in ("red", "green", "blue")] == [0, 0, 2]
 
 
+@pytest.mark.slow
 def test_no_held_out_prompt_leaks_into_its_head():
     """Votes of a prompt give each other away: only a split by prompts is at chance."""
     pairs = pairs_of(prompts=50, each=3, d=50, copied=True)
@@ -67,6 +68,7 @@ def test_no_held_out_prompt_leaks_into_its_head():
     assert leaked.mean() > 0.8, "the test can see a leak"
 
 
+@pytest.mark.slow
 def test_a_head_has_the_same_bits_whatever_its_held_out_prompts_say():
     pairs = pairs_of(prompts=20, each=2, d=3)
     rng, found = np.random.default_rng(1), held_out_heads(pairs)

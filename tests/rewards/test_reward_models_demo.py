@@ -117,6 +117,7 @@ def test_a_caption_that_is_also_true_is_no_negative():
     assert script.contrast(model, tokenizer, others, pictures).item() > 0.1
 
 
+@pytest.mark.slow
 def test_the_script_makes_a_folder_that_the_reward_loads(tmp_path, capsys):
     script.main(tmp_path / "one", quick=True, threads=1)
     script.main(tmp_path / "two", quick=True, threads=1)

@@ -300,6 +300,7 @@ def test_what_the_judge_cannot_run_is_unscored_with_a_reason(name):
     assert told.answer == "no" and re.search(why, told.why)
 
 
+@pytest.mark.slow
 def test_a_program_cannot_make_its_own_failure_the_judges():
     """It raises the judge's errors, and returns what the judge cannot compare."""
     codes = [

@@ -318,6 +318,7 @@ def test_a_groupwise_reward_keeps_the_contract_but_for_standing_alone():
     assert scores.view(3, 2).sum(1).tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_rewards_stand_alone_and_import_nothing_heavy():
     code = (
         "import sys, rewards, rewards.checks.self_test;"

@@ -195,6 +195,7 @@ def test_a_right_answer_that_nothing_matches_is_told_before_a_run_and_unscored_i
     assert [one.answer for one in got] == ["yes", "unknown", "no"]
 
 
+@pytest.mark.slow
 def test_what_takes_for_ever_scores_nothing_and_the_next_is_scored():
     reward = load("math_answer", processes=1, seconds=2.0)
     tower = r"\boxed{9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 7}"

@@ -44,6 +44,7 @@ def test_jpeg_sizes_are_those_of_pillow():
     assert load("jpeg")(of(image[None])).tolist() == [len(file.getvalue()) / 1000]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(*[st.integers(0, 64).map(lambda v: v / 64)] * 3), min_size=1, max_size=4))
 def test_saturation_and_hue_are_those_of_colorsys(colours):
     saturation = [colorsys.rgb_to_hsv(*c)[1] for c in colours]

@@ -47,6 +47,7 @@ def test_texts_are_those_of_transformers(template, tokenizer):
         }
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_ended(tokenizer, monkeypatch):
     monkeypatch.setattr(templates, "RENDER_SECONDS", 0.5)
     tokenizer.chat_template = NESTED
@@ -73,6 +74,7 @@ def test_a_template_that_raises_is_refused(template, said, tokenizer):
         render_chat(tokenizer, TURNS)
 
 
+@pytest.mark.slow
 def test_a_killed_process_and_a_fork_begin_again(tokenizer):
     tokenizer.chat_template = CHATML
     wanted = render_chat(tokenizer, TURNS)

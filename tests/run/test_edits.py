@@ -180,6 +180,7 @@ def test_another_judge_decides_anew_on_the_best_weights(finished, tmp_path, caps
     assert [path.name for path in (run / "best").glob("[0-9]*")] == ["000003"]
 
 
+@pytest.mark.slow
 def test_a_new_evaluation_is_not_compared_with_the_old_ones(finished, tmp_path, capsys):
     run = tmp_path / "run"
     runs.copied_run(finished / "run", run)

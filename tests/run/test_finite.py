@@ -149,6 +149,7 @@ def test_a_reward_that_scores_no_held_out_sample(pipeline, tmp_path, capsys, goo
     assert len(lines(folder)) == 2 if begun else not (folder / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_samples_are_checked_before_a_reward_sees_them(pipeline, tmp_path, capsys, monkeypatch):
     """A reward would answer with NaN or an error, and be blamed."""
     media = MediaBatch.media
@@ -233,6 +234,7 @@ def test_no_file_is_written_of_weights_that_are_not_finite(pipeline, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline, tmp_path, capsys):
     folder = tmp_path / "run"
     tree = small(pipeline, tmp_path)

@@ -351,6 +351,7 @@ def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
     )
 
 
+@pytest.mark.slow
 def test_a_sample_that_cannot_be_decoded_ends_no_run(pipeline, tmp_path, monkeypatch, capsys):
     """The first ones are decoded at the start, others before they are drawn."""
     monkeypatch.setattr(given_file, "DECODED", 1)

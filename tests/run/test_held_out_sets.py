@@ -36,6 +36,7 @@ def settings(pipeline: Path, folder: Path, **more: Any) -> dict[str, Any]:
     return tree | more
 
 
+@pytest.mark.slow
 def test_each_set_has_its_curves_and_one_reward_decides(pipeline, tmp_path, capsys):
     tree = settings(pipeline, tmp_path)
     tree["train"]["iterations"] = 2
@@ -67,6 +68,7 @@ def test_each_set_has_its_curves_and_one_reward_decides(pipeline, tmp_path, caps
     assert all(math.isfinite(found.metrics[name]) for name in ("all", "cats", "jpeg"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(pipeline, tmp_path):
     tree = settings(pipeline, tmp_path)
     tree["train"] |= {"iterations": 2, "updates": 2, "self_test": "off"}

@@ -188,6 +188,7 @@ def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(
         go_on(warm, folder, unbroken)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_a_number_is_skipped_counted_and_the_third_stops(
     pipeline, tmp_path, monkeypatch, capsys
 ):
@@ -230,6 +231,7 @@ def test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of(
     assert len(list(norms)) == left
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
     pipeline, tmp_path, monkeypatch, capsys
 ):
@@ -245,6 +247,7 @@ def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
     assert "three consecutive optimizer steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_gradient_that_is_not_a_number_does_not_stop_a_run(pipeline, tmp_path, monkeypatch):
     seen = []
 
@@ -259,6 +262,7 @@ def test_one_gradient_that_is_not_a_number_does_not_stop_a_run(pipeline, tmp_pat
     assert skipped[0] >= 1 and skipped[1:] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
     pipeline, tmp_path, monkeypatch, capsys
 ):
@@ -410,6 +414,7 @@ def test_a_torn_last_line_is_done_again(warm, unbroken, tmp_path, torn):
     go_on(warm, folder, unbroken)
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
     pipeline, tmp_path, monkeypatch
 ):

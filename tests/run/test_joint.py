@@ -182,6 +182,7 @@ def gradients(session: Session) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
+@pytest.mark.slow
 def test_gradients_of_a_side_are_the_same_when_the_other_is_frozen(tmp_path):
     both = gradients(opened(tree(), tmp_path / "both"))
     text = gradients(opened(tree(recipe={"train": "text"}), tmp_path / "text"))
@@ -193,6 +194,7 @@ def test_gradients_of_a_side_are_the_same_when_the_other_is_frozen(tmp_path):
         assert all(torch.equal(g, alone[side][name]) for name, g in both[side].items())
 
 
+@pytest.mark.slow
 def test_the_weight_scales_the_image_models_gradient(tmp_path):
     one = gradients(opened(tree(), tmp_path / "one"))
     half = gradients(opened(tree(recipe={"weight": 0.5}), tmp_path / "half"))
@@ -235,6 +237,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)  # averages too
 
 
+@pytest.mark.slow
 def test_evaluations_are_the_fewest(tmp_path):
     """Equal rewritings are encoded once, and images with one noise share their trunk."""
     image = {"name": "flow_grpo_fast", "steps": 4, "window": 2}

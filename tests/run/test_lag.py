@@ -167,6 +167,7 @@ def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pi
     assert not all(began[0][key].equal(began[2][key]) for key in began[0])
 
 
+@pytest.mark.slow
 def test_a_run_with_a_lag_that_is_resumed_with_more_iterations_has_the_same_bits(
     pipeline, tmp_path
 ):

@@ -124,6 +124,7 @@ def in_turn(pipeline, tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn(in_turn, late, tmp_path):
     folder = tmp_path / "late" / "run"
     folder.parent.mkdir()
@@ -135,6 +136,7 @@ def test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn(in_turn, la
     assert waited == [None, None, 0.5, None, 0.5, None]
 
 
+@pytest.mark.slow
 def test_an_interruption_with_an_evaluation_in_flight_repeats_its_iteration(
     in_turn, late, tmp_path, monkeypatch
 ):
@@ -157,6 +159,7 @@ def test_an_interruption_with_an_evaluation_in_flight_repeats_its_iteration(
     same_ends(folder, in_turn)
 
 
+@pytest.mark.slow
 def test_a_run_that_an_evaluation_may_stop_waits_for_it(late, pipeline, tmp_path):
     tree = settings(pipeline, tmp_path)
     tree["train"] |= {"alarms": "stop", "iterations": 3}
@@ -165,6 +168,7 @@ def test_a_run_that_an_evaluation_may_stop_waits_for_it(late, pipeline, tmp_path
     assert "held_out/brightness" in lines(tmp_path / "run")[2]
 
 
+@pytest.mark.slow
 def test_a_unit_that_is_too_large_is_asked_for_again(late, pipeline, tmp_path):
     tree = settings(pipeline, tmp_path)
     tree["train"] |= {"iterations": 3, "rows_per_call": 8}

@@ -84,6 +84,7 @@ def test_the_rows_of_a_collect_have_the_gate_and_the_advantages_of_plain_loops(p
         assert rows.mask.all()
 
 
+@pytest.mark.slow
 def test_samples_of_several_sizes_have_their_own_gates(tmp_path):
     tiny_pipelines.flux().save_pretrained(tmp_path / "flux")
     settings = tree(
@@ -106,6 +107,7 @@ def test_samples_of_several_sizes_have_their_own_gates(tmp_path):
             torch.testing.assert_close(own.double(), weights[draw], atol=1e-6, rtol=0.0)
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_last_copy_and_the_ratio_begins_at_1(pipeline, tmp_path):
     """Every second iteration; the KL is 0 in the step after."""
     recipe = {"refresh": 2, "refresh_kl": None}
@@ -126,6 +128,7 @@ def test_the_reference_is_the_last_copy_and_the_ratio_begins_at_1(pipeline, tmp_
     assert "ref" not in policies.names, "the initial weights are held once"
 
 
+@pytest.mark.slow
 def test_a_large_kl_takes_the_copy_at_once_and_the_count_begins_anew(pipeline, tmp_path):
     recipe = {"refresh": 3, "refresh_kl": 1e-12}
     session = runs.opened(tree(pipeline, tmp_path, recipe, updates=2, lr=1e-3), tmp_path)

@@ -98,6 +98,7 @@ def test_a_torn_line_loses_no_line_behind_it(tmp_path):
     assert "has no line for 1 to 2 of the 3 iterations" in missing
 
 
+@pytest.mark.slow
 def test_damage_of_the_best_weights_is_said(run, capsys):
     (best,) = (run / "best").iterdir()
     file = next(best.glob("*.safetensors"))

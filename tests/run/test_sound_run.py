@@ -60,6 +60,7 @@ def test_a_run_with_credit_by_part_begins_at_ratio_one(name, tmp_path, capsys):
     assert (out / "000.spectrogram.png").is_file() and (out / "000.gif").is_file()
 
 
+@pytest.mark.slow
 def test_modalities_that_do_not_fit_are_refused_early(tmp_path):
     with pytest.raises(UserError, match="brightness trains no part"):
         trained(tmp_path / "a", {"name": "nft", "modalities": {"audio": ["loudness"]}})

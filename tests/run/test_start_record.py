@@ -169,6 +169,7 @@ def test_a_finished_run_is_extended_from_the_command_line(place, capsys):
     assert yaml.safe_load((place / "run" / "run.yaml").read_text())["train"]["iterations"] == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_older_version_is_resumed_with_one_line(place, capsys):
     run = place / "run"
     newest = checkpoint.newest(run)
@@ -194,6 +195,7 @@ def test_a_device_that_is_not_there(place, capsys, monkeypatch, device, words):
     assert not (place / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_header_names_device_precision_and_what_is_trained(place, capsys):
     assert flowrl("train", "--resume", place / "run", "--train.iterations", "4") == 0
     out = capsys.readouterr().out

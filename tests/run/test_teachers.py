@@ -93,6 +93,7 @@ def test_each_row_is_judged_by_the_teacher_of_its_task(settings, teachers, tmp_p
         assert torch.allclose(judged.logp[at], whole.logp[at], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_student_comes_nearer_at_the_planned_cost(settings, tmp_path):
     run = run_from(settings, "test")
     kept = runs.session_of(run, tmp_path)

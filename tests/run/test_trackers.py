@@ -89,6 +89,7 @@ def test_a_run_ends_with_its_weights_whatever_a_tracker_does(
         assert "tracker stub: 5 of 5 records are missing" in said
 
 
+@pytest.mark.slow
 def test_a_tracker_gets_every_record_in_order(config, tmp_path, monkeypatch, capsys):
     found: list[Any] = []
 

@@ -101,6 +101,7 @@ def test_noise_is_keyed_as_the_contract_says():
     assert torch.equal(first.x[:1], normal([(3, 6, 11, "root", 0)], (2,)))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 10**9) | st.text(max_size=5), min_size=1, max_size=4))
 def test_a_key_is_a_stream(key):
     first = torch.randn(4, generator=generator(*key))

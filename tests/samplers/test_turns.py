@@ -80,6 +80,7 @@ def test_an_environment_that_ends_at_once_leaves_one_turn(tmp_path):
     assert (plain.states[:, 0] == state_id("hi")).all()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
     policy = made(tmp_path)

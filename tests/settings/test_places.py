@@ -92,6 +92,7 @@ def test_files_of_flowrl_and_other_words_stay_as_written(monkeypatch: pytest.Mon
     assert in_full({"model": "docs"}) == {"model": str(PROJECT / "docs")}
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_keeps_what_another_folder_needs(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

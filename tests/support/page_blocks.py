@@ -31,6 +31,7 @@ NOT_HERE = {  # part of a command -> why no test runs it as it stands
     "train run.yaml": "README.md's, in the folder of `flowrl new`: test_own_run",
     "plan run.yaml": "the same", "sample runs/run-0001": "the same", "flowrl new": "the same",
     "flowrl vote": "waits for people: tests/votes", "flowrl fit-reward": "needs votes of people",
+    "flowrl launch": "needs a scheduler: tests/launching", "--resume auto": "tests/cli",
     "flowrl drill": "kills a run many times, for minutes: tests/drill",
     "path: taste": "a reward that is fitted to votes of people",
 }  # fmt: skip

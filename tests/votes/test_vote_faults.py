@@ -179,6 +179,7 @@ def test_a_clock_that_jumps_changes_nothing_but_what_it_says(tmp_path, monkeypat
     print(f"{jumps} jumps of the clock, 22 votes counted")
 
 
+@pytest.mark.slow
 def test_a_hundred_raters_at_once(tmp_path):
     plan = written_plan(tmp_path, pairs=100, prompts=20, raters=100)
 

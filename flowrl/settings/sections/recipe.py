@@ -259,6 +259,9 @@ class PublishedKinds(Mapping[str, type[RecipeSettings]]):
             raise KeyError(name)
         return _published_kind(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in RECIPES  # asking for a user's FILE.py:FUNCTION imports nothing
+
     def __iter__(self) -> Iterator[str]:
         return iter(RECIPES)
 
