@@ -8,6 +8,8 @@ import yaml
 
 import flowrl
 from flowrl.errors import UserError
+from flowrl.settings.read import open_folder, read_run
+from flowrl.settings.sections.data import RewardSpec
 from tests.support import runs
 from tests.support.warm import small
 
@@ -103,3 +105,16 @@ def test_python_asks_too(elsewhere):
         opened.judges()
     assert not ran(elsewhere)
     assert flowrl.TrainedRun.open(elsewhere, trust=True).judges() and ran(elsewhere)
+
+
+def test_a_job_on_a_new_machine_goes_on_with_what_its_own_file_names(elsewhere, tmp_path):
+    """`train FILE --folder RUN --resume auto` where no record of the folder is: FILE is the user's,
+    and grants what it names itself, and nothing else."""
+    run = read_run(elsewhere / "run.yaml")
+    with pytest.raises(UserError, match="was not started here"):
+        open_folder(elsewhere)
+    assert open_folder(elsewhere, beside=run).run == run
+    other = run.model_copy(update={"rewards": (RewardSpec(name="brightness"),)})
+    with pytest.raises(UserError, match="was not started here"):
+        open_folder(elsewhere, beside=other)
+    assert not ran(elsewhere)
