@@ -127,6 +127,15 @@ def run_path(word: str) -> Path | None:
     return beside[0] if beside else dict(own_runs()).get(_run_name(word))
 
 
+def no_run_in(folder: Path) -> str:
+    """Sentence for a folder without a run.yaml, which names the run that the folder belongs to,
+    such as that of a checkpoint."""
+    above = folder.absolute().parents[:2]
+    run = next((path for path in above if (path / "run.yaml").is_file()), None)
+    hint = "" if run is None else f"; it belongs to the run {run}: name that"
+    return f"{folder} is not a run's folder: it has no run.yaml{hint}"
+
+
 def _run_name(word: str) -> str:
     return word.removeprefix("configs/").removesuffix(".yaml")
 

@@ -22,6 +22,7 @@ from flowrl.pages.records import (
     read_starts,
     read_trees,
 )
+from flowrl.paths import no_run_in
 from flowrl.settings import Run
 from flowrl.settings.file.strict_yaml import read_yaml
 from flowrl.settings.model.kinds import MODEL_KINDS
@@ -58,7 +59,7 @@ class RunFolder:
         """Read a run's folder. UserError if it is not one, or run.yaml cannot be read."""
         file = folder / "run.yaml"
         if not file.is_file():
-            raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
+            raise UserError(no_run_in(folder))
         settings = read_yaml(file)
         if not isinstance(settings, Mapping):
             raise UserError(f"{file} does not contain settings of a run")

@@ -16,6 +16,7 @@ from flowrl.credit.proxies import named_rewards
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
+from flowrl.paths import no_run_in
 from flowrl.settings.checks.asking import check_asking
 from flowrl.settings.checks.gradients import check_gradients, check_own_gradients
 from flowrl.settings.checks.guidance import check_ratio_guidance
@@ -195,7 +196,7 @@ def _tree_of(
     UserError for such a base of a folder without the right to it."""
     file = folder / "run.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
+        raise UserError(no_run_in(folder))
     outside = list[Need]()
 
     def check(base: Path) -> None:

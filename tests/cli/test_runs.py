@@ -8,6 +8,8 @@ import pytest
 
 from flowrl.cli.runs import RunLine, Runs, print_runs, text_table
 from flowrl.errors import UserError
+from flowrl.pages.run_folder import RunFolder
+from flowrl.settings.read import open_folder
 
 SETTINGS = "recipe: {name: flow_grpo}\ntrain: {iterations: 4}\n"
 BASE = {"iteration": 0, "held_out/shapes": 0.5, "held_out_std/shapes": 0.1}
@@ -83,3 +85,14 @@ def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
 
 def test_empty_columns_are_left_out():
     assert list(text_table([["a", "b", "c"], ["1", "", "long"]])) == ["a  c", "1  long"]
+
+
+@pytest.mark.parametrize("part", ["checkpoints/000004", "best", "samples/000004"])
+def test_a_folder_inside_a_run_names_the_run(tmp_path, part):
+    run = folder_of(tmp_path, "a", BASE)
+    (run / part).mkdir(parents=True)
+    for read in (open_folder, RunFolder.read):
+        with pytest.raises(UserError, match=f"it belongs to the run {run}: name that"):
+            read(run / part)
+        with pytest.raises(UserError, match=r"it has no run\.yaml$"):
+            read(tmp_path)
