@@ -218,6 +218,7 @@ def test_a_live_language_model_is_trained(tmp_path: Path) -> None:
     assert len(texts) == 3 and all(isinstance(text, str) for text in texts)
 
 
+@pytest.mark.slow
 def test_a_tree_is_sampled_alone(pipeline: Path) -> None:
     """Log-probabilities and nodes are those of the transitions; the pipeline is as before."""
     pipe = live(pipeline)

@@ -54,6 +54,7 @@ def run_folder(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_help_needs_no_torch_and_a_third_of_a_second():
     code = (
         "import sys\n"
@@ -233,6 +234,7 @@ def test_plan_exits_with_1_where_the_run_does_not_fit(capsys):
     assert flowrl(capsys, "plan", DEMO, "--memory", "100GiB")[0] == 0
 
 
+@pytest.mark.slow
 def test_plan_estimates_seconds_on_named_devices(capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code, out, _ = flowrl(capsys, "plan", DEMO, "--devices", "2xH100", "--utilisation", "0.5")

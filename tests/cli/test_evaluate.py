@@ -70,6 +70,7 @@ def test_a_model_without_a_run_has_the_same_scores(
         assert bare["base"]["brightness"] == pytest.approx(with_run["base"]["brightness"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_data_sets_are_scored_by_name(finished: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "one.txt").write_text("a red ball\na blue ball\n")
     (tmp_path / "two.txt").write_text("a cat\n")

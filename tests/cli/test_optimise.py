@@ -45,6 +45,7 @@ def test_the_score_rises_from_that_of_the_plain_samples(scorer, method):
     assert told.endswith(f"{4 * 3 * 6 if method != 'gradient' else 4 * 3 * 11} network evaluations")
 
 
+@pytest.mark.slow
 def test_the_slope_in_the_noise_is_that_of_finite_differences(scorer):
     scores = NoiseScores.of(scorer)
     noise = scores.noise("root")
@@ -65,6 +66,7 @@ def test_a_negative_weight_lowers_the_reward(scorer):
         assert scorer.score(samples).mean() < plain.mean()
 
 
+@pytest.mark.slow
 def test_weights_scale_scores_and_slopes(scorer):
     half = NoiseScores.of(replace(scorer, weights={"brightness": 0.5}))
     scores = NoiseScores.of(scorer)

@@ -83,6 +83,7 @@ def test_other_weights_are_proven_again(file: Path, pipeline: Path, tmp_path: Pa
     assert len(made) == 2 * count
 
 
+@pytest.mark.slow
 def test_a_model_without_a_file(pipeline: Path, capsys: Any) -> None:
     assert runs.flowrl("prove", "--model", pipeline, "--recipe.steps", "3", "--model.height", "16",
                        "--model.width", "16") == 0  # fmt: skip
@@ -96,6 +97,7 @@ def test_a_pipeline_that_is_refused(file: Path, capsys: Any) -> None:
     assert not proof_cache.folder().exists()
 
 
+@pytest.mark.slow
 def test_a_whole_sample_that_differs_is_refused(
     file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

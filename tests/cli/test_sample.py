@@ -104,6 +104,7 @@ def test_the_best_rewriting_is_the_best_of_as_many_samples(joint, tmp_path, caps
     }
 
 
+@pytest.mark.slow
 def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, capsys):
     words = ("--rewrite", "2", "--count", "1", "--out", tmp_path / "out")
     assert runs.flowrl("sample", joint, "a scarlet block", *words) == 0

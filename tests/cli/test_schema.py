@@ -42,6 +42,7 @@ def read() -> dict[str, object]:
         schema.read_schema.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_file_is_what_the_types_say() -> None:
     found = dict(schema.read_schema())
     assert json.loads(json.dumps(maker.make_schema())) == {k: found[k] for k in found if k != "of"}

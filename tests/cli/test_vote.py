@@ -120,6 +120,7 @@ def test_two_runs_are_compared_by_name(finished, tmp_path, capsys):
     assert VotePlan.read(tmp_path / "both").kind == "runs"
 
 
+@pytest.mark.slow
 def test_a_run_file_is_voted_on_before_anything_is_trained(pipeline, tmp_path, capsys):
     file = runs.write(small(pipeline, tmp_path), tmp_path)
     words = (*VOTE, "--votes", "6", "--out", tmp_path / "votes")

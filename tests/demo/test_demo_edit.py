@@ -103,6 +103,7 @@ def test_an_edit_depends_on_its_instruction_and_on_its_source(pipe):
     assert all((results[0] - another).abs().mean() > 0.005 for another in results[1:])
 
 
+@pytest.mark.slow
 def test_a_given_image_is_edited_from_the_command_line(tmp_path, capsys):
     words = ["sample", "--model", FOLDER, "make the red circle blue", "--count", "1", "--steps"]
     words += ["2", "--model.height", "32", "--model.width", "32"]

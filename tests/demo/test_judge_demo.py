@@ -71,6 +71,7 @@ def test_a_question_reads_its_image_and_itself(script):
     assert places[0, first] == places[0, second] == script.PLACES
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_shipped_judge_is_small_and_the_reward_reads_it_as_its_script_does(script):
     files = [file for file in FOLDER.iterdir() if file.is_file()]

@@ -63,6 +63,7 @@ def run_tree(pipeline: Path, folder: Path, prices: list[object]) -> dict:
 ADVANTAGE = [{"name": "standardize"}, {"name": "prompt_weight", "column": "price", "mean": False}]
 
 
+@pytest.mark.slow
 def test_a_run_weighs_its_rows(pipeline: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "priced")]
     made = []

@@ -173,6 +173,7 @@ def test_what_cannot_work_is_refused(model, tmp_path, section, message):
         check_plan(run_from(tree, "test"))
 
 
+@pytest.mark.slow
 def test_images_take_the_values_too(tmp_path):
     pipeline = runs.write_pipeline(tmp_path / "pipe")
     tracker = {"name": "start_values", "samples": 2, "soft": None}

@@ -209,6 +209,7 @@ def test_weights_that_are_no_numbers_are_not_taken_for_tokens_that_are_not_there
         collect(kept, 0)
 
 
+@pytest.mark.slow
 def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
     """A constant reward has no gradient; with the KL off it, steps lead back to the start."""
 

@@ -149,7 +149,10 @@ ALL_RECIPES = [
         for name in IMAGE_RECIPES
         if name != "opd"  # has no ratio, and needs a teacher
     ),
-    *(pytest.param(name) for name in TEXT_RECIPES),
+    *(
+        pytest.param(name, marks=[pytest.mark.slow] * bool(place % 3))  # every third one
+        for place, name in enumerate(TEXT_RECIPES)
+    ),
 ]
 
 

@@ -69,6 +69,7 @@ def test_the_last_completion_is_greedy_and_the_others_are_what_they_were(warp):
     assert not torch.equal(both[:, 3:], both[:, :1])
 
 
+@pytest.mark.slow
 def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
     model = tiny_lm.write(tmp_path)
     recipe = {"name": "text_remax", "length": 6, "group": 3, "temperature": 0.7, "top_p": 0.9}

@@ -132,6 +132,7 @@ def test_its_turns_are_read_as_they_were_drawn(model, tmp_path):
         torch.testing.assert_close(says[row], rows.old.logp[row], atol=NEAR, rtol=0)
 
 
+@pytest.mark.slow
 def test_its_divergence_is_that_of_the_policy_that_drew_it(model, tmp_path):
     """By hand: what is said now, less what has changed since, less what the start says."""
     kept = opened(model, tmp_path, KL | OFF)

@@ -49,6 +49,7 @@ def test_rewards_whose_rule_is_as_before_are_not_accused(name, settings):
     assert not [*changed_rules(name, settings, 1)]
 
 
+@pytest.mark.slow
 def test_a_resume_says_so_once_and_drops_scores_of_the_older_rule(model, tmp_path, capsys):
     tree = text_runs.tree(model, tmp_path, text_runs.GRPO, iterations=2)
     tree["rewards"] = [{"name": "exact_answer", "kind": "text", "find": "last_number"}]

@@ -102,6 +102,7 @@ def test_all_answers_are_asked_before_the_first_iteration(model, tmp_path, kind,
     assert "are left out" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_the_refusal_advises_works_on_the_command_line(model, tmp_path, capsys):
     file = config(model, tmp_path, ANSWERS, NUMBER, per_iteration=5)  # each row, also twice
     assert flowrl("train", file, "--folder", tmp_path / "run") == 2
@@ -118,6 +119,7 @@ def test_what_the_refusal_advises_works_on_the_command_line(model, tmp_path, cap
     assert "they are kept" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_programs_are_tried_before_their_row_is_drawn(model, tmp_path, monkeypatch, capsys):
     file = config(model, tmp_path, PROGRAMS, CODE)
     with pytest.raises(UserError, match="nothing can win 2 of 6 rows"):

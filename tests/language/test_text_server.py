@@ -189,6 +189,7 @@ def test_evaluations_are_drawn_here_where_the_server_keeps_its_own_weights(model
         assert len(server.bodies) == len(drawn.ids) == 12 and drawn.elsewhere
 
 
+@pytest.mark.slow
 def test_a_tree_of_segments_is_drawn_from_prefixes(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path, TREE), tmp_path)

@@ -50,6 +50,7 @@ def test_a_server_that_was_started_anew_is_told_its_adapter_again(model, tmp_pat
     assert {path.count("/") for path, _ in server.told} == {1 if sglang else 2}
 
 
+@pytest.mark.slow
 def test_a_server_without_the_model_is_not_told_adapters_for_ever(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
@@ -103,6 +104,7 @@ def test_a_run_that_stops_takes_its_adapter_away_with_it(model, tmp_path, ends):
         assert not list((folder / "served").iterdir())
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_taken_away(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)

@@ -243,6 +243,7 @@ def test_a_run_that_replaces_weights_needs_the_server_for_itself(
         guest.close()
 
 
+@pytest.mark.slow
 def test_runs_with_adapters_share_a_server(model, tmp_path, few):
     with CompletionsServer(model) as server:
         two = [opened(tree(server, tmp_path), tmp_path / name) for name in ("one", "two")]

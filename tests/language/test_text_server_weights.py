@@ -108,6 +108,7 @@ def test_other_processes_wait_for_the_main_one_and_load_only_what_is_lost(
         assert (tmp_path / "served").exists(), "the main process cleans up"
 
 
+@pytest.mark.slow
 def test_a_group_is_one_request(model, tmp_path):
     with CompletionsServer(model) as server:
         one = opened(tree(server, tmp_path), tmp_path)

@@ -223,6 +223,7 @@ def test_the_first_ratio_is_one_with_images(model, tmp_path, rows):
     assert floor is not None and floor < 2e-5
 
 
+@pytest.mark.slow
 def test_another_size_of_calls_gives_the_same_weights(model, tmp_path):
     def trained(rows: int) -> list[torch.Tensor]:
         kept = tiny_vlm.session(model, tmp_path, rows_per_call=rows, updates=2, lr=1e-3)
@@ -235,6 +236,7 @@ def test_another_size_of_calls_gives_the_same_weights(model, tmp_path):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     def opened(name: str):
         (tmp_path / name).mkdir()

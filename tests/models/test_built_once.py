@@ -106,6 +106,7 @@ def test_no_attribute_of_a_model_is_written_from_outside():
 ELSEWHERE = {"cli/commands.py: given.prompts"}  # a command's arguments, which are no model
 
 
+@pytest.mark.slow
 def test_other_rooms_do_not_finish_models():
     names = model_attributes() - LIBRARIES
     found = {

@@ -81,6 +81,7 @@ def test_rows_of_the_runs_own_size_are_the_same_bits() -> None:
     assert not other_sizes(made, [{"height": 16}, {}]) and other_sizes(made, ROWS)
 
 
+@pytest.mark.slow
 def test_steps_of_several_sizes_have_the_densities_of_their_own_batches() -> None:
     """Noise and log-densities belong to a sample, not to the sizes beside it."""
     made, batch = opened("FLUX.1")
@@ -95,6 +96,7 @@ def test_steps_of_several_sizes_have_the_densities_of_their_own_batches() -> Non
             assert edge.step == mixed_edge.step
 
 
+@pytest.mark.slow
 def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
     """Rows of each size count from the same place, as the rows of one size do."""
     _, batch = opened("FLUX.1")
@@ -114,6 +116,7 @@ def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:
     assert by_draws(parts, [(1, 2), (0,)]).tolist() == [0, 1, 10, 11, 20, 21]
 
 
+@pytest.mark.slow
 def test_every_size_is_proven_and_refusals_name_the_row(tmp_path: Path) -> None:
     made = PipelinePolicy(NAMED["SD3"].build(), call=SQUARE).guided(1.0, 1.0)
     made.check_rows(ROWS)

@@ -100,6 +100,7 @@ def test_auto_compiles_for_cuda_alone(pipeline, tmp_path):
     assert "model.compile: auto is off on cpu" in str(runs.opened(tree, tmp_path).learner)
 
 
+@pytest.mark.slow
 def test_auto_is_off_where_the_first_ratio_leaves_its_limit(
     pipeline, tmp_path, monkeypatch, capsys
 ):

@@ -53,6 +53,7 @@ def test_a_prompt_has_the_same_bits_alone_cold_and_warm(where):
     assert equal(other.take([2, 0, 1]), cold)
 
 
+@pytest.mark.slow
 def test_bytes_are_bounded_and_files_end_with_the_run():
     sizes = [byte_count(driven(None).encode([prompt])) for prompt in PROMPTS]
     kept = EncodingCache("disk", max(sizes) + 1)

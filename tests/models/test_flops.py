@@ -69,6 +69,7 @@ def test_flux_is_counted_as_by_hand() -> None:
     assert flops.formula(described.first, n, t) == pytest.approx(count.state, rel=0.005)
 
 
+@pytest.mark.slow
 def test_the_public_table_has_the_published_numbers_of_weights() -> None:
     wanted = {
         "stabilityai/stable-diffusion-3.5-medium": 2_243_171_520,

@@ -72,6 +72,7 @@ def test_merged_adapters_are_diffusers_fused_ones_to_the_bit(
     assert all(".lora_" in name for name in lora.trainable())
 
 
+@pytest.mark.slow
 def test_training_begins_with_the_adapters_of_a_file(pipeline: Path, tmp_path: Path) -> None:
     folder = written(pipeline, tmp_path / "given")
     pipe = plain(pipeline)
@@ -86,6 +87,7 @@ def test_training_begins_with_the_adapters_of_a_file(pipeline: Path, tmp_path: P
     assert all(p.requires_grad and p.dtype == torch.float32 for p in made.trainable().values())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_it_and_anchors_there(pipeline: Path, tmp_path: Path) -> None:
     """The first KL is 0: `ref` is the given adapter, not the base without it."""
     folder = written(pipeline, tmp_path / "given")

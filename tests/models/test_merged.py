@@ -113,6 +113,7 @@ def test_adapters_that_are_off_stay_off_and_none_merges_nothing():
         MergedAdapters.of({"m": conv}, "evaluation")
 
 
+@pytest.mark.slow
 def test_only_steps_without_a_density_are_merged(pipeline, tmp_path, monkeypatch):
     """With merged weights that are wrong on purpose: no stored density knows of them."""
     plain = collect(session(pipeline, tmp_path, "none"), 1)

@@ -56,6 +56,7 @@ def test_driven_is_the_pipelines_own_call_to_the_bit(family: str, guidance: floa
         assert theirs.shape == (2, 5, 3, 16, 16)
 
 
+@pytest.mark.slow
 def test_guidance_and_arguments_change_the_velocity() -> None:
     """Equal bits would mean little if nothing mattered."""
     seen = []

@@ -132,6 +132,7 @@ def test_a_language_model_checkpoints_without_dropout_and_keeps_its_cache(
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_model_and_frozen_parts_rest(pipeline, tmp_path, monkeypatch) -> None:
     """Two iterations' worth of everything: the same samples as without."""
     plain = runs.session(pipeline, tmp_path, runs.FLOW_GRPO)

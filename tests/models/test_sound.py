@@ -94,6 +94,7 @@ def test_linear_light_is_refused():
         sounding("LTX2HDRPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
 
 
+@pytest.mark.slow
 def test_a_batch_has_video_and_sound_and_ratio_one():
     made = sounding(**UNGUIDED).guided(1.0, 1.0)
     assert made.layout is not None and made.shape(STEPS) == (made.layout.size,)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.long  # `make quick` leaves out what drives models
 OWN = ("--model.sigmas", "null")  # the scheduler's levels, which end on 0.001
 
 
+@pytest.mark.slow
 def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

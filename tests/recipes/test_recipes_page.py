@@ -10,6 +10,7 @@ from flowrl.recipes import RECIPES
 from scripts.generate.recipes_page import PAGE, page, section
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == page(), "run: python scripts/generate/recipes_page.py"
@@ -36,6 +37,7 @@ def test_a_link_leads_to_the_file_of_its_part(name):
         assert re.search(rf"^(class|def) {cell}\b", text, re.MULTILINE), (cell, path)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_page_holds_no_place_that_another_change_moves():
     assert not re.search(r"\.py(:|#L)\d", page())

@@ -122,6 +122,7 @@ def chains(votes: Votes, ridge: float, count: int, steps: int) -> np.ndarray:
     return np.concatenate(draws[steps // 4 :])
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_of_a_long_chain():
     votes, ridge = drawn(250, 2, seed=3), 1.0
     draws = chains(votes, ridge, count=100, steps=600)[:, :2]

@@ -217,6 +217,7 @@ def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
             yield from nodes(value)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["Alignment Score (1-5): ", "Score (1-5): ", "Final Score: "]), st.data())
 def test_a_cut_range_is_never_taken_for_a_score(head, data):
     cut = head[: data.draw(st.integers(0, len(head)))]

@@ -62,6 +62,7 @@ def clip_run(pipeline, folder, device):
     return runs.opened(settings, folder)
 
 
+@pytest.mark.slow
 def test_a_run_with_its_reward_model_on_the_cpu(pipeline, tmp_path):
     """Beside a GPU where there is one."""
     kept = clip_run(pipeline, tmp_path, "cpu")

@@ -44,6 +44,7 @@ def passed(code: str, tests=PLAIN, limits=SMALL) -> list[bool]:
     return run.run_tests(code, tests, limits)[0]
 
 
+@pytest.mark.slow
 def test_scores_are_shares_or_all_or_nothing():
     codes = ["def f(x):\n    return x + 1", "def f(x):\n    return abs(x) + 1", "def f(x): return"]
     media = [block(code) for code in codes] + ["no code", block("def f(x:"), "```python\nx = 1"]
@@ -318,6 +319,7 @@ def test_a_program_cannot_make_its_own_failure_the_judges():
     assert scores.tolist() == [0] * len(codes)
 
 
+@pytest.mark.slow
 def test_a_row_says_whether_it_can_be_won():
     reward = loaded(seconds=20.0)
     pairs = [{"input": "2 3", "output": "5"}]

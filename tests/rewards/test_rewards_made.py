@@ -51,6 +51,7 @@ def test_members_of_an_ensemble_must_all_score():
     assert soft[1].isnan() and abs(soft[2]) < 1e-12
 
 
+@pytest.mark.slow
 @given(scores_lists, st.floats(0.05, 5))
 def test_a_soft_minimum_lies_between_the_least_and_the_mean(values, temperature):
     members = [fixed(value) for value in values]

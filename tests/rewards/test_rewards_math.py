@@ -170,6 +170,7 @@ def test_right_answers_equal_themselves(reward):
     assert reward(of(texts, OWN)).tolist() == [1.0] * len(OWN)
 
 
+@pytest.mark.slow
 def test_only_a_box_counts_where_boxes_are_asked_for():
     reward = load("math_answer", find="boxed", processes=1)
     texts = [r"\boxed{7}", "The answer is 7.", "$7$", r"7 \boxed{8}"]

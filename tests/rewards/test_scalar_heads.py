@@ -200,6 +200,7 @@ def test_hpsv3_is_its_second_computation(tmp_path, monkeypatch, small_images):
     torch.testing.assert_close(reward(samples(square[None], PROMPTS[:1]))[0], sequential, **CLOSE)
 
 
+@pytest.mark.slow
 def test_hpsv3_keeps_the_contract(tmp_path, monkeypatch, small_images):
     hps = Hps(tmp_path, monkeypatch)
     reward = load("hpsv3", **hps.write(tmp_path / "a.safetensors"), **CPU)

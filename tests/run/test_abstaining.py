@@ -78,6 +78,7 @@ def opened(settings: dict[str, Any], folder: Path) -> Session:
     return open_session(run, folder, open_accelerator(run, folder))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_tasks_learns_both(model, tmp_path):
     settings = tree(model, tmp_path, "abab", "a_words b_words", lr=3e-2)
     settings["train"]["iterations"] = 12
@@ -94,6 +95,7 @@ def test_a_run_of_two_tasks_learns_both(model, tmp_path):
         assert statistics.fmean(column[-4:]) > statistics.fmean(column[:4]) + 0.05
 
 
+@pytest.mark.slow
 def test_iterations_and_evaluations_without_a_reward_go_on_also_after_a_resume(
     model, tmp_path, capsys
 ):

@@ -242,6 +242,7 @@ def test_pipes_in_a_run_folder_are_refused(trained, tmp_path, capsys, name):
     assert "is not a plain file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_folder_may_itself_be_reached_by_a_link_and_trackers_have_links(trained, tmp_path):
     runs.copied_run(trained, tmp_path / "run")
     (tmp_path / "latest").symlink_to(tmp_path / "run")

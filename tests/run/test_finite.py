@@ -182,6 +182,7 @@ def test_latents_are_checked_where_the_decoder_hides_them(pipeline, tmp_path, mo
         iterate(kept, Progress())
 
 
+@pytest.mark.slow
 def test_an_average_that_is_not_finite(pipeline, tmp_path, monkeypatch):
     settings = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     settings["evaluate"]["average"] = 0.9
@@ -210,6 +211,7 @@ def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path
     assert f"the weight {name} after iteration 1 is not finite" in str(stop.value)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_although_its_gradient_is(pipeline, tmp_path, monkeypatch):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
     add = update.Tally.add
@@ -250,6 +252,7 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline,
     assert "not finite" in sentence and str(newest) in sentence
 
 
+@pytest.mark.slow
 def test_begin_keeps_the_base(pipeline, tmp_path):
     """The control: nothing here stops a healthy run."""
     kept = runs.session(pipeline, tmp_path, runs.NFT)

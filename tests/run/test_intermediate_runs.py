@@ -72,6 +72,7 @@ def test_the_costs_are_those_planned(pipeline, tmp_path, monkeypatch, recipe):
     assert metrics["count/scored"] == decoded[0] == counted(tmp_path / "calls.plain") == wanted
 
 
+@pytest.mark.slow
 def test_a_reward_on_the_way_may_abstain(pipeline, tmp_path):
     """Every third node is not judged: nothing fails, and the others teach."""
     own = [{"name": f"{tmp_path / 'own.py'}:promising", "weight": 2.0}]
@@ -93,6 +94,7 @@ def test_a_reward_on_the_way_may_abstain(pipeline, tmp_path):
     assert differs == [False, True, False]
 
 
+@pytest.mark.slow
 def test_particles_and_shrinking_groups_ask_the_rewards_on_the_way(pipeline, tmp_path):
     own = [{"name": f"{tmp_path / 'own.py'}:promising"}]
     thin = {"name": "pro_grpo", "start": 6, "keep": [4], "at": [2]}
@@ -202,6 +204,7 @@ def test_the_noise_is_calibrated(pipeline, tmp_path, capsys):
     assert "no chains with intermediate rewards" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_first_ratio_is_one(pipeline, tmp_path):
     kept = runs.opened(tree(pipeline, tmp_path, {"name": "turning_point", "group": 4}), tmp_path)
     metrics = iterate(kept, Progress()).metrics

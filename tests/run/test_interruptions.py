@@ -134,6 +134,7 @@ def test_restarts_end_without_a_new_checkpoint(warm, config, tmp_path):
     assert "all of --restarts 1 are used before the first checkpoint" in said
 
 
+@pytest.mark.slow
 def test_a_mistake_and_a_signal_are_no_deaths(warm, config, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "said.txt"
     words = ("train", config, "--restarts", "3", "--folder", folder)

@@ -178,6 +178,7 @@ def test_a_unit_that_is_too_large_is_asked_for_again(late, pipeline, tmp_path):
     assert late.full == [] and "held_out/brightness" in lines(tmp_path / "run")[3]
 
 
+@pytest.mark.slow
 def test_units_of_an_evaluation_are_its_prompts_in_order(pipeline, tmp_path):
     tree = settings(pipeline, tmp_path, samples=8, per_prompt=2)
     cut = runs.opened(tree | {"workers": {"unit": 3, "evaluate": True}}, tmp_path)

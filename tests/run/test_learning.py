@@ -263,6 +263,7 @@ def test_a_resumed_run_is_judged_again(tmp_path: Path, capsys: Any) -> None:
     assert "train.max_grad_norm 1e-20 shrinks" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_adapter_whose_halves_are_both_0_is_told(pipeline: Path, tmp_path: Path) -> None:
     """The first step moves B alone, from A; with both at 0 neither can move."""
     settings = runs.tree(pipeline, tmp_path, runs.NFT, self_test="off")

@@ -174,6 +174,7 @@ def test_merged_weights_are_counted(pipeline, tmp_path) -> None:
     assert found is not None and found.parts["merged weights"] == sum(held) > 0
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -> None:
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
@@ -262,6 +263,7 @@ def test_a_call_is_no_larger_than_the_samples_of_a_step(folders, tmp_path) -> No
     assert made is not None and 12 * made.phases["decoding"] == 50 * found[1, 12][1]
 
 
+@pytest.mark.slow
 def test_advice_is_from_the_sizes_that_calls_have_by_now(folders, tmp_path) -> None:
     given = run(folders["SD3"], "SD3", tmp_path)
     kept = override(given, ["--prompts.per_iteration", "8", "--train.rows-per-call", "16"])
@@ -399,6 +401,7 @@ def test_other_errors_are_not_taken_for_it(pipeline, tmp_path) -> None:
         raise RuntimeError("shapes do not fit")
 
 
+@pytest.mark.slow
 def test_a_reward_without_memory_is_named(pipeline, tmp_path, capsys) -> None:
     (tmp_path / "mine.py").write_text(FULL_REWARD)
     tree = runs.tree(pipeline, tmp_path, runs.NFT, self_test="off")

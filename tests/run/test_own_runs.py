@@ -241,6 +241,7 @@ LEARNING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_commands_of_a_run(tmp_path, capsys):
     run = trained(tmp_path, tree(tmp_path, lora=2, iterations=1))

@@ -111,6 +111,7 @@ def test_the_records_of_a_tree_and_of_a_resumed_run(pipeline, tmp_path, capsys):
     assert records(broken) == records(whole)
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_made_does_not_end_the_run(pipeline, tmp_path, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -165,6 +165,7 @@ def test_07_a_reward_that_fails_stops_the_run_and_never_trains_on_zeros(
     assert all(line["reward"] != 0 for line in lines(folder)[1:])
 
 
+@pytest.mark.slow
 def test_08_the_command_line_is_heard(pipeline, tmp_path, capsys):
     config = runs.write(small(pipeline, tmp_path), tmp_path)
     words = ["--train.lr", "0.5", "--recipe.group", "6", "--evaluate.average", "None"]
@@ -204,6 +205,7 @@ def test_10_a_policy_gradient_without_noise_is_refused(pipeline, tmp_path, capsy
     assert "eta" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_11_the_adapter_paints_the_same_in_plain_diffusers(pipeline, tmp_path):
     kept = runs.opened(small(pipeline, tmp_path), tmp_path)
     rng = torch.Generator().manual_seed(1)

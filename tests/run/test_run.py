@@ -222,6 +222,7 @@ def test_another_chunk_size_gives_the_same_weights(pipeline, tmp_path, recipe):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run(pipeline, tmp_path):
     kept = session(pipeline, tmp_path, runs.NFT)
     before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]

@@ -100,6 +100,7 @@ def test_what_may_change_is_said_or_free(place, capsys, path, value, words):
     assert changed == ([] if words is None else [f"changed since checkpoint 000002: {words}"])
 
 
+@pytest.mark.slow
 def test_weight_decay_and_betas_of_the_file_are_used(place, capsys):
     """The optimizer's saved groups won before, and the file's values were ignored."""
     run = place / "run"
@@ -144,6 +145,7 @@ def test_files_beside_the_run_are_compared(
     assert words in (shown.err if code else shown.out)
 
 
+@pytest.mark.slow
 def test_prompts_cannot_change_under_scores_that_are_kept_by_their_place(place, capsys):
     tree = yaml.safe_load((place / "tiny.yaml").read_text())
     tree["budget"] = {"order": "uncertain"}

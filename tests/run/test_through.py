@@ -138,6 +138,7 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
         assert tally.counts.get("loss", 0) == int(mask.sum())
 
 
+@pytest.mark.slow
 def test_a_reward_that_breaks_stops_the_run_as_in_other_methods(pipeline, tmp_path):
     """Three optimizer steps in a row without a finite gradient."""
     kept = runs.session(pipeline, tmp_path, settings("refl"), updates=3, self_test="off")

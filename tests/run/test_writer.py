@@ -96,6 +96,7 @@ def test_copies_are_no_views():
     assert copy["a"][0].tolist() == [1, 1] and copy["a"][1][1:] == (3, None)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline, tmp_path):
     kept = runs.session(pipeline, tmp_path, runs.NFT, lr=1e-2)  # with an average
     progress, alarms, gate = Progress(), Alarms(), threading.Event()

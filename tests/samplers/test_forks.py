@@ -226,6 +226,7 @@ def test_a_uniform_tree_that_is_told_by_its_common_tokens_has_the_published_cred
     close(got.gather(1, point), want, 5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
     model = tiny_lm.write(tmp_path / "lm")

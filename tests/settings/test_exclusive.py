@@ -178,6 +178,7 @@ def test_settings_go_with_the_name_that_they_belong_to(section: str, tmp_path):
     assert value_at(tree, section) == old | {"more": 2}
 
 
+@pytest.mark.slow
 def test_every_shipped_run_with_adapters_can_begin_from_others(tmp_path):
     shipped = [
         path
