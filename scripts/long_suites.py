@@ -26,7 +26,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 RECORD = PROJECT / ".ci" / "long.json"
 ROOMS = (  # folders of tests with slow ones
     "api", "budget", "cli", "demo", "drill", "evaluation", "iteration", "language", "models",
-    "pages", "processes", "prompts", "recipes", "rewards", "run", "samplers", "scripts",
+    "pages", "processes", "recipes", "rewards", "run", "samplers", "scripts",
     "settings", "votes",
 )  # fmt: skip
 PYTEST = ("-m", "pytest", "-q", "-m", "slow and not gpu", "--durations=5")

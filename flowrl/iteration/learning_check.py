@@ -159,8 +159,11 @@ class LearningWatch:
             if part
         ]
         steps = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
-        numbers = torch.cat([torch.stack(counts), *steps]).tolist() if counts else [0.0] * 3
-        (kept, signal, taught), rest = numbers[:3], numbers[3:]
+        # a process without rows of its own takes the others' steps all the same
+        measured = [torch.stack(counts), *steps] if counts else steps
+        numbers = torch.cat(measured).tolist() if measured else []
+        own, rest = (numbers[:3], numbers[3:]) if counts else ([0.0] * 3, numbers)
+        kept, signal, taught = own
         modules = {module_of(name): (0.0, 0.0) for name in self.every}
         gradients, moves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         for name, gradient, move in zip(self.names, gradients, moves, strict=True):
