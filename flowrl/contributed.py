@@ -13,6 +13,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+from flowrl.errors import feature_files
+
 CONTRIB = Path(__file__).resolve().parent / "contrib"
 
 
@@ -43,4 +45,5 @@ def contributed_part(name: str) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"flowrl.contrib.{name}")
+    with feature_files("samplers.routes", name):
+        return import_module(f"flowrl.contrib.{name}")

@@ -15,6 +15,7 @@ from flowrl.paths import PROJECT
 from flowrl.settings.parts.names import part_classes
 from flowrl.table import Column
 from tests.support import every_recipe, runs, text_runs, tiny_lm
+from tests.votes.test_asking import RUN
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
@@ -45,6 +46,15 @@ print(json.dumps(found))
 """.replace("APART", repr((FEATURES + ".", "flowrl.contrib.", "samplers.routes.", LIKELIHOODS)))
 
 
+BESIDE = """
+class Beside:
+    concurrent = True  # may be called beside others
+
+    def __call__(self, samples):
+        return [float(image.mean()) for image in samples.media]
+"""
+
+
 def plain(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str, Any]:
     return every_recipe.settings(name, folder, pipeline=pipeline, language=language, iterations=1)
 
@@ -67,26 +77,35 @@ def needing(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str
     }  # fmt: skip
     if name == "joint":
         return joint(folder, pipeline, language)
+    if name == "ask":
+        return RUN | {
+            "prompts": RUN["prompts"] | {"held_out": "configs/prompts/shapes_held_out.jsonl"},
+            "held_out_rewards": ["flowrl/demo/taste.py:large"],
+            "ask": {"votes": 4, "person": "simulated", "port": 0},
+        }
     tree = plain(of_recipe.get(name, "flow_grpo"), folder, pipeline, language)
     if name == "steering":
         tree = plain("nft", folder, pipeline, language)
         tree["steer"] = {"iterations": [0, 1]}
     if name == "teachers":
         tree["teachers"] = {"folders": {"all": str(every_recipe.teacher(pipeline, folder))}}
-    if name == "budget":
+    if name in ("budget", "replay"):
         tree["budget"] = {"flat": "resample", "rounds": 2}
+    if name == "reference":
+        tree["recipe"] |= {"kl": 0.1, "kl_in": "reward"}
     if name == "units":
         tree["workers"] = {"unit": 1}
     if name == "overlap":
-        tree["rewards"] += [{"name": "jpeg"}, {"name": "colour"}]
+        (folder / "beside.py").write_text(BESIDE)
+        tree["rewards"] += [{"name": f"{folder / 'beside.py'}:Beside"}]
     if name == "sizes":
         square, wide = {"width": 16, "height": 16}, {"width": 32, "height": 16}
         runs.sized(tree, [square, wide, square, wide])
     if name == "given":
         rows = [{"prompt": p, "completion": "ab"} for p in ("a:", "cab :")]
-        tree = text_runs.tree(language, folder, {"name": "sft", "length": 6})
+        tree = text_runs.tree(language, folder, text_runs.GRPO)
         (folder / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        tree["given"] = {"kind": "texts", "file": str(folder / "given.jsonl")}
+        tree["given"] = {"kind": "texts", "file": str(folder / "given.jsonl"), "share": 0.5}
     return tree
 
 
