@@ -120,6 +120,17 @@ _NOTHING_HERE = {  # names without a counterpart that change no number
 }
 
 
+def _call_arguments(d: RunDraft, place: str, *patterns: str) -> None:
+    """Write arguments of the pipeline's call below `place`."""
+    for name in d.matching(*patterns):
+        value = d.value(name)
+        if value is None:
+            d.lose(name, "null is the pipeline's own value", effect=False)
+        else:
+            argument = name.partition(".")[2]
+            d.write(name, {f"{place}.{argument}": value}, "an argument of the pipeline's call")
+
+
 def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of the argument classes of the trainer that the file names."""
     trainer = str(given.get("train.trainer_type", "grpo")).lower()
@@ -301,7 +312,9 @@ def _sampling(d: RunDraft, trainer: str) -> None:
             {"model.guidance.sample": guidance, "model.guidance.train": guidance},
             "in sampling and training",
         )
-    for name in d.matching(
+    _call_arguments(
+        d,
+        "model.call",
         "train.guidance_scale_2",
         "train.frame_rate",
         "train.*guidance_rescale",
@@ -310,16 +323,7 @@ def _sampling(d: RunDraft, trainer: str) -> None:
         "train.*modality_scale",
         "train.strength",
         "train.max_sequence_length",
-    ):
-        value = d.value(name)
-        if value is None:
-            d.lose(name, "null is the pipeline's own value", effect=False)
-        else:
-            d.write(
-                name,
-                {f"model.call.{name.partition('.')[2]}": value},
-                "an argument of the pipeline's call",
-            )
+    )
     for name in d.matching("*.prompt_enhancement_seed", "*.system_prompt"):
         d.lose_unless(
             name,
@@ -983,7 +987,9 @@ def _evaluation(d: RunDraft) -> None:
         d.lose("eval.eval_freq", "0 is no evaluation; flowrl always evaluates: evaluate.every")
     if d.has("eval.num_frames"):
         d.write("eval.num_frames", {"evaluate.num_frames": d.value("eval.num_frames")})
-    for name in d.matching(
+    _call_arguments(
+        d,
+        "evaluate.call",
         "eval.guidance_scale_2",
         "eval.frame_rate",
         "eval.*guidance_rescale",
@@ -991,16 +997,7 @@ def _evaluation(d: RunDraft) -> None:
         "eval.*stg_scale",
         "eval.*modality_scale",
         "eval.strength",
-    ):
-        value = d.value(name)
-        if value is None:
-            d.lose(name, "null is the pipeline's own value", effect=False)
-        else:
-            d.write(
-                name,
-                {f"evaluate.call.{name.partition('.')[2]}": value},
-                "an argument of the pipeline's call",
-            )
+    )
     if d.value("eval.seed") is not None:
         d.write("eval.seed", {"evaluate.seed": d.value("eval.seed")})
     elif d.has("eval.seed"):
