@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-CODE = samplers rewards flowrl scripts tests
+CODE = samplers rewards flowrl scripts tests typings
 
 # Without compiled modules every process would compile all libraries anew.
 unexport PYTHONDONTWRITEBYTECODE

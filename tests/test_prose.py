@@ -50,12 +50,12 @@ SOURCES = by_room(path for package in PACKAGES for path in (PROJECT / package).r
 PAGES_BY_ROOM = by_room(path for pattern in PAGES for path in PROJECT.glob(pattern))
 
 
-def sentences(source: str) -> Iterator[tuple[int, str]]:
+def sentences(source: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Comments, and strings that hold at least two words, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
 
@@ -76,10 +76,12 @@ def plain(text: str) -> str:
 
 def faults_of_source(source: str) -> Iterator[str]:
     """Words, names and openings of a source file that the rules refuse, with their places."""
-    for line, text in sentences(source):
+    nodes = list(ast.walk(ast.parse(source)))
+    for line, text in sentences(source, nodes):
+        spoken = plain(text)
         for rule in (BANNED, TURNS):
-            yield from (f"line {line}: {hit.group(0)!r}" for hit in rule.finditer(plain(text)))
-    for node in ast.walk(ast.parse(source)):
+            yield from (f"line {line}: {hit.group(0)!r}" for hit in rule.finditer(spoken))
+    for node in nodes:
         yield from (f"the name {each}" for each in names(node) if each in NAMES)
         if isinstance(node, DEFINITIONS) and (text := ast.get_docstring(node)):
             if OPENINGS.match(text):
