@@ -1,5 +1,5 @@
-"""What experiments over several seeds share: runs that go on where they stopped, what is read of
-them, and tables over seeds."""
+"""Parts that experiments over several seeds share: runs that go on where they stopped, metrics that
+are read of them, and tables over seeds."""
 
 import json
 import math
@@ -26,8 +26,8 @@ GAIN_HEAD = "| held-out | before | after | gain (95 % over seeds) |\n|---|---|--
 
 
 def flowrl(*words: object) -> str:
-    """Run a command in a process of its own, with one thread, and return what it prints.
-    RuntimeError with its last words if it fails."""
+    """Run a command in a process of its own, with one thread, and return its output. RuntimeError
+    with the end of it if the command fails."""
     command = [sys.executable, "-m", "flowrl", *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
