@@ -272,7 +272,7 @@ class RowShape:
         channels = config.get("in_channels", 4)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
-        patch = config.get("patch_size", config.get("all_patch_size"))
+        patch = _patch_size(vae, config)
         tokens = None
         if patch is not None:
             sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
@@ -341,13 +341,24 @@ def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
 
 def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """Latents on a side of a token, packed or not; 1 for a model without tokens."""
-    patch = config.get("patch_size", config.get("all_patch_size"))
+    patch = _patch_size(vae, config)
     if patch is None:
         return 1
+    side = list(patch)[-1] if isinstance(patch, list | tuple) else patch
+    return side * (2 if _packed(vae, config) and side == 1 else 1)
+
+
+def _patch_size(vae: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The denoiser's patch; 1 for packed latents (FLUX.3 names no patch), None without tokens."""
+    known = config.get("patch_size", config.get("all_patch_size"))
+    return 1 if known is None and _packed(vae, config) else known
+
+
+def _packed(vae: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a token is four latents that the pipeline packs (FLUX, Qwen-Image)."""
     channels = config.get("in_channels", 4)
     own = vae.get("latent_channels") or vae.get("z_dim") or channels
-    side = list(patch)[-1] if isinstance(patch, list | tuple) else patch
-    return side * (2 if channels == 4 * own and side == 1 else 1)  # FLUX, Qwen-Image
+    return channels == 4 * own
 
 
 def _size(name: str, described: Description, m: PipelineSettings) -> int | None:

@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
-from flowrl.models.diffusers.modular.folder import ModularSource, check_components
+from flowrl.models.diffusers.modular.folder import ModularSource, check_components, of_class
+from flowrl.models.diffusers.modular.verdicts import modular_classes
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -66,7 +67,13 @@ class Description:
         """The pipeline's class; of a modular one, with the face that the driver sees."""
         if self.modular is not None:
             return type(self.modular.skeleton())
-        return getattr(diffusers, self.pipeline or "")
+        kind = getattr(diffusers, self.pipeline or "")
+        return type(of_class(kind)) if self.in_blocks else kind
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the pipeline is driven in its modular form."""
+        return self.modular is not None or self.pipeline in modular_classes()
 
     @cached_property
     def denoisers(self) -> dict[str, nn.Module]:
@@ -122,7 +129,7 @@ class Description:
     def guided_by_part(self) -> bool:
         """Whether a component of the pipeline sets guidance, rather than an argument of the
         call."""
-        return self.modular is None and "guider" in inspect.signature(self.kind).parameters
+        return not self.in_blocks and "guider" in inspect.signature(self.kind).parameters
 
     def guides_at(self, scale: float) -> bool:
         """Whether the pipeline class applies guidance at a scale, according to its own property
@@ -242,7 +249,7 @@ def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
 def _modular_folder(folder: Path, source: ModularSource) -> Description:
     source = replace(source, place=str(folder))
     pipe = source.skeleton()
-    check_components(pipe, str(folder), source.rights)
+    check_components(pipe, source)
     parts = [n for n in component_parts(folder, "modular") if n in pipe.components]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
     refuse_parts(type(pipe).__name__, models)

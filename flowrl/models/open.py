@@ -299,12 +299,14 @@ def _connect(
 
 
 def modular_source(m: ModelSettings) -> "ModularSource | None":
-    """The model's folder and rights if it is driven in its modular form, else None."""
+    """The source of a model that is driven in its modular form, else None."""
     if not isinstance(m, PipelineSettings) or m.form != "modular":
         return None
     from flowrl.models.diffusers.modular.folder import ModularSource
 
-    return ModularSource(place(m.pipeline), m.rights, m.guider)
+    sizes = {"height": m.height, "width": m.width}
+    given = [name for name, value in {**sizes, **m.call}.items() if value is not None]
+    return ModularSource(place(m.pipeline), m.rights, m.guider, given)
 
 
 def with_guider(run: Run) -> Run:

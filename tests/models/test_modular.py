@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
-from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, load, skeleton
+from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, skeleton
 from flowrl.models.diffusers.modular.verdicts import (
     modular_classes,
     modular_verdicts,
@@ -235,7 +235,7 @@ def test_a_skeleton_has_no_weights_and_names_its_guiders(folder: Path) -> None:
     other = {"name": "AdaptiveProjectedGuidance", "guidance_scale": 3.0}
     replaced = guiders_of(skeleton(str(folder), guider=other))
     assert replaced is not None and replaced["guider"]["name"] == "AdaptiveProjectedGuidance"
-    made = load(str(folder), torch.float32)
+    made = ModularSource(str(folder)).load(torch.float32)
     assert torch.equal(
         made.transformer.proj_out.weight, twin("Wan 2.1").transformer.proj_out.weight
     )

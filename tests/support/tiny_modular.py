@@ -7,6 +7,8 @@ from typing import Any
 import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from transformers import LlavaProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from flowrl.models.diffusers.modular.face import arguments_of
 from tests.support.tiny_models import model
@@ -37,14 +39,15 @@ TWINS = {
 }
 
 
-class Chat:
-    """Stands for a processor: a tokenizer and its chat template."""
-
-    def __init__(self, words: Any) -> None:
-        self.tokenizer = words
-
-    def apply_chat_template(self, messages: Any, **given: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, **given)
+def processor() -> LlavaProcessor:
+    """Stands for FLUX.3's processor: a tokenizer and its chat template."""
+    words = chat_tokenizer(80)
+    return LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"height": 8, "width": 8}),
+        tokenizer=words,
+        patch_size=4,
+        chat_template=words.chat_template,
+    )
 
 
 def modular(kind: str, parts: dict[str, Any]) -> Any:
@@ -102,7 +105,7 @@ def flux3() -> Any:
     torch.manual_seed(0)
     parts = {
         "text_encoder": decoder(),
-        "tokenizer": Chat(chat_tokenizer(80)),
+        "tokenizer": processor(),
         "transformer": diffusers.Flux3Transformer2DModel(
             in_channels=16,
             cond_in_channels=16,

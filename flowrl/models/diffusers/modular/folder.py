@@ -25,18 +25,20 @@ PRETRAINED = "from_pretrained"
 
 @dataclass(frozen=True)
 class ModularSource:
-    """A modular pipeline to load: its folder or hub name, the rights of that folder, and the guider
-    in place of its blocks' own (`model.guider`)."""
+    """A modular pipeline to load: its folder or hub name, the rights of that folder, the guider in
+    place of its blocks' own (`model.guider`), and the names of the call's arguments that are given,
+    since blocks run by what is given (LTX-2.5 guesses the frames of a video without a number)."""
 
     place: str
     rights: Collection[str] = ()
     guider: Mapping[str, Any] | None = None
+    given: Collection[str] = ()
 
     def skeleton(self) -> Any:
         return skeleton(self.place, self.rights, self.guider)
 
     def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
-        return load(self.place, dtype, rights=self.rights, guider=self.guider, quantized=quantized)
+        return load(self, dtype, quantized)
 
 
 def skeleton(
@@ -58,6 +60,12 @@ def skeleton(
             raise UserError(f"model.form: modular: {source} names no blocks with a loop")
         _set_guider(pipe, guider)
         return faced(pipe)
+
+
+def of_class(kind: type[ModularPipeline]) -> Any:
+    """The pipeline of a class's own blocks, with the face of a classic one, without components."""
+    with untalkative():
+        return faced(kind())
 
 
 def _refuse_code(source: str, rights: Collection[str]) -> None:
@@ -117,19 +125,14 @@ def guiders_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def load(
-    source: str,
-    dtype: torch.dtype,
-    *,
-    rights: Collection[str] = (),
-    guider: Mapping[str, Any] | None = None,
-    quantized: Mapping[str, Any] | None = None,
+    source: ModularSource, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None
 ) -> Any:
     """Load a modular pipeline. `quantized` are configurations by component.
 
     UserError, before any weights are read, for what `check_components` refuses.
     """
-    pipe = skeleton(source, rights, guider)
-    check_components(pipe, source, rights)
+    pipe = source.skeleton()
+    check_components(pipe, source)
     found = {}
     for name, spec in _named(pipe):
         given = {} if quantized is None or name not in quantized else {
@@ -140,7 +143,7 @@ def load(
                 found[name] = spec.load(dtype=dtype, **given)
             except ValueError as error:
                 why = " ".join(str(error.__context__ or error).split())[:300]
-                raise UserError(f"model.pipeline: {source}: {name}: {why}") from error
+                raise UserError(f"model.pipeline: {source.place}: {name}: {why}") from error
     with untalkative():
         pipe.register_components(**found)
     for part in pipe.components.values():
@@ -149,11 +152,12 @@ def load(
     return pipe
 
 
-def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> None:
+def check_components(pipe: Any, modular: ModularSource) -> None:
     """UserError that names a component which the text blocks, the loop or the decoder need and the
-    index lacks, whose files are missing, or that is in another repository, if `rights` lack
+    index lacks, whose files are missing, or that is in another repository, if the rights lack
     network."""
-    wanted = needed(pipe._blocks)
+    source = modular.place
+    wanted = needed(pipe._blocks, modular.given)
     named = dict(_named(pipe))
     for name in wanted:
         spec = pipe._component_specs.get(name)
@@ -172,7 +176,7 @@ def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> No
                 raise UserError(f"model.pipeline: {source} has no folder {folder} of its {name}")
             if _holds_weights(spec):
                 check_weights(folder, "model.pipeline")
-        elif path != source and "network" not in rights:
+        elif path != source and "network" not in modular.rights:
             raise UserError(
                 f"model.pipeline: {source} names {path} for its {name}, another repository, which "
                 "is read over the network: download it into the folder, or set model.rights: "
@@ -180,9 +184,9 @@ def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> No
             )
 
 
-def needed(blocks: ModularPipelineBlocks) -> list[str]:
-    """Names of the components of the blocks that run for a prompt alone."""
-    names = [str(c.name) for block in run_order(blocks) for c in block.expected_components]
+def needed(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> list[str]:
+    """Names of the components of the blocks that run for a prompt and these arguments."""
+    names = [str(c.name) for block in run_order(blocks, given) for c in block.expected_components]
     return list(dict.fromkeys(names))
 
 

@@ -59,7 +59,6 @@ from samplers.layout import Layout
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
 GUIDER = "guider"  # a component that guides, in place of an argument of the call
-GUIDER_OFF = 0.0  # the scale that stands for a guider which is switched off
 NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 

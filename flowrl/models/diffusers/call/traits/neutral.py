@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.driver import GUIDER_OFF, Driver
+from flowrl.models.diffusers.call.drive.driver import Driver
 from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.call.traits.discovery import TRIAL_GUIDANCE, Traits
+from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
