@@ -15,6 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
+from flowrl.models.diffusers.modular.face import GUIDER_OFF
+from flowrl.models.diffusers.modular.guiders import passes
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
@@ -85,21 +87,31 @@ class Sizes:
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
-    """Sizes of a run, None if no configuration is known. `length`: tokens of a completion."""
+    """Sizes of a run, None if no configuration is known. `length`: tokens of a completion, or
+    steps of a sample."""
     if isinstance(m, OwnSettings):
         return _own(m.own)
     described = describe(m)
     if described is None:
         return None
     if isinstance(m, PipelineSettings):
-        return _pipeline(described, m)
+        return _pipeline(described, m, length)
     return _language(described, length)
 
 
-def rows_per_state(described: Description, guidance: GuidanceScale | Literal["auto"]) -> int:
-    """Denoiser rows per state: two with classifier-free guidance, unless the denoiser takes the
-    scale as an input. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
+def rows_per_state(
+    described: Description, guidance: GuidanceScale | Literal["auto"], steps: int
+) -> list[int]:
+    """Denoiser rows per state, at each of a sample's steps: two with classifier-free guidance,
+    unless the denoiser takes the scale as an input, or as many as a modular pipeline's guider makes
+    there. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
     assert guidance != "auto", "the recipe decides: Run.trained_model"
+    if described.in_blocks:
+        return passes(described.blocks, GUIDER_OFF if guidance == "none" else guidance, steps)
+    return [_classic_rows(described, guidance)] * steps
+
+
+def _classic_rows(described: Description, guidance: GuidanceScale) -> int:
     if guidance == "none" or described.first.config.get("guidance_embeds"):
         return 1
     if guidance is None and described.guided_by_part:
@@ -151,7 +163,7 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     return replace(sizes, outside=trained, latent=latent, media=latent)
 
 
-def _pipeline(described: Description, m: PipelineSettings) -> Sizes:
+def _pipeline(described: Description, m: PipelineSettings, steps: int) -> Sizes:
     denoisers = described.denoisers
     shape = RowShape.of(described, m)
     targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
@@ -173,7 +185,7 @@ def _pipeline(described: Description, m: PipelineSettings) -> Sizes:
         decoding=shape.decoding,
         media=shape.media,
         unknown=tuple(sorted(n for n, c in described.counts.items() if c is None)),
-        rows=rows_per_state(described, m.guidance.train),
+        rows=max(rows_per_state(described, m.guidance.train, steps)),
         public=described.public,
     )
 

@@ -49,6 +49,7 @@ class Description:
     folder    folder of a language model's own configuration
     gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
     modular   the folder of a pipeline that is driven in its modular form
+    guider    the settings of `model.guider` for a modular pipeline from the table
     clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
               several
     """
@@ -61,14 +62,21 @@ class Description:
     gguf: str | None = None
     clip: int = CLIP_TOKENS
     modular: ModularSource | None = None
+    guider: Mapping[str, Any] | None = None
 
     @cached_property
     def kind(self) -> Any:
         """The pipeline's class; of a modular one, with the face that the driver sees."""
+        if self.in_blocks:
+            return type(self.blocks)
+        return getattr(diffusers, self.pipeline or "")
+
+    @cached_property
+    def blocks(self) -> Any:
+        """A modular pipeline without its weights: of its folder, or of its class's own blocks."""
         if self.modular is not None:
-            return type(self.modular.skeleton())
-        kind = getattr(diffusers, self.pipeline or "")
-        return type(of_class(kind)) if self.in_blocks else kind
+            return self.modular.skeleton()
+        return of_class(getattr(diffusers, self.pipeline or ""), self.guider)
 
     @property
     def in_blocks(self) -> bool:
@@ -174,12 +182,19 @@ def describe(m: ModelSettings) -> Description | None:
         return None
     source, folder, gguf = m.source, _folder_with(m), _gguf(m)
     if folder is None:
-        return public_model(source) if gguf is None and source in PUBLIC_MODELS else None
+        if gguf is not None or source not in PUBLIC_MODELS:
+            return None
+        found, guider = public_model(source), _guider_of(m)
+        return found if guider is None else replace(found, guider=guider)
     if isinstance(m, PipelineSettings):
         return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
         return None
     return Description(None, {}, {}, folder=folder, gguf=gguf)
+
+
+def _guider_of(m: ModelSettings) -> Mapping[str, Any] | None:
+    return m.guider if isinstance(m, PipelineSettings) else None
 
 
 def unknown_because(m: ModelSettings) -> str:

@@ -100,6 +100,8 @@ def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool)
         noise=run.train.noise,
     )
     policy = policy.alike(policy.state, use)
+    if m.guidance.through == "cond":
+        policy = policy.through_prompt()
     rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
     if sized_by_images(policy.loop):
         rows = _rows(run, "train")

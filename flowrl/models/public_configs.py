@@ -34,7 +34,10 @@ def _read() -> dict[str, PublicModel]:
         name: PublicModel(
             model["pipeline"],
             {k: shared[c] if isinstance(c, str) else c for k, c in model["configs"].items()},
-            {part: None if count is None else counts[count] for part, count in model["counts"].items()},
+            {
+                part: None if count is None else counts[count]
+                for part, count in model["counts"].items()
+            },
         )
         for name, model in found["models"].items()
     }

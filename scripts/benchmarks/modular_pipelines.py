@@ -54,8 +54,6 @@ UNTRIED = {
     "Cosmos3OmniModularPipeline": "no tiny parts: its text is token ids inside the transformer",
     "Cosmos3DistilledModularPipeline": "no tiny parts: its text is token ids inside the "
     "transformer",
-    "QwenImage21ModularPipeline": "no tiny parts",
-    "QwenImage21TurboModularPipeline": "no tiny parts",
 }
 
 

@@ -14,6 +14,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
 from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, skeleton
+from flowrl.models.diffusers.modular.guiders import passes
 from flowrl.models.diffusers.modular.verdicts import (
     modular_classes,
     modular_verdicts,
@@ -299,11 +300,81 @@ def test_blocks_that_a_folder_brings_need_a_right(folder: Path, tmp_path: Path) 
     assert type(skeleton(source, ["code"])._blocks).__name__ == "Mine"
 
 
+APG, MIX = "AdaptiveProjectedGuidance", "AdaptiveProjectedMixGuidance"
+LAYERS = {"skip_layer_config": [{"indices": [0], "fqn": "blocks"}]}  # of Wan's blocks
+LATER = {"skip_layer_guidance_start": 0.5, "skip_layer_guidance_stop": 1.0}
+MOMENTUM = {"adaptive_projected_guidance_momentum": -0.5}
+# guiders of the release: their settings, how they are driven, and the passes of each of four steps
+GUIDERS: list[tuple[str, dict[str, Any], str, list[int]]] = [
+    ("ClassifierFreeGuidance", {}, "pinned", [2, 2, 2, 2]),
+    ("ClassifierFreeGuidance", {"start": 0.5}, "forward", [1, 1, 2, 2]),
+    ("ClassifierFreeGuidance", {"stop": 0.5}, "forward", [2, 2, 1, 1]),
+    ("ClassifierFreeZeroStarGuidance", {"zero_init_steps": 0}, "pinned", [2, 2, 2, 2]),
+    ("TangentialClassifierFreeGuidance", {}, "pinned", [2, 2, 2, 2]),
+    ("SkipLayerGuidance", {**LAYERS, **LATER}, "forward", [2, 2, 3, 3]),
+    (APG, {}, "pinned", [2, 2, 2, 2]),
+    (MIX, {"adaptive_projected_guidance_start_step": 9}, "pinned", [2, 2, 2, 2]),
+]
+
+
+def with_guider(name: str, settings: Mapping[str, Any]) -> PipelinePolicy:
+    wan = name == "SkipLayerGuidance"  # does not know the blocks of the other
+    pipe = twin("Wan 2.1") if wan else MODULAR["anima"]()
+    pipe.update_components(guider=getattr(diffusers, name)(**settings))
+    call = {"height": 16, "width": 16, "num_frames": 5, "max_sequence_length": 16}
+    return PipelinePolicy(pipe, call=call if wan else MODULAR_CALLS["anima"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings", "way", "each"), GUIDERS)
+def test_a_guider_is_driven_by_its_settings(
+    name: str, settings: dict[str, Any], way: str, each: list[int]
+) -> None:
+    """Its scale is `guidance`; start and stop are counted step by step, before weights load too."""
+    made = with_guider(name, settings)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert (proof.way, proof.guider) == (way, name)
+    assert proof.evaluations == sum(each) / STEPS
+    assert passes(made.pipe, 4.5, STEPS) == each
+    assert passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
+    assert "rows of several sigmas are grouped" in str(proof) or way == "pinned"
+
+
+@pytest.mark.quick_cases("AdaptiveProjectedGuidance")
+@pytest.mark.parametrize(
+    ("name", "settings", "message", "out"),
+    [
+        (APG, MOMENTUM, rf"averages over earlier steps .* model.guider: \{{name: {APG}, adaptive",
+         {"adaptive_projected_guidance_momentum": None}),
+        (MIX, {"adaptive_projected_guidance_start_step": 2}, r"averages over earlier steps",
+         {"adaptive_projected_guidance_momentum": None}),
+        ("ClassifierFreeZeroStarGuidance", {}, r"first steps zero .*zero_init_steps: 0",
+         {"zero_init_steps": 0}),
+    ],
+    ids=[APG, MIX, "ClassifierFreeZeroStarGuidance"],
+)  # fmt: skip
+def test_a_guider_without_a_density_is_refused_with_the_way_out(
+    name: str, settings: dict[str, Any], message: str, out: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        with_guider(name, settings).prove(PROMPTS, steps=STEPS, guidance=4.5)
+    with_guider(name, {**settings, **out}).prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_settings_of_the_blocks_own_guider_are_laid_over_it(folder: Path) -> None:
+    known = guiders_of(skeleton(str(folder), guider={"guider": {"stop": 0.5}}))
+    assert known is not None and (known["guider"]["stop"], known["guider"]["start"]) == (0.5, 0.0)
+    assert known["guider"]["guidance_scale"] == 5.0  # of its blocks
+
+
 @pytest.mark.parametrize(
     ("guider", "message"),
     [
         ({"name": "NoSuchGuidance"}, "has no guider 'NoSuchGuidance'"),
-        ({"name": "ClassifierFreeGuidance", "strength": 2}, "ClassifierFreeGuidance: .*strength"),
+        (
+            {"name": "ClassifierFreeGuidance", "strength": 2},
+            "ClassifierFreeGuidance has no setting .strength.",
+        ),
         ({"guider_9": {"name": "ClassifierFreeGuidance"}}, "for each of guider, not guider_9"),
     ],
 )

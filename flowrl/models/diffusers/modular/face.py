@@ -42,6 +42,7 @@ STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
 NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
 MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
+SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
 GUIDER_OFF = 0.0  # the scale that stands for guiders which are switched off
 # loggers that print a trace for each failed trial, and a word on each new guider
@@ -116,7 +117,8 @@ class ClassicFace(ModularPipeline):
 
     def run(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run all blocks on a new state, and return the media and its sound."""
-        state, wanted = PipelineState(), dict(given)
+        names = [parameter.name for parameter in self._blocks.inputs]
+        state, wanted = PipelineState(), with_schedule(given) if SCHEDULE in names else dict(given)
         for parameter in self._blocks.inputs:
             if parameter.name is not None:
                 value = wanted.get(parameter.name, parameter.default)
@@ -134,8 +136,8 @@ class ClassicFace(ModularPipeline):
 
     @contextmanager
     def guided(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Guiders with the scales of a call, for one call. GUIDER_OFF switches all of them off, with
-        the other terms that they may have (LTX-2's perturbed and isolated passes)."""
+        """Guiders with the scales of a call, for one call. GUIDER_OFF switches all of them off,
+        with the other terms that they may have (LTX-2's perturbed and isolated passes)."""
         own = {}
         first = given.get(SCALE)
         for argument, (name, guider) in self.guiders().items():
@@ -147,6 +149,14 @@ class ClassicFace(ModularPipeline):
             yield
         finally:
             vars(self).update(own)
+
+
+def with_schedule(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments for blocks that take a scale for each step (Ideogram 4): its scale at all
+    of them; without one, the blocks' own list."""
+    if given.get(SCALE) is None:
+        return dict(given)
+    return {**given, SCHEDULE: [float(given[SCALE])] * given["num_inference_steps"]}
 
 
 def scaled(guider: Any, scale: float | None) -> Any:
@@ -286,6 +296,8 @@ def faced(pipe: Any) -> Any:
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
     pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
     arguments = arguments_of(pipe._blocks)
+    if SCHEDULE in arguments:
+        arguments[SCALE] = None
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]
         arguments[argument] = guider.config[SCALE] if argument == SCALE else None
     type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]

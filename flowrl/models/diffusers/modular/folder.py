@@ -4,8 +4,10 @@
 right that the run does not have, before it reads any.
 """
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
+from flowrl.models.diffusers.modular.revisions import check_listed, pin
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
 
@@ -36,6 +39,10 @@ class ModularSource:
 
     def skeleton(self) -> Any:
         return skeleton(self.place, self.rights, self.guider)
+
+    def revisions(self) -> dict[str, str]:
+        """The repositories of components that are in no folder, "repository@commit" by name."""
+        return pin(_named(self.skeleton()), self.place)
 
     def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
         return load(self, dtype, quantized)
@@ -62,10 +69,13 @@ def skeleton(
         return faced(pipe)
 
 
-def of_class(kind: type[ModularPipeline]) -> Any:
-    """The pipeline of a class's own blocks, with the face of a classic one, without components."""
+def of_class(kind: type[ModularPipeline], guider: Mapping[str, Any] | None = None) -> Any:
+    """The pipeline of a class's own blocks, with the face of a classic one, without components.
+    UserError for a guider that its blocks do not take."""
     with untalkative():
-        return faced(kind())
+        pipe = kind()
+        _set_guider(pipe, guider)
+        return faced(pipe)
 
 
 def _refuse_code(source: str, rights: Collection[str]) -> None:
@@ -102,11 +112,24 @@ def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None
                 f"model.guider: diffusers {diffusers.__version__} has no guider "
                 f"{settings.get('name')!r}"
             )
-        try:
-            made[component] = kind(**given)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"model.guider: {kind.__name__}: {error}") from error
+        made[component] = _guider(known[component], kind, given)
     pipe.update_components(**made)
+
+
+def _guider(known: BaseGuidance, kind: type[BaseGuidance], given: Mapping[str, Any]) -> Any:
+    """A guider of a class with these settings, over those of the blocks' own if it is its class."""
+    takes = [n for n in inspect.signature(kind.__init__).parameters if n not in ("self", "kwargs")]
+    if strange := [name for name in given if name not in takes]:
+        close = get_close_matches(strange[0], takes, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(
+            f"model.guider: {kind.__name__} has no setting {strange[0]!r}: {hint}It has "
+            f"{', '.join(takes)}"
+        )
+    try:
+        return known.new(**given) if type(known) is kind else kind(**given)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model.guider: {kind.__name__}: {error}") from error
 
 
 def _guiders(pipe: Any) -> dict[str, BaseGuidance]:
@@ -133,6 +156,9 @@ def load(
     """
     pipe = source.skeleton()
     check_components(pipe, source)
+    pin(_named(pipe), source.place)
+    for name, spec in _named(pipe):
+        check_listed(name, spec, source.place)
     found = {}
     for name, spec in _named(pipe):
         given = {} if quantized is None or name not in quantized else {

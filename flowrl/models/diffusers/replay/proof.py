@@ -32,6 +32,7 @@ from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.traits.neutral import counted_rows
 from flowrl.models.diffusers.modular.face import form_of, guider_named
+from flowrl.models.diffusers.modular.guiders import passes, remembering_guider, zeroing_guider
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
@@ -158,11 +159,15 @@ class Subject:
             reasons.append(f"{name} {reason}")
         if self._takes_later():
             return self._way()
-        raise UserError(
+        what = (
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
-            f"{self.guidance}, {self.steps} steps: when driven, its steps receive other values "
-            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
-            "or use another pipeline"
+            f"{self.guidance}, {self.steps} steps: "
+        )
+        if remembers := remembering_guider(self.loop.pipe):
+            raise UserError(what + remembers)
+        raise UserError(
+            f"{what}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "
+            "arguments out one by one to find the cause, or use another pipeline"
         )
 
     def _ways(self) -> Iterator[tuple[str, bool, bool]]:
@@ -290,8 +295,12 @@ class Subject:
         )
 
     def _evaluations(self, way: Way) -> float:
-        """Evaluations of the network for a row's velocity, at the first step or in the middle."""
-        counts = []
+        """Evaluations of the network for a row's velocity, at the first step or in the middle; the
+        mean over all steps where a guider is on at some of them."""
+        counts, pipe = [], self.loop.pipe
+        each = passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
+        if len(set(each)) > 1:
+            return sum(each) / len(each)
         for step in dict.fromkeys((0,) if way.forward else (0, len(self.own) // 2)):
             with torch.no_grad(), counted_rows(self.loop.driver.denoisers) as rows:
                 self.loop.received(self.state(step), self.sigma(step), self.conditioning, way)
@@ -317,6 +326,9 @@ class Subject:
             taken = self.conditioning.take([0])
             driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
         if not driven.output.requires_grad:
+            zeroes = zeroing_guider(self.loop.pipe)
             raise UserError(
-                f"{self.loop.name} detaches the gradient inside its loop: it cannot be trained"
+                f"{self.loop.name} has no gradient at its first step: {zeroes}"
+                if zeroes
+                else f"{self.loop.name} detaches the gradient inside its loop: it cannot be trained"
             )

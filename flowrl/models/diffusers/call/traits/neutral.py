@@ -86,6 +86,35 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
     )
 
 
+def prompt_weight(
+    driver: Driver, traits: Traits, scale: float | None, neutral: float | None
+) -> float:
+    """The factor of the prompt's prediction in a velocity that is guided at a scale.
+
+    Guidance is c + k (scale - neutral) (c - u) with the predictions c with and u without the
+    prompt, and k = 1, so that c has the factor 1 + scale - neutral. UserError where a trial shows
+    another rule: one evaluation alone, or a mean that is not linear in the scale (a rescaled
+    prediction).
+    """
+    refused = f"model.guidance.through: cond: {traits.name} "
+    if scale is None or neutral is None or traits.guidance is None:
+        raise UserError(f"{refused}takes no guidance scale in its call: leave it out")
+    with its_own(traits.name, traits.call):
+        plain, guided, twice = (
+            _first_velocity(driver, traits, neutral + times * (scale - neutral))
+            for times in (0, 1, 2)
+        )
+    if guided[1] == plain[1]:
+        raise UserError(f"{refused}makes one prediction at scale {scale:g}: leave it out")
+    away = (twice[0] - plain[0]) - 2 * (guided[0] - plain[0])
+    if float(away.abs().max()) > NO_EFFECT * float(plain[0].abs().max()):
+        raise UserError(
+            f"{refused}mixes its predictions by another rule than classifier-free guidance's: "
+            "leave it out"
+        )
+    return 1 + scale - neutral
+
+
 def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
     """Evaluations per row at a scale; None if a negative prompt has an effect at that scale."""
     velocity, rows = _first_velocity(driver, traits, scale)
