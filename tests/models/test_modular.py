@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.traits.checks import from_blocks
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
 from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, skeleton
@@ -273,6 +274,18 @@ def test_what_is_missing_is_named_before_weights_load(
         ModularSource(source).load(torch.float32)
 
 
+@pytest.mark.parametrize("name", ["flux3", "anima"])
+def test_settings_of_the_scheduler_are_in_a_saved_folder(name: str, tmp_path: Path) -> None:
+    """FLUX.3's blocks make their scheduler from their own settings, and save none."""
+    MODULAR[name]().save_pretrained(str(tmp_path / "pipe"), overwrite_modular_index=True)
+    source, settings = ModularSource(str(tmp_path / "pipe")), {"shift": 2.0}
+    assert source.load(torch.float32).scheduler.config.shift != 2.0
+    pipe = from_blocks(source, torch.float32, scheduler=settings)
+    pipe.save_pretrained(tmp_path / "again")
+    again = ModularSource(str(tmp_path / "again")).load(torch.float32)
+    assert again.scheduler.config.shift == pipe.scheduler.config.shift == 2.0
+
+
 def test_every_exported_class_has_a_verdict() -> None:
     """A release with a name that no list has fails here: run the sweep, and read what it finds."""
     known = [name for found in modular_verdicts().values() for name in found]
@@ -311,7 +324,7 @@ GUIDERS: list[tuple[str, dict[str, Any], str, list[int]]] = [
     ("ClassifierFreeGuidance", {"stop": 0.5}, "forward", [2, 2, 1, 1]),
     ("ClassifierFreeZeroStarGuidance", {"zero_init_steps": 0}, "pinned", [2, 2, 2, 2]),
     ("TangentialClassifierFreeGuidance", {}, "pinned", [2, 2, 2, 2]),
-    ("SkipLayerGuidance", {**LAYERS, **LATER}, "forward", [2, 2, 3, 3]),
+    ("SkipLayerGuidance", {**LAYERS, **LATER}, "forward", [2, 2, 2, 3]),
     (APG, {}, "pinned", [2, 2, 2, 2]),
     (MIX, {"adaptive_projected_guidance_start_step": 9}, "pinned", [2, 2, 2, 2]),
 ]

@@ -1,4 +1,4 @@
-"""`guidance: {through: cond}`: the gradient of a guided velocity through the prompt's prediction."""
+"""`guidance: {through: cond}`: a guided velocity's gradient through the prompt's prediction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,10 @@ def gradients(made: PipelinePolicy) -> tuple[Tensor, dict[str, Tensor]]:
     return v.detach(), {"x": x.grad, **found}
 
 
-@pytest.mark.parametrize(("name", "cut"), [("SD3", first_half), ("anima", every_second)])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("SD3", first_half), pytest.param("anima", every_second, marks=pytest.mark.slow)],
+)
 def test_the_gradient_is_that_of_a_detached_prediction(
     name: str, cut: Callable[[Tensor, int], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from tests.support.tiny_pipelines_parts import (
     decoder_config,
     qwen_vae,
     tokenizer,
+    wan_vae,
 )
 from tests.support.zoo.calls import SIZES
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS, resized
@@ -223,6 +224,36 @@ def qwen_image21(turbo: bool = False) -> Any:
     return modular(f"QwenImage21{'Turbo' * turbo}ModularPipeline", parts)
 
 
+def cosmos3() -> Any:
+    """The tokens of one prompt are in its network; without a safety checker and sound."""
+    torch.manual_seed(0)
+    vae = wan_vae()
+    channels = vae.config["z_dim"]
+    parts = {
+        "text_tokenizer": chat_tokenizer(512),
+        "transformer": diffusers.Cosmos3OmniTransformer(
+            head_dim=16,
+            hidden_size=32,
+            intermediate_size=32,
+            latent_channel=channels,
+            latent_patch_size=2,
+            num_attention_heads=2,
+            num_hidden_layers=1,
+            num_key_value_heads=1,
+            patch_latent_dim=4 * channels,
+            vocab_size=200,
+            rope_axes_dim=(4, 2, 2),
+        ),
+        "vae": vae,
+        "scheduler": diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+        ),
+        "enable_safety_checker": False,
+        "default_use_system_prompt": False,
+    }
+    return modular("Cosmos3OmniModularPipeline", parts)
+
+
 # those without a classic form, with the arguments of their calls
 MODULAR: dict[str, Callable[[], Any]] = {
     "anima": anima,
@@ -233,6 +264,7 @@ MODULAR: dict[str, Callable[[], Any]] = {
     "ideogram4": ideogram4,
     "qwen_image21": qwen_image21,
     "qwen_image21_turbo": partial(qwen_image21, turbo=True),
+    "cosmos3": cosmos3,
 }
 SMALL = {"height": 32, "width": 32}
 MODULAR_CALLS: dict[str, dict[str, Any]] = {
@@ -255,6 +287,7 @@ MODULAR_CALLS: dict[str, dict[str, Any]] = {
     "ideogram4": {**SMALL, "max_sequence_length": 32},
     "qwen_image21": SMALL,
     "qwen_image21_turbo": SMALL,
+    "cosmos3": {**SMALL, "num_frames": 5, "fps": 24.0},
 }
 
 # classic form of the modular classes that are made of its parts

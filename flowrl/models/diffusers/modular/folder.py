@@ -210,6 +210,15 @@ def check_components(pipe: Any, modular: ModularSource) -> None:
             )
 
 
+def set_scheduler(pipe: ModularPipeline, scheduler: Any) -> None:
+    """Replace the scheduler by one that saved folders contain, also where the blocks make theirs
+    from settings of their own (FLUX.3)."""
+    spec = pipe._component_specs["scheduler"]
+    spec.default_creation_method = PRETRAINED
+    with untalkative():
+        pipe.update_components(scheduler=scheduler)
+
+
 def needed(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> list[str]:
     """Names of the components of the blocks that run for a prompt and these arguments."""
     names = [str(c.name) for block in run_order(blocks, given) for c in block.expected_components]

@@ -23,6 +23,8 @@ from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
+FAR = (0, 8, 16)  # times a scale, at which guidance that is not linear shows it
+CURVED = 0.02  # of the change: what rounding may leave of a line
 NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative prompt
 
 
@@ -33,7 +35,9 @@ def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
 
     def count(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = (v for v in (*args, *named.values()) if isinstance(v, Tensor | list))
-        rows.append(len(next(inputs)))
+        # Cosmos 3 is given the tokens of one prompt first, which are no rows
+        of_rows = (v for v in inputs if isinstance(v, list) or v.is_floating_point())
+        rows.append(len(next(of_rows)))
 
     hooks = [d.register_forward_pre_hook(count, with_kwargs=True) for d in denoisers.values()]
     try:
@@ -100,14 +104,18 @@ def prompt_weight(
     if scale is None or neutral is None or traits.guidance is None:
         raise UserError(f"{refused}takes no guidance scale in its call: leave it out")
     with its_own(traits.name, traits.call):
-        plain, guided, twice = (
-            _first_velocity(driver, traits, neutral + times * (scale - neutral))
-            for times in (0, 1, 2)
+        (plain, once), (guided, rows), (twice, _) = (
+            _first_velocity(driver, traits, neutral + times * (scale - neutral)) for times in FAR
         )
-    if guided[1] == plain[1]:
+    if rows == once:
         raise UserError(f"{refused}makes one prediction at scale {scale:g}: leave it out")
-    away = (twice[0] - plain[0]) - 2 * (guided[0] - plain[0])
-    if float(away.abs().max()) > NO_EFFECT * float(plain[0].abs().max()):
+    away, moved = (twice - plain) - 2 * (guided - plain), guided - plain
+    dtypes = {
+        parameter.dtype for each in driver.denoisers.values() for parameter in each.parameters()
+    }
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
+    bound = CURVED * float(moved.abs().max()) + 16 * rounding * float(twice.abs().max())
+    if float(away.abs().max()) > bound:
         raise UserError(
             f"{refused}mixes its predictions by another rule than classifier-free guidance's: "
             "leave it out"
