@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.estimate.sizes import rows_per_state
+from flowrl.models.description import describe
 from flowrl.models.diffusers.call.traits.checks import from_blocks
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
@@ -351,6 +353,18 @@ def test_a_guider_is_driven_by_its_settings(
     assert passes(made.pipe, 4.5, STEPS) == each
     assert passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
     assert "rows of several sigmas are grouped" in str(proof) or way == "pinned"
+
+
+def test_a_plan_counts_the_passes_of_each_step(folder: Path) -> None:
+    """Before any weights load: of a folder, and of a model of the table."""
+    mine = PipelineSettings(pipeline=str(folder), guider={"guider": {"start": 0.5}})
+    table = PipelineSettings(pipeline="Lightricks/LTX-2.5-Diffusers", form="modular")
+    found, public = describe(mine), describe(table)
+    assert found is not None and public is not None
+    assert rows_per_state(found, 4.5, STEPS) == [1, 1, 2, 2]
+    assert rows_per_state(found, "none", STEPS) == [1] * STEPS
+    assert rows_per_state(public, 3.0, 2) == [4, 4]  # perturbed and isolated passes too
+    assert rows_per_state(public, "none", 2) == [1, 1]
 
 
 @pytest.mark.quick_cases("AdaptiveProjectedGuidance")

@@ -72,7 +72,8 @@ def test_a_worker_changes_no_bit(whole: Path, tmp_path: Path) -> None:
     check_same(run, whole)
 
 
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [process_runs.DDP, process_runs.FSDP2], ids=["ddp", "fsdp2"])
+def test_two_processes_train_what_one_does(config: Path, tmp_path: Path) -> None:
     jobs: dict[str, process_runs.Job] = {
         name: {
             "settings": settings(name, tmp_path / name),
@@ -81,14 +82,14 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
         }
         for name in ALONE
     }
-    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "both")
+    both = process_runs.together(config, jobs, tmp_path / "both")
     for name, job in jobs.items():
         one = process_runs.alone(job, tmp_path / f"{name}_alone", rows_per_call=3)
         told, wanted = (
             process_runs.told(tmp_path / place, file)
             for place, file in (("both", name), (f"{name}_alone", "alone"))
         )
-        assert told["processes"].startswith("2 processes, DDP") and told["moved"] > 1e-5
+        assert told["processes"].startswith("2 processes") and told["moved"] > 1e-5
         assert told["norms"] == pytest.approx(wanted["norms"], rel=1e-3) and wanted["norms"][0] > 0
         # the first step of Adam has one size, and the sign of a gradient near 0 is of its rounding
         away = torch.cat([(one[key] - both[name][key]).abs().flatten() for key in one])

@@ -191,6 +191,8 @@ def test_the_commits_of_components_are_known_before_they_load(
     folders: dict[str, Path], tmp_path: Path, repositories: Path
 ) -> None:
     place = of_acme(folders["modular"], tmp_path / "wan")
+    with pytest.raises(UserError, match=r"names acme/parts for its vae, .*model.rights"):
+        ModularSource(str(place)).revisions()
     source = ModularSource(str(place), ["network"])
     with pytest.raises(UserError, match=r"the vae of .* is in acme/parts, which is neither on"):
         source.load(torch.float32)

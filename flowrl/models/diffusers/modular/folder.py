@@ -41,8 +41,11 @@ class ModularSource:
         return skeleton(self.place, self.rights, self.guider)
 
     def revisions(self) -> dict[str, str]:
-        """The repositories of components that are in no folder, "repository@commit" by name."""
-        return pin(_named(self.skeleton()), self.place)
+        """The repositories of components that are in no folder, "repository@commit" by name.
+        UserError as `load` raises it, before any other repository is asked."""
+        pipe = self.skeleton()
+        check_components(pipe, self)
+        return pin(_named(pipe), self.place)
 
     def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
         return load(self, dtype, quantized)
