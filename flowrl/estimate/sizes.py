@@ -16,7 +16,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
-from flowrl.models.diffusers.modular.guiders import passes
+from flowrl.models.diffusers.modular.guiders import guider_passes
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
@@ -107,7 +107,9 @@ def rows_per_state(
     there. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
     assert guidance != "auto", "the recipe decides: Run.trained_model"
     if described.in_blocks:
-        return passes(described.blocks, GUIDER_OFF if guidance == "none" else guidance, steps)
+        return guider_passes(
+            described.blocks, GUIDER_OFF if guidance == "none" else guidance, steps
+        )
     return [_classic_rows(described, guidance)] * steps
 
 

@@ -17,7 +17,7 @@ from flowrl.models.diffusers.call.traits.checks import from_blocks
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
 from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, skeleton
-from flowrl.models.diffusers.modular.guiders import passes
+from flowrl.models.diffusers.modular.guiders import guider_passes
 from flowrl.models.diffusers.modular.verdicts import (
     modular_classes,
     modular_verdicts,
@@ -350,8 +350,8 @@ def test_a_guider_is_driven_by_its_settings(
     proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5)
     assert (proof.way, proof.guider) == (way, name)
     assert proof.evaluations == sum(each) / STEPS
-    assert passes(made.pipe, 4.5, STEPS) == each
-    assert passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
+    assert guider_passes(made.pipe, 4.5, STEPS) == each
+    assert guider_passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
     assert "rows of several sigmas are grouped" in str(proof) or way == "pinned"
 
 

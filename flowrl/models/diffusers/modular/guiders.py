@@ -9,7 +9,7 @@ from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
 MOMENTUM, ZEROED = "momentum", "zero_init_steps"  # end settings of guiders
 
 
-def passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
+def guider_passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
     """Evaluations of the network for a row at each of a call's steps, from its guiders' settings.
 
     `scale` is that of the call; None: the guiders' own. Several guiders share their passes, or
@@ -28,7 +28,7 @@ def passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
 
 
 def remembering_guider(pipe: Any) -> str:
-    """Which guider of a pipeline averages over earlier steps, and the way out; empty without one.
+    """Name a guider that averages over earlier steps, and the setting that helps; empty without.
 
     Such a guider's velocity depends on the path to a state, so a step has no density of its own.
     """
@@ -42,7 +42,8 @@ def remembering_guider(pipe: Any) -> str:
 
 
 def zeroing_guider(pipe: Any) -> str:
-    """Which guider makes the first velocities zero, and the way out; empty without one."""
+    """Name a guider that makes the first velocities zero, and the setting that helps; empty
+    without."""
     for name, part, key, value in _settings(pipe, ZEROED):
         if value:
             return (

@@ -32,7 +32,11 @@ from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.traits.neutral import counted_rows
 from flowrl.models.diffusers.modular.face import form_of, guider_named
-from flowrl.models.diffusers.modular.guiders import passes, remembering_guider, zeroing_guider
+from flowrl.models.diffusers.modular.guiders import (
+    guider_passes,
+    remembering_guider,
+    zeroing_guider,
+)
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
@@ -298,7 +302,7 @@ class Subject:
         """Evaluations of the network for a row's velocity, at the first step or in the middle; the
         mean over all steps where a guider is on at some of them."""
         counts, pipe = [], self.loop.pipe
-        each = passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
+        each = guider_passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
         if len(set(each)) > 1:
             return sum(each) / len(each)
         for step in dict.fromkeys((0,) if way.forward else (0, len(self.own) // 2)):

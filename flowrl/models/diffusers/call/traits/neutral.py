@@ -23,7 +23,7 @@ from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
-FAR = (0, 8, 16)  # times a scale, at which guidance that is not linear shows it
+SCALED = (0, 8, 16)  # times a scale, at which guidance that is not linear shows it
 CURVED = 0.02  # of the change: what rounding may leave of a line
 NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative prompt
 
@@ -105,7 +105,7 @@ def prompt_weight(
         raise UserError(f"{refused}takes no guidance scale in its call: leave it out")
     with its_own(traits.name, traits.call):
         (plain, once), (guided, rows), (twice, _) = (
-            _first_velocity(driver, traits, neutral + times * (scale - neutral)) for times in FAR
+            _first_velocity(driver, traits, neutral + times * (scale - neutral)) for times in SCALED
         )
     if rows == once:
         raise UserError(f"{refused}makes one prediction at scale {scale:g}: leave it out")
