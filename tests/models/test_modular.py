@@ -28,7 +28,7 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
 from flowrl.settings import PipelineSettings
-from tests.support.driving import PROMPTS, STEPS, learn
+from tests.support.driving import PROMPTS, STEPS, learn, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, TWINS, twin
 from tests.support.tiny_pipelines import NAMED
 from tests.support.two_forms import Seen, classic_call, modular_call
@@ -97,6 +97,20 @@ def both(name: str, scale: float | None) -> tuple[Seen, Seen]:
     own = scale - 1 if name == "Z-Image" else scale
     first = classic_call(classic, call | negative | {argument: own}, STEPS)
     return first, modular_call(modular, taken | negative, STEPS, scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "drawn"), [("ltx25", True), ("anima", False)])
+def test_a_decoder_that_draws_noise_decodes_samples_one_by_one(name: str, drawn: bool) -> None:
+    """So a sample does not depend on its place in a batch: LTX-2.5's decoder is a diffusion
+    model."""
+    made = driven(name)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=1.0, complete=False, gradient=False)
+    assert proof.drawn is drawn and ("decoded one by one" in str(proof)) is drawn
+    x, texts = noise(made), made.encode(PROMPTS)
+    both = made.decode(x, texts, steps=STEPS, guidance=1.0)
+    alone = made.decode(x[1:], texts.take([1]), steps=STEPS, guidance=1.0)
+    assert torch.allclose(both[1:], alone, atol=1e-5)
 
 
 def away(ours: Tensor, theirs: Tensor) -> float:

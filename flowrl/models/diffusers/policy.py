@@ -413,6 +413,8 @@ class PipelinePolicy(DenoiserWeights, Sizable):
             return self.loop.decode(x, rows, way, graded)
 
         size = self.sizes.rows("decoding", len(x0))
+        if proof is not None and proof.drawn:
+            size = 1
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
         )

@@ -113,6 +113,7 @@ class Subject:
             sampler=self.loop.own_sampler,
             form=form_of(self.loop.pipe),
             guider=guider_named(self.loop.pipe),
+            drawn=self._draws_to_decode(replace(way, decodes_in_loop=decodes_in_loop)),
         )
 
     @cached_property
@@ -297,6 +298,19 @@ class Subject:
             f"{self.loop.name}: decoding its own last state {reasons[0]}, and after a loop that "
             f"changes nothing it {reasons[1]}"
         )
+
+    def _draws_to_decode(self, way: Way) -> bool:
+        """Whether decoding draws noise (LTX-2.5's decoder is a diffusion model).
+
+        A row's would be that of its place in a batch. Decoded alone, each has the same.
+        """
+        last = self.own[-1].following
+        assert last is not None
+        first, shown = self.conditioning.take([0]), []
+        for seed in (0, 1):
+            with self.loop.driver.seeded(seed):
+                shown.append(self.loop.decode(last[:1], first, way).values)
+        return largest_difference(*shown) != 0
 
     def _evaluations(self, way: Way) -> float:
         """Evaluations of the network for a row's velocity, at the first step or in the middle; the
