@@ -349,12 +349,12 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
         if self.use.alone is not None and kind == "training" and guidance == self.guidance.train:
-            use = replace(self.use, alone=None)
-            parts = [
-                self.alike(self.state, use).bind(conditioning, steps=steps, guidance=g, kind=kind)
-                for g in (guidance, self.scale("none"))
-            ]
-            return through_prompt(*parts, self.use.alone)
+            plain = self.alike(self.state, replace(self.use, alone=None))
+            both, own = (
+                plain.bind(conditioning, steps=steps, guidance=scale, kind=kind)
+                for scale in (guidance, self.scale("none"))
+            )
+            return through_prompt(both, own, self.use.alone)
         replay = self.known_proofs.get((steps, guidance))
         if replay is None:
             tried = self.loop.tried(conditioning.extras[:1] * 2)
