@@ -19,10 +19,12 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_o
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.call.traits.discovery import TRIAL_GUIDANCE, Traits
-from flowrl.models.diffusers.modular.face import GUIDER_OFF
+from flowrl.models.diffusers.modular.face import GUIDER_OFF, form_of
+from flowrl.models.diffusers.modular.guiders import guider_passes
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
+MANY_STEPS = 1000  # of which a guider could be on at some
 SCALED = (0, 8, 16)  # times a scale, at which guidance that is not linear shows it
 CURVED = 0.02  # of the change: what rounding may leave of a line
 NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative prompt
@@ -125,6 +127,9 @@ def prompt_weight(
 
 def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
     """Evaluations per row at a scale; None if a negative prompt has an effect at that scale."""
+    modular = form_of(driver.pipe) == "modular"
+    if modular and max(guider_passes(driver.pipe, scale, MANY_STEPS)) > 1:
+        return None  # a term of a guider that is no scale, perhaps at later steps alone
     velocity, rows = _first_velocity(driver, traits, scale)
     if rows == 1:
         return rows
