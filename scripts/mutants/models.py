@@ -75,7 +75,7 @@ ROWS = (
      "pass", LEVELS),
     ("prompt-weight", "flowrl/models/diffusers/call/traits/neutral.py", "return 1 + scale - neutral", "return scale - neutral",
      f"{THROUGH}::test_the_gradient_is_that_of_a_detached_prediction[SD3-first_half]"),
-    ("prompt-alone", "flowrl/models/diffusers/call/prompt_alone.py", "weight * (own - own.detach())", "own - own.detach()",
+    ("prompt-alone", "flowrl/models/diffusers/call/rows/prompt_alone.py", "weight * (own - own.detach())", "own - own.detach()",
      f"{THROUGH}::test_the_gradient_is_that_of_a_detached_prediction[SD3-first_half]"),
     ("prompt-line", "flowrl/models/diffusers/call/traits/neutral.py", "if float(away.abs().max()) > bound:", "if False:",
      f"{THROUGH}::test_guidance_of_another_kind_is_refused"),

@@ -26,10 +26,10 @@ from flowrl.models.diffusers.call.loop.image_shapes import fit_images
 from flowrl.models.diffusers.call.loop.inpainting import held_entries, picture
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.call.loop.own_steps import own_plans
-from flowrl.models.diffusers.call.prompt_alone import through_prompt
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.rows import row_calls
 from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
+from flowrl.models.diffusers.call.rows.prompt_alone import through_prompt
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.neutral import neutral_scale, prompt_weight
 from flowrl.models.diffusers.lora import given_adapters
