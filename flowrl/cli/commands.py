@@ -223,14 +223,18 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
     from flowrl.estimate.workers import workers_report
+    from flowrl.models.model_index import fetch_unknown
 
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
+    unknown = fetch_unknown(run.model)
     check_model_of(run)  # else nothing is known of what it would cost
     print(describe_run(run, given.iteration, given.svg))
     limit = fit.limit(given.memory, devices)
     print(fit.memory_report(run, limit, given.iteration))
+    if unknown:
+        print(unknown)
     if devices is not None:
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for line in workers_report(run, devices, given.utilisation, given.iteration):

@@ -16,11 +16,11 @@ from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
 from flowrl.models.model_index import ModelIndex
 
-Tree = Mapping[str, Any]
+SectionTree = Mapping[str, Any]
 FEW = 8  # steps of a pipeline that is distilled to few
 # pipelines that also make images from texts alone, but are published for edits of an image
 EDITORS = ("FluxKontextPipeline", "JoyImageEditPipeline", "BriaFiboEditPipeline")
-LARGEST = 2048  # pixels of a side that a configuration gives
+LARGEST_SIDE = 2048  # pixels of a side that a configuration gives
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Family:
     classes: tuple[str, ...]
     base: str
     when: Callable[[ModelIndex], bool] = lambda _: True
-    sizes: Callable[[ModelIndex], Tree] = lambda _: {}
-    changes: Mapping[str, Tree] = field(default_factory=dict)
+    sizes: Callable[[ModelIndex], SectionTree] = lambda _: {}
+    changes: Mapping[str, SectionTree] = field(default_factory=dict)
     why: str = ""
     images: tuple[str, ...] = ()
 
@@ -81,32 +81,38 @@ def _turbo(index: ModelIndex) -> bool:
     )
 
 
-def _square(pixels: int) -> Callable[[ModelIndex], Tree]:
+def _square(pixels: int) -> Callable[[ModelIndex], SectionTree]:
     """The size that the denoiser's `sample_size` gives, with this many pixels to a latent."""
 
-    def sizes(index: ModelIndex) -> Tree:
+    def sizes(index: ModelIndex) -> SectionTree:
         side = index.denoiser.get("sample_size")
-        fits = isinstance(side, int) and 0 < side * pixels <= LARGEST
+        fits = isinstance(side, int) and 0 < side * pixels <= LARGEST_SIDE
         return {"height": side * pixels, "width": side * pixels} if fits else {}
 
     return sizes
 
 
-def _cogvideo(index: ModelIndex) -> Tree:
+def _hunyuan(index: ModelIndex) -> SectionTree:
+    """The size of a checkpoint for 720p; the configuration's is for 480p."""
+    large = index.denoiser.get("target_size") == 960 and index.kind == "HunyuanVideo15Pipeline"
+    return {"height": 720, "width": 1280} if large else {}
+
+
+def _cogvideo(index: ModelIndex) -> SectionTree:
     own = index.denoiser
     height, width = (8 * int(own.get(f"sample_{side}", 0)) for side in ("height", "width"))
-    if not 0 < height <= LARGEST or not 0 < width <= LARGEST:
+    if not 0 < height <= LARGEST_SIDE or not 0 < width <= LARGEST_SIDE:
         return {}
     return {"height": height, "width": width, "call": {"num_frames": own["sample_frames"]}}
 
 
-FEW_STEPS: Mapping[str, Tree] = {
+FEW_STEPS: Mapping[str, SectionTree] = {
     "recipe": {"steps": 4},
     "model": {"guidance": "none"},
     "evaluate": {"steps": 4, "guidance": "none"},
 }
 # the first row whose class and condition fit
-FAMILIES: tuple[Family, ...] = (
+CONFIGURED_FAMILIES: tuple[Family, ...] = (
     Family(("FluxPipeline",), "flux1_dev", _denoiser("guidance_embeds")),
     Family(("FluxPipeline",), "flux1_schnell"),
     Family(("FluxKontextPipeline",), "flux1_kontext"),
@@ -158,11 +164,16 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(("WanImageToVideoPipeline",), "wan21_14b", _at_least("num_layers", 30)),
     Family(
-        ("HunyuanVideoPipeline",), "papers/dance_grpo_hunyuan_video", _at_least("num_layers", 20)
+        ("HunyuanVideoPipeline",), "papers/dance_grpo_hunyuan_video", _at_least("num_layers", 20),
+        changes={
+            "model": {"dtype": "bfloat16", "lora": {"rank": 128, "alpha": 256}, "offload": True},
+            "train": {"lr": 3.0e-4, "gradient_checkpointing": True, "rows_per_call": 1},
+        },
+        why="adapters in place of all weights, as in configs/models/hunyuan_video15.yaml",
     ),
     Family(
         ("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"), "hunyuan_video15",
-        _at_least("num_layers", 54),
+        _at_least("num_layers", 54), _hunyuan,
     ),
     Family(("LTXPipeline", "LTXImageToVideoPipeline"), "ltx_video", _at_least("num_layers", 28)),
     Family(("LTX2Pipeline", "LTX2ImageToVideoPipeline"), "ltx2_3", _denoiser("cross_attn_mod")),
@@ -177,7 +188,7 @@ FAMILIES: tuple[Family, ...] = (
 def family_of(index: ModelIndex) -> Family | None:
     """The family that an index belongs to; None if flowrl has no configuration for its class or
     its size."""
-    fits = (each for each in FAMILIES if index.kind in each.classes and each.when(index))
+    fits = (each for each in CONFIGURED_FAMILIES if index.kind in each.classes and each.when(index))
     return None if index.modular else next(fits, None)
 
 

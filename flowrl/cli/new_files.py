@@ -21,7 +21,7 @@ Files = dict[str, str | bytes]
 
 
 @dataclass(frozen=True)
-class Own:
+class ClassDefaults:
     """Settings that the index and the class of a pipeline say, for a model without a configuration.
 
     guidance  the setting, as YAML with a comment
@@ -240,7 +240,7 @@ def known_files(
         reward=reward,
         judge=IMAGE_JUDGE,
     )
-    return with_images(_files(body, code, example_prompts()), columns)
+    return with_pictures(_files(body, code, example_prompts()), columns)
 
 
 def _flow(value: Any) -> str:
@@ -249,7 +249,7 @@ def _flow(value: Any) -> str:
     return text.strip().removeprefix("[").removesuffix("]")
 
 
-def with_images(files: Files, columns: Sequence[str]) -> Files:
+def with_pictures(files: Files, columns: Sequence[str]) -> Files:
     """The files with prompts that are rows with these columns of images, and the images."""
     if not columns:
         return files
@@ -306,7 +306,7 @@ def example_prompts() -> list[str]:
     return prompts + [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
 
 
-def image_files(model: str | None, recipe: str, own: Own | None = None) -> Files:
+def image_files(model: str | None, recipe: str, own: ClassDefaults | None = None) -> Files:
     """Files for a run of images or videos, by name. `own`: what is known of the model."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
     guidance = "{sample: 1.0, train: 1.0}       # 1 is no guidance" if own is None else own.guidance
@@ -329,10 +329,10 @@ def image_files(model: str | None, recipe: str, own: Own | None = None) -> Files
         evaluate="" if own is None else own.evaluate, train="" if own is None else own.train,
     )  # fmt: skip
     files = _files(head + body + tail, code, example_prompts())
-    return files if own is None else with_images(files, own.columns)
+    return files if own is None else with_pictures(files, own.columns)
 
 
-def _sizes(own: Own | None) -> str:
+def _sizes(own: ClassDefaults | None) -> str:
     """The settings of sizes: those that the class's call has, or what to fill in."""
     if own is None:
         return (

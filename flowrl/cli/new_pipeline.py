@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 
 from flowrl.cli.families import FEW, Family, distilled, family_of, image_columns
-from flowrl.cli.new_files import Files, Own, image_files, known_files
+from flowrl.cli.new_files import Files, ClassDefaults, image_files, known_files
 from flowrl.models.description import describe
 from flowrl.models.diffusers.call.traits.checks import guidance_argument
 from flowrl.models.model_index import HubSilent, ModelIndex, read_index
@@ -76,7 +76,7 @@ def _of_family(model: str, recipe: str | None, index: ModelIndex, family: Family
     return PipelineStart(files, notes, guesses=True)
 
 
-def _own(model: str, index: ModelIndex) -> Own:
+def _own(model: str, index: ModelIndex) -> ClassDefaults:
     """Settings that the class of a pipeline says, and its index."""
     described = describe(PipelineSettings(pipeline=model))
     assert described is not None and described.pipeline is not None, model
@@ -97,7 +97,7 @@ def _own(model: str, index: ModelIndex) -> Own:
     if few and number:
         own, why = "none", "it is distilled"
     video = "num_frames" in parameters
-    return Own(
+    return ClassDefaults(
         guidance=f"{own:<32}# {why}; see the model's card",
         sizes={name: defaults[name] for name in ("height", "width") if name in defaults},
         call=call,

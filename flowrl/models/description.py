@@ -29,6 +29,7 @@ from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
 from flowrl.settings.checks.model_files import (
+    NO_MODEL,
     check_no_own_code,
     component_parts,
     pipeline_index,
@@ -238,6 +239,7 @@ def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
     refuse_parts(index["_class_name"], models)
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
     counts = {n: _count(folder / n, index[n]) for n in models if n not in DENOISERS}
+    counts |= dict.fromkeys(n for n in _models_of(index) if n not in (*models, *DENOISERS))
     return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))
 
 
@@ -260,6 +262,14 @@ def _tokens(folder: Path) -> int:
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     length = saved.get("model_max_length", CLIP_TOKENS)
     return length if isinstance(length, int) and length < 10_000 else CLIP_TOKENS
+
+
+def _models_of(index: Mapping[str, Any]) -> list[str]:
+    """Components of an index that have weights."""
+    named = {
+        n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and None not in v
+    }
+    return [n for n, v in named.items() if len(v) > 1 and not NO_MODEL.search(str(v[1]))]
 
 
 def _count(folder: Path, named: Sequence[Any]) -> int | None:

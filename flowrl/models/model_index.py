@@ -20,13 +20,15 @@ from huggingface_hub.errors import (
 )
 
 from flowrl.errors import UserError
+from flowrl.models.description import describe
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.paths import find
+from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
 from rewards.perception.hub import of_network
 
-SECONDS = 20.0  # for all files together
+INDEX_SECONDS = 20.0  # for all files together
 ETAG_SECONDS = 5.0
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 
@@ -63,7 +65,7 @@ def read_index(source: str) -> ModelIndex:
     lacks them.
 
     UserError for a name that the hub refuses, and for a source that is no pipeline; HubSilent
-    without an answer within SECONDS.
+    without an answer within INDEX_SECONDS.
     """
     folder = find(source)
     if not folder.is_dir():
@@ -100,12 +102,24 @@ def fetch_configurations(source: str) -> Path:
     # a daemon: the client of the hub repeats its requests for minutes, and nobody waits for it
     thread = Thread(target=download, daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    thread.join(INDEX_SECONDS)
     if not found:
-        raise HubSilent(f"the hub did not answer within {SECONDS:.0f} s")
+        raise HubSilent(f"the hub did not answer within {INDEX_SECONDS:.0f} s")
     if isinstance(found[0], Path):
         return found[0]
     raise _meaning(found[0], source) from found[0]
+
+
+def fetch_unknown(m: ModelSettings) -> str:
+    """Fetch the configurations of a hub name of which nothing is known on this machine. Why that
+    failed; empty otherwise."""
+    if not isinstance(m, PipelineSettings) or find(m.source).is_dir() or describe(m) is not None:
+        return ""
+    try:
+        fetch_configurations(m.source)
+    except (HubSilent, UserError) as error:
+        return f"nothing is known of {m.source}: {error}"
+    return ""
 
 
 def _cached_index(source: str) -> Path | None:

@@ -35,7 +35,8 @@ def _shared() -> Mapping[str, Any]:
 
 
 def files(row: Mapping[str, Any]) -> Files:
-    """model_index.json, and the configurations of the denoisers and of the scheduler."""
+    """model_index.json, and the configurations of the denoisers and of the scheduler. Those of the
+    other parts, which decide nothing, are missing."""
     kind = getattr(diffusers, row["class"])
     named = row["denoiser"]
     base = _shared().get(named, {"_class_name": named})
@@ -50,6 +51,10 @@ def files(row: Mapping[str, Any]) -> Files:
         elif name == "scheduler":
             index[name] = ["diffusers", scheduler["_class_name"]]
             made["scheduler/scheduler_config.json"] = json.dumps(scheduler)
+        elif name == "vae":
+            index[name] = ["diffusers", "AutoencoderKL"]
+        elif name.startswith("text_encoder"):
+            index[name] = ["transformers", "T5EncoderModel"]
     return {"model_index.json": json.dumps(index), **made}
 
 
@@ -103,10 +108,10 @@ def serving(hub: Hub) -> Iterator[str]:
     """The address of a server that answers for a hub."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:  # noqa: N802
+        def do_HEAD(self) -> None:
             hub.answer(self, body=False)
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             hub.answer(self, body=True)
 
         def log_message(self, *_: Any) -> None:

@@ -86,7 +86,7 @@ def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form:
     UserError for a model or layer without a known name in that format.
     """
     tensors = dict[str, Tensor]()
-    for layer in original_layers(denoiser, list(adapter)):
+    for layer in original_layers(denoiser, list(adapter), form):
         name, (down, up) = _name(denoiser, layer.name, form), KEY_SUFFIXES[_keys(denoiser, form)]
         made = fused(layer, adapter, denoiser)
         tensors[f"{name}.{down}.weight"] = made.down.contiguous()
@@ -153,7 +153,7 @@ def check_written(
     """
     tensors, worst = load_file(file), 0.0
     down, up = KEY_SUFFIXES[_keys(denoiser, form)]
-    for layer in original_layers(denoiser, list(adapter)):
+    for layer in original_layers(denoiser, list(adapter), form):
         name = _name(denoiser, layer.name, form)
         a, b = (tensors.pop(f"{name}.{side}.weight") for side in (down, up))
         read = AdapterLayer(a, b, tensors.pop(f"{name}.alpha").item() / len(a)).change()
