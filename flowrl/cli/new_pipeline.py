@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 
 from flowrl.cli.families import FEW, Family, distilled, family_of, image_columns
-from flowrl.cli.new_files import Files, ClassDefaults, image_files, known_files
+from flowrl.cli.new_files import ClassDefaults, Files, image_files, known_files
 from flowrl.models.description import describe
 from flowrl.models.diffusers.call.traits.checks import guidance_argument
 from flowrl.models.model_index import HubSilent, ModelIndex, read_index

@@ -179,6 +179,7 @@ def test_diffusers_own_converter_of_single_files_agrees(kind: str) -> None:
     assert all(torch.equal(found[name], rows[name]) for name in rows)
 
 
+@pytest.mark.slow
 def test_every_configuration_has_names_or_a_reason() -> None:
     """For each shipped model and tool: a name of each adapted layer, or the sentence that the tool
     has no such model."""

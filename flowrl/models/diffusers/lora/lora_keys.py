@@ -193,7 +193,8 @@ def original_layers(
     kind, reader = type(denoiser).__name__, KEY_READERS[form]
     if kind in NO_SUCH_MODEL[form]:
         raise UserError(
-            f"{NO_SUCH_MODEL[form][kind]} is not a model of {reader}: export with --formats diffusers"
+            f"{NO_SUCH_MODEL[form][kind]} is not a model of {reader}: export with --formats "
+            "diffusers"
         )
     if kind not in RULES[form] and kind not in SAME_NAMES[form]:
         raise UserError(
