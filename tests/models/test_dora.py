@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
-from diffusers.loaders.peft import PeftAdapterMixin
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from flowrl.cli.model_card import adapter_lines
 from flowrl.errors import UserError
 from flowrl.models.adapters import ADAPTER
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
@@ -73,13 +73,9 @@ def test_adapters_train_and_come_back(build: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(velocity(merged), want, atol=1e-4, rtol=1e-3)
 
     plain = build()
-    for part, denoiser in plain.roots().items():
-        if build is sd3:
-            plain.pipe.load_lora_weights(tmp_path)
-        elif isinstance(denoiser, PeftAdapterMixin):
-            denoiser.load_lora_adapter(tmp_path, weight_name=LORA_FILE, prefix=part)
-        else:
-            PeftModel.from_pretrained(denoiser, str(tmp_path / part))  # type: ignore[arg-type]
+    files = [path.name for path in tmp_path.iterdir()]
+    lines = adapter_lines(type(plain.pipe), list(plain.roots()), None, files, str(tmp_path))
+    exec("\n".join(lines), {"pipe": plain.pipe})  # as a run prints them
     torch.testing.assert_close(velocity(plain), want, atol=1e-5, rtol=1e-5)
     with pytest.raises(UserError, match="divides by the lengths of the base's rows"):
         read_adapter(tmp_path / LORA_FILE)
