@@ -287,6 +287,15 @@ def export_command(arguments: list[str]) -> int:
     return 0
 
 
+def convert_command(arguments: list[str]) -> int:
+    """`convert FILE --config FOLDER --out FOLDER`."""
+    quiet()
+    from flowrl.cli.convert import Convert, convert_file
+
+    print(convert_file(parse_arguments(Convert, arguments, "convert")))
+    return 0
+
+
 def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server

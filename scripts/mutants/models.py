@@ -17,6 +17,7 @@ EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
 MERGED = "models/test_merged.py"
+DORA = "models/test_dora.py"
 QUANTIZED = "models/test_quantization.py"
 AUTO = "models/test_compile.py::test_auto_is_off_where_the_first_ratio_leaves_its_limit"
 
@@ -92,6 +93,9 @@ ROWS = (
     ("merge-finally", "flowrl/models/merged.py", "        finally:\n            self._place(",
      "        except ZeroDivisionError:\n            pass\n        else:\n            self._place(", MERGED),
     ("merge-scale", "flowrl/models/merged.py", ".mul_(layer.scaling[ADAPTER])", "", MERGED),
+    ("dora-merged", "flowrl/models/merged.py", "torch.linalg.norm(summed, dim=1)", "torch.linalg.norm(weight, dim=1)", DORA),
+    ("dora-begin", "flowrl/models/adapters.py", "            parameter.data.copy_(fresh)\n    begin_lengths(model)", "            parameter.data.copy_(fresh)",
+     DORA),
     ("merge-stale", "flowrl/models/merged.py", "self._keeps, self._held = False, None", "self._keeps = False", MERGED),
     ("merge-off", "flowrl/models/merged.py", "or all(layer.disable_adapters for layer in self.layers)", "", MERGED),
     ("merge-stored", "samplers/walk.py", "if self.aside is None or plan.steps[k].train:", "if self.aside is None:",
