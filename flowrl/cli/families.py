@@ -86,8 +86,9 @@ def _square(pixels: int) -> Callable[[ModelIndex], SectionTree]:
 
     def sizes(index: ModelIndex) -> SectionTree:
         side = index.denoiser.get("sample_size")
-        fits = isinstance(side, int) and 0 < side * pixels <= LARGEST_SIDE
-        return {"height": side * pixels, "width": side * pixels} if fits else {}
+        if not isinstance(side, int) or not 0 < side * pixels <= LARGEST_SIDE:
+            return {}
+        return {"height": side * pixels, "width": side * pixels}
 
     return sizes
 

@@ -72,14 +72,14 @@ def begin_lengths(model: nn.Module) -> None:
     peft sets them in the weight's own type: in bfloat16 they would differ from what a call computes
     by up to 0.4 %.
     """
-    for module in model.modules():
-        if isinstance(module, LoraLayer) and ADAPTER in module.lora_magnitude_vector:
-            lengths: Any = module.lora_magnitude_vector[ADAPTER]
-            lengths.update_layer(
-                base_layer=module.get_base_layer(),
-                lora_A=module.lora_A[ADAPTER].weight.detach(),
-                lora_B=module.lora_B[ADAPTER].weight.detach(),
-                scaling=module.scaling[ADAPTER],
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        if ADAPTER in layer.lora_magnitude_vector:
+            layer.lora_magnitude_vector[ADAPTER].update_layer(
+                base_layer=layer.get_base_layer(),
+                lora_A=layer.lora_A[ADAPTER].weight.detach(),
+                lora_B=layer.lora_B[ADAPTER].weight.detach(),
+                scaling=layer.scaling[ADAPTER],
             )
 
 

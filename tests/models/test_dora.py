@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import SD3Transformer2DModel  # type: ignore[attr-defined]
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -98,7 +98,8 @@ def test_a_new_adapter_changes_nothing(dtype: torch.dtype) -> None:
 def test_the_weight_by_hand() -> None:
     """m (W + s B A) / |W + s B A|, in a call and merged."""
     model, x = layer(torch.float64), torch.randn(3, 8).double()
-    weight, bias = model[0].weight.detach().clone(), model[0].bias.detach().clone()
+    linear: Any = model[0]
+    weight, bias = linear.weight.detach().clone(), linear.bias.detach().clone()
     one = nn.Sequential(model[0])
     add_own_lora(one, [], rank=2, alpha=6, targets=None, seed=0, dora=True)
     draws = torch.Generator().manual_seed(1)
@@ -140,7 +141,7 @@ def test_a_text_run_begins_from_pefts_file(tmp_path: Path) -> None:
         r=3, lora_alpha=5, init_lora_weights=False, target_modules=["q_proj"], use_dora=True
     )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(source), config)
-    model.save_pretrained(tmp_path / "given")
+    model.save_pretrained(str(tmp_path / "given"))
     tree = text_runs.tree(source, tmp_path, {"name": "text_grpo", "group": 2, "length": 4})
     tree["model"]["lora"] = {"from": str(tmp_path / "given")}
     policy: Any = load_policy(run_from(tree, "test"), CPU)

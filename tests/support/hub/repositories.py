@@ -114,7 +114,7 @@ def serving(hub: Hub) -> Iterator[str]:
         def do_GET(self) -> None:
             hub.answer(self, body=True)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
