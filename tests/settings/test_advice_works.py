@@ -85,6 +85,21 @@ CASES = [
         {"model.dtype": "bfloat16"},
     ),
     Advice(
+        "a length rounded to bfloat16 changes its row",
+        {"model.lora": {"dora": True, "dtype": "bfloat16"}, "model.dtype": "bfloat16"},
+        {"model.lora": {"dora": True}},
+    ),
+    Advice(
+        "these adapters have their own rank, alpha, targets and dora",
+        {"model.lora": {"from": "a", "dora": True}},
+        {"model.lora": {"from": "a"}},
+    ),
+    Advice(
+        "servers load adapters of products alone",
+        LM | {"model.server": SERVER, "model.lora": {"dora": True}},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
         "is for half-precision models",
         LM | {"model.head_dtype": "float32"},
         {"model.head_dtype": DROP},
