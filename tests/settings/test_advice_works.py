@@ -90,11 +90,6 @@ CASES = [
         {"model.lora": {"dora": True}},
     ),
     Advice(
-        "these adapters have their own rank, alpha, targets and dora",
-        {"model.lora": {"from": "a", "dora": True}},
-        {"model.lora": {"from": "a"}},
-    ),
-    Advice(
         "servers load adapters of products alone",
         LM | {"model.server": SERVER, "model.lora": {"dora": True}},
         {"model.lora": {"rank": 2}},
@@ -165,7 +160,7 @@ CASES = [
         {"model.server": SERVER | {"sync": "lora"}},
     ),
     Advice(
-        "have their own rank, alpha and targets",
+        "have their own rank, alpha, targets and dora",
         {"model.lora": {"from": "old", "rank": 8}},
         {"model.lora": {"from": "old"}},
     ),
