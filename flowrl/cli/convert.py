@@ -76,7 +76,7 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
             "write its folder with diffusers"
         )
     (name,) = names
-    kind = getattr(diffusers, str(index[name][1]))
+    kind: Any = getattr(diffusers, str(index[name][1]))
     if not issubclass(kind, FromOriginalModelMixin):
         raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
     dtype = _dtype(file)
@@ -93,7 +93,8 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
     lacking = [n for n, p in denoiser.named_parameters() if p.is_meta]
     if lacking:
         raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
-    return diffusers.DiffusionPipeline.from_pretrained(
+    pipeline: Any = pipeline_class(index, str(folder))
+    return pipeline.from_pretrained(
         folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
     )
 
