@@ -90,6 +90,13 @@ COMMANDS = {
         "flowrl export runs/demo-0001 --weights best --push-to-hub me/shapes",
         "flowrl.settings.command_line.arguments:ExportArguments",
     ),
+    "convert": Command(
+        "flowrl.cli.commands:convert_command",
+        "FILE --config FOLDER --out FOLDER",
+        "write a single file of weights as a pipeline's folder, without a network",
+        "flowrl convert my_flux.safetensors --config FLUX.1-dev --out my_flux",
+        "flowrl.cli.convert:Convert",
+    ),
     "plan": Command(
         "flowrl.cli.commands:plan",
         "CONFIG ...",

@@ -10,8 +10,9 @@ from shlex import quote
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, trust_of
 from flowrl.errors import FolderInUse, UserError
-from flowrl.paths import run_file
+from flowrl.paths import find, run_file
 from flowrl.run.watch.start_check import check_model_of, check_start, refusals, unchecked
+from flowrl.settings import PipelineSettings, Run
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -65,7 +66,7 @@ def train_command(arguments: list[str]) -> int:
     quiet()
     from flowrl.cli.run_start import start
 
-    return _finish(start(run, path.stem, folder, cache))
+    return _finish(start(run, path.stem, folder, cache), run)
 
 
 def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: Trust) -> int:
@@ -77,7 +78,7 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: Trust) -> int
         quiet()
         from flowrl.cli.run_start import resume
 
-        return _finish(resume(opened.run, folder, cache))
+        return _finish(resume(opened.run, folder, cache), opened.run)
 
 
 def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: bool) -> int:
@@ -97,10 +98,10 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
                 print(f"{folder} has finished its {run.train.iterations} iterations")
                 return 0
             if state == "absent":
-                return _finish(start(run, path.stem, folder, cache))
+                return _finish(start(run, path.stem, folder, cache), run)
             opened = open_folder(folder, trust, beside=run).changed(run)
             with opened.limited():
-                return _finish(resume(opened.run, folder, cache))
+                return _finish(resume(opened.run, folder, cache), opened.run)
         except FolderInUse as error:
             if not wait:
                 raise FolderInUse(f"{error}; or {WAIT}, to go on once it has ended") from error
@@ -110,7 +111,7 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
             time.sleep(WAIT_SECONDS)
 
 
-def _finish(result: "object") -> int:
+def _finish(result: "object", run: Run) -> int:
     from accelerate import PartialState
 
     from flowrl.run.train import Result
@@ -130,7 +131,24 @@ def _finish(result: "object") -> int:
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")
+    if result.weights is not None and run.before is None:
+        _how_to_load(run, result.weights)
     return code
+
+
+def _how_to_load(run: Run, weights: Path) -> None:
+    """Print the lines that load a pipeline's trained weights without flowrl."""
+    m = run.model
+    if not isinstance(m, PipelineSettings):
+        return
+    from flowrl.cli.model_card import loading_lines
+
+    base = find(m.source)
+    source = str(base) if base.is_dir() else m.source
+    print("in plain diffusers (import torch; from diffusers import DiffusionPipeline):")
+    files = [path.name for path in weights.iterdir()]
+    for line in loading_lines(m, source, None, files, str(weights)):
+        print(f"  {line}")
 
 
 def runs_command(arguments: list[str]) -> int:
@@ -223,14 +241,18 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     from flowrl.estimate import time as time_estimate
     from flowrl.estimate.devices import parse_devices
     from flowrl.estimate.workers import workers_report
+    from flowrl.models.model_index import fetch_unknown
 
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
+    unknown = fetch_unknown(run.model)
     check_model_of(run)  # else nothing is known of what it would cost
     print(describe_run(run, given.iteration, given.svg))
     limit = fit.limit(given.memory, devices)
     print(fit.memory_report(run, limit, given.iteration))
+    if unknown:
+        print(unknown)
     if devices is not None:
         print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for line in workers_report(run, devices, given.utilisation, given.iteration):
@@ -262,6 +284,15 @@ def export_command(arguments: list[str]) -> int:
     given = parse_arguments(ExportArguments, arguments, "export")
     quiet()
     export_run(given)
+    return 0
+
+
+def convert_command(arguments: list[str]) -> int:
+    """`convert FILE --config FOLDER --out FOLDER`."""
+    quiet()
+    from flowrl.cli.convert import Convert, convert_file
+
+    print(convert_file(parse_arguments(Convert, arguments, "convert")))
     return 0
 
 

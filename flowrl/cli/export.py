@@ -125,15 +125,18 @@ def _formats(
 ) -> tuple[KeyFormat, ...]:
     """The formats to write. A format that the model does not support is an error if requested,
     otherwise a note."""
-    try:
-        for file, denoiser in zip(_files(weights), denoisers, strict=False):
-            original_layers(denoiser, list(read_adapter(file)))
-    except UserError as error:
-        if set(wanted) & set(CONVERTED):
-            raise UserError(f"export: {error}") from error
-        print(f"only in diffusers' format, since {error}")
-        return ("diffusers",)
-    return tuple(wanted) or ("diffusers", *CONVERTED)
+    forms: list[KeyFormat] = ["diffusers"]
+    for form in CONVERTED:
+        try:
+            for file, denoiser in zip(_files(weights), denoisers, strict=False):
+                original_layers(denoiser, list(read_adapter(file)), form)
+            forms.append(form)
+        except UserError as error:
+            if form in wanted:
+                raise UserError(f"export: {error}") from error
+            if not wanted:
+                print(f"not in {form}'s format, since {error}")
+    return tuple(wanted) or tuple(forms)
 
 
 def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool) -> Iterator[Path]:

@@ -131,51 +131,57 @@ def _recipe(run: Run) -> str:
 
 def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     """Lines of Python that load the weights, from the repository or the card's own folder."""
-    source, place = (json.dumps(name) for name in (subject.source, subject.repository or "."))
-    dtype = f"torch_dtype=torch.{subject.run.model.dtype}"
+    m = subject.run.model
+    assert isinstance(m, PipelineSettings)
     yield from ("import torch", "from diffusers import DiffusionPipeline", "")
+    yield from loading_lines(m, subject.source, subject.repository, files)
+
+
+def loading_lines(
+    m: PipelineSettings, source: str, repository: str | None, files: Sequence[str], at: str = "."
+) -> Iterator[str]:
+    """Lines of Python that load trained weights in plain diffusers.
+
+    source      the base model
+    repository  the weights' name on the hub; None: they are in the folder `at`
+    files       names of the weights' files
+    """
+    place = json.dumps(repository or at)
+    dtype = f"torch_dtype=torch.{m.dtype}"
     if LORA_FILE not in files:
         yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
         return
-    yield f"pipe = DiffusionPipeline.from_pretrained({source}, {dtype})"
-    m = subject.run.model
-    if isinstance(m, PipelineSettings) and (
-        changed := m.scheduler
-    ):  # an adapter's files do not contain it
+    yield f"pipe = DiffusionPipeline.from_pretrained({json.dumps(source)}, {dtype})"
+    if changed := m.scheduler:  # an adapter's files do not contain it
         given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         yield f"pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
-    if (others := _without_pipeline(subject, files)) is not None:
-        yield from others
+    described = describe(m)
+    known = (None, []) if described is None else (described.kind, list(described.denoisers))
+    yield from adapter_lines(*known, repository, files, at)
+
+
+def adapter_lines(
+    kind: type | None, names: Sequence[str], repository: str | None, files: Sequence[str], at: str
+) -> Iterator[str]:
+    """Lines of Python that load adapters into a pipeline of a class, `pipe`, whose denoisers have
+    these names; None: a class that is not known here."""
+    place = json.dumps(repository or at)
+    if kind is None or class_writes_adapters(kind, names):
+        yield f'pipe.load_lora_weights({place}, weight_name="{LORA_FILE}")'
+        if SECOND in files:
+            more = f'weight_name="{SECOND}", load_into_transformer_2=True'
+            yield f"pipe.load_lora_weights({place}, {more})"
         return
-    yield f'pipe.load_lora_weights({place}, weight_name="{LORA_FILE}")'
-    if SECOND in files:
-        more = f'weight_name="{SECOND}", load_into_transformer_2=True'
-        yield f"pipe.load_lora_weights({place}, {more})"
-
-
-def _without_pipeline(subject: CardSubject, files: Sequence[str]) -> list[str] | None:
-    """Lines that load adapters where the pipeline's class reads none; None where it does, or where
-    its class is not known here."""
-    described = describe(subject.run.model)
-    if described is None or described.pipeline is None:
-        return None
-    names = list(described.denoisers)
-    if class_writes_adapters(described.kind, names):
-        return None
-    repository = subject.repository
-    lines: list[str] = []
+    if any(name in files for name in names):
+        yield "from peft import PeftModel"
     for name in names:
         if name not in files:
-            place = json.dumps(repository or ".")
             given = f'weight_name="{LORA_FILE}", prefix="{name}"'
-            lines.append(f"pipe.{name}.load_lora_adapter({place}, {given})")
+            yield f"pipe.{name}.load_lora_adapter({place}, {given})"
             continue
-        lines = lines or ["from peft import PeftModel"]
-        where = (
-            f'"{name}"' if repository is None else f'{json.dumps(repository)}, subfolder="{name}"'
-        )
-        lines.append(f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {where})")
-    return lines
+        own = name if at == "." else f"{at}/{name}"
+        where = json.dumps(own) if repository is None else f'{place}, subfolder="{name}"'
+        yield f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {where})"
 
 
 def _rewriter(subject: CardSubject) -> dict[str, Any]:

@@ -4,18 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from flowrl.cli.new_files import image_files, known_files, text_files
+from flowrl.cli.new_files import Files, example_prompts, image_files, text_files
+from flowrl.cli.new_pipeline import PipelineStart, pipeline_files
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.paths import CONFIGS_FOLDER, find, removed_on_error
+from flowrl.paths import find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run.watch.start_check import check_model_of
+from flowrl.settings import Run
 from flowrl.settings.command_line.arguments import Word
-from flowrl.settings.file.inherit import read_tree, with_base
+from flowrl.settings.file.inherit import with_base
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.model.form import is_pipeline_folder
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.words.names import unknown_name
 
@@ -45,40 +48,67 @@ def write_new_run(given: New) -> None:
     if (recipe in TEXT_RECIPES) != text:
         why = "--text asks for" if given.text else f"{given.model} is"
         raise UserError(f"new: recipe {recipe} is for images, and {why} a language model")
-    known = None if given.model is None or text else known_model(given.model)
-    if known is not None:
-        files = known_files(given.model or "", given.recipe, known)
+    found = None if given.model is None or text else pipeline_files(given.model, given.recipe)
+    if found is not None:
+        files = found.files
     else:
         files = text_files(given.model, recipe) if text else image_files(given.model, recipe)
-    tree, _ = with_base(parse_yaml(files["run.yaml"], "new"), given.folder / "run.yaml")
+    tree, _ = with_base(parse_yaml(str(files["run.yaml"]), "new"), given.folder / "run.yaml")
     run = run_from(tree, "new")
     check_plan(run)
     check_model_of(run)
     schema = json_text(read_schema()["run"], indent=2)
     files["run.schema.json"] = schema + "\n"
-    taken = [name for name in files if (given.folder / name).exists()]
+    _write(given.folder, files)
+    _next(given.folder, files, found)
+    if found is not None and found.guesses:
+        print(_guesses(run))
+
+
+def _write(folder: Path, files: Files) -> None:
+    taken = [name for name in files if (folder / name).exists()]
     if taken:
-        raise UserError(f"new: {given.folder / taken[0]} already exists; choose another folder")
+        raise UserError(f"new: {folder / taken[0]} already exists; choose another folder")
     try:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        with removed_on_error(*(given.folder / name for name in files)):
+        folder.mkdir(parents=True, exist_ok=True)
+        with removed_on_error(*(folder / name for name in files)):
             for name, content in files.items():
-                (given.folder / name).write_text(content, encoding="utf-8")
+                place = folder / name
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
-        raise UserError(f"new: {given.folder} cannot be written: {error.strerror}") from error
-    example = files["held_out.txt"].splitlines()[0]
-    place = quote(str(given.folder))
+        raise UserError(f"new: {folder} cannot be written: {error.strerror}") from error
+
+
+def _next(folder: Path, files: Files, found: PipelineStart | None) -> None:
+    """Print what was written, the next commands, and where settings come from."""
+    written = [name for name in files if not name.startswith("images/")]
+    written += ["images/"] * (len(written) < len(files))
+    place = quote(str(folder))
     place = f"./{place}" if place.startswith("-") else place
-    print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {place}")
+    print(f"wrote {', '.join(written)} in {folder}\n\nnext:\n  cd {place}")
+    prompts = next(name for name in files if name.startswith("prompts."))
     print("  flowrl plan run.yaml      # what an iteration does and costs")
-    print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
-    print(f'  flowrl sample runs/run-0001 "{example}"')
-    if known is not None:
-        print(f"the model's settings come from {known}: see that file, and `flowrl plan`")
-    elif given.model is not None and not text and not find(given.model).is_dir():
-        print(
-            f"{given.model} is assumed to be a diffusers pipeline; use --text for a language model"
-        )
+    print(f"  flowrl train run.yaml     # rewards are in my_reward.py, prompts in {prompts}")
+    lines = example_prompts() if found is not None else str(files["held_out.txt"]).splitlines()
+    print(f'  flowrl sample runs/run-0001 "{lines[0] if found is None else lines[-1]}"')
+    for note in () if found is None else found.notes:
+        print(note)
+
+
+def _guesses(run: Run) -> str:
+    """Values of the run that a model's card says, and no file of it."""
+    scale, m = run.evaluation_guidance, run.model
+    assert isinstance(m, PipelineSettings)
+    own = "the pipeline's own" if scale is None else scale if scale == "none" else f"{scale:g}"
+    size = "the pipeline's own size"
+    if m.height is not None and m.width is not None:
+        frames = m.call.get("num_frames")
+        size = f"{m.height} x {m.width}" + ("" if frames is None else f" x {frames}")
+    return (
+        f"guesses, to compare with the model's card: guidance {own}, {run.evaluation_steps} steps "
+        f"in evaluations, {size}; and the learning rate"
+    )
 
 
 def _is_language_model(model: str | None) -> bool:
@@ -87,15 +117,3 @@ def _is_language_model(model: str | None) -> bool:
     if folder is None or not folder.is_dir() or is_pipeline_folder(folder):
         return False
     return (folder / "config.json").is_file() or bool(list(folder.glob("*.gguf")))
-
-
-def known_model(model: str) -> str | None:
-    """flowrl's file `configs/models/...` for a hub name, or for a folder with the same name."""
-    folder = find(model)
-    name = folder.resolve().name if folder.is_dir() else model
-    for path in sorted((CONFIGS_FOLDER / "models").glob("*.yaml")):
-        tree, _ = read_tree(path)
-        source = tree["model"].get("pipeline", "")
-        if name.lower() in (source.lower(), source.rpartition("/")[2].lower()):
-            return f"configs/models/{path.name}"
-    return None

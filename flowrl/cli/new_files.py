@@ -2,13 +2,46 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import signature
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image, ImageDraw
 
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
 from flowrl.settings.checks.learning import ONE_STEP
 from flowrl.settings.file.inherit import read_tree
+
+Files = dict[str, str | bytes]
+
+
+@dataclass(frozen=True)
+class ClassDefaults:
+    """Settings that the index and the class of a pipeline say, for a model without a configuration.
+
+    guidance  the setting, as YAML with a comment
+    sizes     height and width, where the class's call has defaults
+    call      further arguments of the call
+    steps     the class's own number of steps, or a few
+    few       whether the pipeline is made for so few steps that training takes them too
+    columns   images that its prompts need
+    train, evaluate  further settings of these sections, as YAML
+    """
+
+    guidance: str
+    sizes: Mapping[str, int]
+    call: Mapping[str, Any]
+    steps: int
+    few: bool = False
+    columns: Sequence[str] = field(default=())
+    train: str = ""
+    evaluate: str = ""
+
 
 HEAD = """\
 # yaml-language-server: $schema=run.schema.json
@@ -30,8 +63,8 @@ prompts:
 rewards:                                    # their weighted sum is maximized
   - {{name: "my_reward.py:{reward}", weight: 1.0}}
 {judge}
-train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
-evaluate: {{every: 10, samples: {samples}}}
+train: {{iterations: {iterations}, lr: {lr}, updates: {updates}{train}}}
+evaluate: {{every: 10, samples: {samples}{evaluate}}}
 checkpoint: {{every: 10}}
 track: {{training: 8}}                        # samples of each iteration, in samples/training
 """
@@ -67,7 +100,7 @@ held_out_rewards:                           # judges: never trained on
 IMAGE_MODEL = """\
   pipeline: {model}
   lora: {lora:<36}# null trains all weights
-  guidance: {{sample: 1.0, train: 1.0}}       # 1 is no guidance
+  guidance: {guidance}
 """
 
 TEXT_MODEL = """\
@@ -174,12 +207,30 @@ SUBJECTS = (
 )  # fmt: skip
 
 
-def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
-    """Files for a run with a model whose settings are included in flowrl."""
+def known_files(
+    model: str,
+    recipe: str | None,
+    base: str,
+    columns: Sequence[str] = (),
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Files:
+    """Files for a run with a model whose settings are included in flowrl.
+
+    columns  images that its prompts need
+    changes  sections that differ from the base's, for a model that is not the base's own; None:
+             the base is the model's
+    """
     own = [] if recipe is None else [f"name: {recipe}{_group(recipe)}"]
     routed = read_tree(find(base))[0]["recipe"].get("modalities") is not None
     own += ["modalities: null"] if routed else []  # they are of the base's rewards
-    place = f"model: {{pipeline: {_source(model)}}}\n" if find(model).is_dir() else ""
+    other = changes is not None or find(model).is_dir()
+    sections = {name: dict(section) for name, section in (changes or {}).items()}
+    section = {"pipeline": _source(model)} if other else {}
+    section |= sections.pop("model", {})
+    if recipe is None:
+        own += [f"{name}: {_flow(value)}" for name, value in sections.pop("recipe", {}).items()]
+    place = f"model: {_flow(section)}\n" if section else ""
+    place += "".join(f"{name}: {_flow(value)}\n" for name, value in sections.items())
     graded = recipe is not None and RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
     body = KNOWN_MODEL.format(
@@ -189,7 +240,64 @@ def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
         reward=reward,
         judge=IMAGE_JUDGE,
     )
-    return _files(body, code, example_prompts())
+    return with_pictures(_files(body, code, example_prompts()), columns)
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML in one line."""
+    text = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=1000)
+    return text.strip().removeprefix("[").removesuffix("]")
+
+
+def with_pictures(files: Files, columns: Sequence[str]) -> Files:
+    """The files with prompts that are rows with these columns of images, and the images."""
+    if not columns:
+        return files
+    pictures = {
+        f"images/{colour}_{shape}.png": example_image(colour, shape)
+        for colour in EXAMPLE_COLOURS[:3]
+        for shape in EXAMPLE_SHAPES
+    }
+    mask = {"images/mask.png": example_image("white", "square", ground="black")}
+    if any("mask" in name for name in columns):
+        pictures |= mask
+    places = list(pictures)
+    made: Files = {}
+    for name, content in files.items():
+        if not name.endswith(".txt"):
+            made[name] = _rows_not_lines(content)
+            continue
+        rows = list[str]()
+        for number, prompt in enumerate(str(content).splitlines()):
+            place = places[number % (len(EXAMPLE_SHAPES) * 3)]
+            cells = {each: next(iter(mask)) if "mask" in each else place for each in columns}
+            rows.append(json.dumps({"prompt": prompt, **cells}))
+        made[name.replace(".txt", ".jsonl")] = "\n".join(rows) + "\n"
+    return made | pictures
+
+
+def _rows_not_lines(content: str | bytes) -> str | bytes:
+    """A run file that names prompt files with rows."""
+    if isinstance(content, bytes):
+        return content
+    for name in ("prompts", "held_out"):
+        content = content.replace(f": {name}.txt", f": {name}.jsonl")
+    return content
+
+
+def example_image(colour: str, shape: str, ground: str = "white") -> bytes:
+    """A PNG of a shape."""
+    image = Image.new("RGB", (512, 512), ground)
+    draw, box = ImageDraw.Draw(image), (128, 128, 384, 384)
+    if shape == "circle":
+        draw.ellipse(box, fill=colour)
+    elif shape == "square":
+        draw.rectangle(box, fill=colour)
+    else:
+        draw.polygon([(256, 128), (128, 384), (384, 384)], fill=colour)
+    file = BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()
 
 
 def example_prompts() -> list[str]:
@@ -198,28 +306,44 @@ def example_prompts() -> list[str]:
     return prompts + [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
 
 
-def image_files(model: str | None, recipe: str) -> dict[str, str]:
-    """Files for a run of images or videos, by name."""
+def image_files(model: str | None, recipe: str, own: ClassDefaults | None = None) -> Files:
+    """Files for a run of images or videos, by name. `own`: what is known of the model."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
-    body = IMAGE_MODEL.format(model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora)
+    guidance = "{sample: 1.0, train: 1.0}       # 1 is no guidance" if own is None else own.guidance
+    body = IMAGE_MODEL.format(
+        model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora, guidance=guidance
+    )
     if model is None:
         body += "  call: {max_sequence_length: 1}           # arguments of the pipeline's call\n"
     else:
         body += "  dtype: bfloat16\n"
-        body += "  # height: 512\n  # width: 512\n"
-        body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
-    head = HEAD.format(recipe=recipe, settings=_group(recipe))
+        body += _sizes(own)
+    steps = "" if own is None or not own.few else f", steps: {own.steps}"
+    head = HEAD.format(recipe=recipe, settings=f"{steps}{_group(recipe)}")
     body += TEACHERS if recipe == "opd" else ""
     graded = RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
     judge = SHAPES_JUDGE if model is None else IMAGE_JUDGE
     tail = TAIL.format(
-        reward=reward, judge=judge, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64
-    )
-    return _files(head + body + tail, code, example_prompts())
+        reward=reward, judge=judge, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64,
+        evaluate="" if own is None else own.evaluate, train="" if own is None else own.train,
+    )  # fmt: skip
+    files = _files(head + body + tail, code, example_prompts())
+    return files if own is None else with_pictures(files, own.columns)
 
 
-def text_files(model: str | None, recipe: str) -> dict[str, str]:
+def _sizes(own: ClassDefaults | None) -> str:
+    """The settings of sizes: those that the class's call has, or what to fill in."""
+    if own is None:
+        return (
+            "  # height: 512\n  # width: 512\n"
+            "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
+        )
+    lines = "".join(f"  {name}: {value}\n" for name, value in own.sizes.items())
+    return lines + (f"  call: {_flow(dict(own.call))}\n" if own.call else "")
+
+
+def text_files(model: str | None, recipe: str) -> Files:
     """Files for a run of texts, by name."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
     body = TEXT_MODEL.format(model=_source(model or "flowrl/demo/sums-lm"), lora=lora)
@@ -238,13 +362,13 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
     tail = TAIL.format(
         reward="near_length", judge=NUMBER_JUDGE if model is None else TEXT_JUDGE,
         draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4",
-        updates=1 if recipe in ONE_STEP else 2, samples=samples,
+        updates=1 if recipe in ONE_STEP else 2, samples=samples, evaluate="", train="",
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)
 
 
-def _files(run: str, reward: str, prompts: list[str]) -> dict[str, str]:
+def _files(run: str, reward: str, prompts: list[str]) -> Files:
     last = -len(prompts) // 4  # a quarter is held out
     return {
         "run.yaml": run,

@@ -72,14 +72,16 @@ def kept_by_call(m: ModelSettings) -> KeptBytes | None:
     not known."""
     if not isinstance(m, PipelineSettings):
         return None
-    lora = None if m.lora is None else (m.lora.rank, m.lora.targets, m.half_adapters)
+    lora = None if m.lora is None else (m.lora.rank, m.lora.targets, m.half_adapters, m.lora.dora)
     sizes = {"height": m.height, "width": m.width, "call": m.call}
     alike = PipelineSettings(pipeline=m.pipeline, dtype=m.dtype, lora=None, **sizes)
     return _kept(alike.model_dump_json(), lora)
 
 
 @lru_cache(maxsize=16)
-def _kept(settings: str, lora: tuple[int, tuple[str, ...] | None, bool] | None) -> KeptBytes | None:
+def _kept(
+    settings: str, lora: tuple[int, tuple[str, ...] | None, bool, bool] | None
+) -> KeptBytes | None:
     m = PipelineSettings.model_validate_json(settings)
     described = describe(m)
     if described is None or type(described.first).__name__ not in INPUTS:
@@ -92,9 +94,9 @@ def _kept(settings: str, lora: tuple[int, tuple[str, ...] | None, bool] | None) 
     given = {k: _of(dtype, k, value) for k, value in inputs.items()}
     model.requires_grad_(lora is None)
     if lora is not None:
-        rank, targets, half = lora
+        rank, targets, half, dora = lora
         ends = chosen_targets(model, targets)
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=ends))
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=ends, use_dora=dora))
         for each, p in model.named_parameters():
             if ".lora_" in each:
                 p.data = p.data.to(

@@ -212,7 +212,7 @@ def _adapters(how: Lora, model: Sizes) -> int:
         with safe_open(file, framework="pt") as saved:
             names = [name for name in saved.keys() if ".lora_" in name]  # noqa: SIM118
             count += sum(math.prod(saved.get_slice(name).get_shape()) for name in names)
-    return count or model.adapters * how.rank
+    return count or model.adapters * how.rank + (model.lengths if how.dora else 0)
 
 
 def trained_weights(run: Run, model: Sizes) -> int:

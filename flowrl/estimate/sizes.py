@@ -40,6 +40,7 @@ class Sizes:
     """Sizes of a model and its rows, in numbers of weights or activations, not in bytes.
 
     adapters  weights per unit of rank
+    lengths   weights of DoRA's lengths, one per row of an adapted weight
     adapted   weights of the layers that have an adapter
     linear    weights of the trained model's linear layers, which quantization makes smaller
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
@@ -84,6 +85,7 @@ class Sizes:
     adapted: int = 0
     linear: int = 0
     cached: int = 0
+    lengths: int = 0
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
@@ -129,7 +131,14 @@ def _language(described: Description, length: int) -> Sizes:
     targets = [x for x in linears if x is not head]
     trained = _count(model)
     repeated = model.get_decoder() if reads_images(model.config) else model
-    sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(repeated))
+    sizes = Sizes(
+        trained,
+        {},
+        _ends(targets),
+        PROMPT + length,
+        **_work(repeated),
+        lengths=_rows(targets),
+    )
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
     more["cached"] = cached_numbers(model.config.get_text_config(), PROMPT + length)
     return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
@@ -161,7 +170,17 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     linears = [x for root in roots for x in root.modules() if isinstance(x, nn.Linear)]
     trained, latent = sum(map(_count, roots)), math.prod(policy.row_shape)
     frozen = {"frozen modules": _count(policy.model) - trained}
-    sizes = Sizes(trained, frozen, _ends(linears), None, 0, 0, 0, adapted=_weights(linears))
+    sizes = Sizes(
+        trained,
+        frozen,
+        _ends(linears),
+        None,
+        0,
+        0,
+        0,
+        adapted=_weights(linears),
+        lengths=_rows(linears),
+    )
     return replace(sizes, outside=trained, latent=latent, media=latent)
 
 
@@ -177,6 +196,7 @@ def _pipeline(described: Description, m: PipelineSettings, steps: int) -> Sizes:
         largest=max(map(_count, denoisers.values()), default=0),
         buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
         adapters=_ends(targets),
+        lengths=_rows(targets),
         adapted=_weights(targets),
         linear=_weights(
             x for d in denoisers.values() for x in d.modules() if isinstance(x, nn.Linear)
@@ -207,6 +227,11 @@ def _count(model: nn.Module) -> int:
 
 def _ends(linears: Iterable[nn.Linear | Conv1D]) -> int:
     return sum(sum(linear.weight.shape) for linear in linears)
+
+
+def _rows(linears: Iterable[nn.Linear | Conv1D]) -> int:
+    """Number of outputs: the smaller index of a Conv1D's weight is its input."""
+    return sum(linear.weight.shape[1 if isinstance(linear, Conv1D) else 0] for linear in linears)
 
 
 def _weights(linears: Iterable[nn.Linear | Conv1D]) -> int:

@@ -144,7 +144,7 @@ def _check_language(run: Run, m: LanguageSettings) -> None:
     if run.train.gradient_checkpointing:
         savings.checkpoint_layers(policy.model)
     if m.lora is not None and m.lora.start is None:
-        policy.add_lora(rank=1, alpha=1, targets=m.lora.targets, seed=0)
+        policy.add_lora(rank=1, alpha=1, targets=m.lora.targets, seed=0, dora=m.lora.dora)
     for place in run.prompts.given:
         if run.prompts.on_disk(place) and policy.vision is None:
             for text in run.prompts.read(place).texts[:TRIED]:

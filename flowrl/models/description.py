@@ -13,12 +13,14 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig
 
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
 from flowrl.models.diffusers.modular.folder import ModularSource, check_components, of_class
@@ -28,6 +30,7 @@ from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
 from flowrl.settings.checks.model_files import (
+    NO_MODEL,
     check_no_own_code,
     component_parts,
     pipeline_index,
@@ -257,7 +260,8 @@ def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
     models = [n for n in parts if (folder / n / "config.json").is_file()]
     refuse_parts(index["_class_name"], models)
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}
-    counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
+    counts = {n: _count(folder / n, index[n]) for n in models if n not in DENOISERS}
+    counts |= dict.fromkeys(n for n in _models_of(index) if n not in (*models, *DENOISERS))
     return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))
 
 
@@ -280,6 +284,34 @@ def _tokens(folder: Path) -> int:
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     length = saved.get("model_max_length", CLIP_TOKENS)
     return length if isinstance(length, int) and length < 10_000 else CLIP_TOKENS
+
+
+def _models_of(index: Mapping[str, Any]) -> list[str]:
+    """Components of an index that have weights."""
+    named = {
+        n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and None not in v
+    }
+    return [n for n, v in named.items() if len(v) > 1 and not NO_MODEL.search(str(v[1]))]
+
+
+def _count(folder: Path, named: Sequence[Any]) -> int | None:
+    """Number of weights of a component: of its files, or without these of its class at its
+    configuration. `named`: library and class, as an index names them."""
+    if list(folder.glob("*.safetensors")):
+        return _numbers(folder)
+    library = {"diffusers": diffusers, "transformers": transformers}.get(str(named[0]))
+    kind = None if library is None else getattr(library, str(named[1]), None)
+    if kind is None:
+        return None
+    try:
+        with torch.device("meta"):
+            if library is diffusers:
+                built = kind.from_config(read_json(folder / "config.json", "model.pipeline"))
+            else:
+                built = kind(kind.config_class.from_pretrained(folder))
+    except FAILURES:  # a class's own constructor, which may ask for more
+        return None
+    return sum(p.numel() for p in built.parameters())
 
 
 def _numbers(folder: Path) -> int | None:

@@ -1,8 +1,9 @@
 """Merge adapters into the weights that they adapt, in calls whose densities or targets are not
 stored.
 
-A merged layer computes (W + s B A) x in one product. Its weight is computed from W and swapped in;
-W itself is never written, so it is restored to the bit, also after an exception.
+A merged layer computes (W + s B A) x in one product, with DoRA its rows at their lengths. Its
+weight is computed from W and swapped in; W itself is never written, so it is restored to the bit,
+also after an exception.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,9 +100,14 @@ def _adapted(roots: Iterable[nn.Module]) -> Iterator[LoraLayer]:
 
 @torch.no_grad()
 def _summed(layer: Any) -> Tensor:
-    """W + s B A [out in], computed in float32 at least and rounded to the type of W."""
+    """W + s B A [out in], with DoRA at its lengths, computed in float32 at least and rounded to the
+    type of W."""
     weight = layer.get_base_layer().weight
     precise = torch.promote_types(weight.dtype, torch.float32)
     down, up = (side[ADAPTER].weight.to(precise) for side in (layer.lora_A, layer.lora_B))
     change = (up @ down).mul_(layer.scaling[ADAPTER])
-    return change.add_(weight).to(weight.dtype)
+    summed = change.add_(weight)
+    if ADAPTER in layer.lora_magnitude_vector:
+        lengths = layer.lora_magnitude_vector[ADAPTER].weight.to(precise)
+        summed *= (lengths / torch.linalg.norm(summed, dim=1))[:, None]
+    return summed.to(weight.dtype)

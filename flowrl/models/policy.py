@@ -155,7 +155,13 @@ class Policy(Protocol[Plans, Rolled, Media]):
     def train_all(self) -> None: ...
 
     def add_lora(
-        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+        self,
+        *,
+        rank: int,
+        alpha: int | float,
+        targets: Sequence[str] | None,
+        seed: int,
+        dora: bool = False,
     ) -> None: ...
 
     def begin_from(self, source: str) -> None: ...  # adapters of a file, to train on

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.adapters import adapter_switch
+from flowrl.models.adapters import adapter_switch, has_lengths
 from flowrl.models.fixed_order import fix_order
 from flowrl.models.merged import MergedAdapters
 from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
@@ -202,7 +202,11 @@ class Learner:
         tf32 = " by TF32" if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 else ""
         trained = sum(p.numel() for p in self.policies.network.values())
         whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
-        how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+        how = (
+            "all weights"
+            if m.lora is None
+            else f"{'DoRA' if m.lora.dora else 'LoRA'} of rank {m.lora.rank}"
+        )
         how = how if self.learns else "nothing"
         off = m.compiles == "auto" and not savings.are_compiled(self.policy.roots().values())
         compiled = f"; model.compile: auto is off on {device}" if off else ""
@@ -228,9 +232,13 @@ def load_policy(
         policy.begin_from(m.lora.start)
     else:
         policy.add_lora(
-            rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
+            rank=m.lora.rank,
+            alpha=m.lora.alpha,
+            targets=m.lora.targets,
+            seed=run.train.seed,
+            dora=m.lora.dora,
         )
-    if m.half_adapters:  # `Policies` makes the float32 masters
+    if m.half_adapters and not has_lengths(policy.trainable()):  # `Policies` makes float32 masters
         for adapter in policy.trainable().values():
             adapter.data = adapter.data.bfloat16()
     if run.train.gradient_checkpointing:

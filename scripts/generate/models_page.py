@@ -57,6 +57,27 @@ rewards: [my_reward.py:warmth]
 * Options of the command line lie over both. The run's folder has the resolved settings in its
   `run.yaml`, so that `--resume`, `sample` and `evaluate` need none of the files again.
 
+## A model without a configuration
+
+`flowrl new my_run --model HUB_NAME_OR_FOLDER` reads the model's index and the configurations of its
+parts, from its folder, the hub's cache, or the hub (a few small files, within 20 seconds):
+
+* a class and a size that one of these configurations is made for: the file begins with that one,
+  as for `black-forest-labs/FLUX.1-Krea-dev`, `Qwen/Qwen-Image-Edit-2509` or Wan's image-to-video
+  checkpoints, with what differs for the class and its source;
+* another class: its guidance, steps and sizes are the defaults of its call; an index that says that
+  its model is distilled gives few steps without guidance;
+* a class that needs images gets `prompts.jsonl` with columns for them, and example images.
+
+Guidance and steps that a checkpoint was made for stand on its card and in none of its files: the
+command names them as guesses. A gated or unknown name is refused with a sentence; without an answer
+of the hub the file says so. `flowrl plan` reads the same files, so that it knows the memory of a
+model that is not on this machine; a part whose size no file says is named as unknown.
+
+A single file of weights (`model.safetensors`, in the names of the model's original code) becomes a
+folder by `flowrl convert FILE --config FOLDER --out NEW`, without a network: diffusers converts its
+names, and everything that the file lacks comes from FOLDER, a pipeline of the same model.
+
 ## The table
 
 *memory*: of the whole run on one GPU, as `flowrl plan` estimates it. *hardware*: the smallest of

@@ -17,6 +17,7 @@ EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
 MERGED = "models/test_merged.py"
+DORA = "models/test_dora.py"
 QUANTIZED = "models/test_quantization.py"
 AUTO = "models/test_compile.py::test_auto_is_off_where_the_first_ratio_leaves_its_limit"
 
@@ -101,6 +102,9 @@ ROWS = (
     ("merge-finally", "flowrl/models/merged.py", "        finally:\n            self._place(",
      "        except ZeroDivisionError:\n            pass\n        else:\n            self._place(", MERGED),
     ("merge-scale", "flowrl/models/merged.py", ".mul_(layer.scaling[ADAPTER])", "", MERGED),
+    ("dora-merged", "flowrl/models/merged.py", "torch.linalg.norm(summed, dim=1)", "torch.linalg.norm(weight, dim=1)", DORA),
+    ("dora-begin", "flowrl/models/adapters.py", "            parameter.data.copy_(fresh)\n    begin_lengths(model)", "            parameter.data.copy_(fresh)",
+     DORA),
     ("merge-stale", "flowrl/models/merged.py", "self._keeps, self._held = False, None", "self._keeps = False", MERGED),
     ("merge-off", "flowrl/models/merged.py", "or all(layer.disable_adapters for layer in self.layers)", "", MERGED),
     ("merge-stored", "samplers/walk.py", "if self.aside is None or plan.steps[k].train:", "if self.aside is None:",
@@ -121,8 +125,8 @@ ROWS = (
     ("lora-metadata", "flowrl/models/diffusers/lora/lora_formats.py", 'metadata.get(f"{part}.lora_alpha", rank)', "rank",
      FORMATS),
     ("lora-order", "flowrl/models/diffusers/lora/lora_keys.py",
-     "transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks",
-     "transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_v -> double_blocks",
+     '_FLUX = _rules("""\ntransformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v',
+     '_FLUX = _rules("""\ntransformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_v',
      FORMATS),
     ("lora-xl-blocks", "flowrl/models/diffusers/lora/lora_keys.py", "int(match[2]) + 1}.1.", "int(match[2])}.1.", FORMATS),
     ("painting-media", "flowrl/models/diffusers/batch.py", "self.conditioning.take(on_host(prompt))",

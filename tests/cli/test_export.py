@@ -102,13 +102,14 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
 ):
     from flowrl.models.diffusers.lora import lora_keys
 
-    monkeypatch.setattr(lora_keys, "RULES", {})
+    monkeypatch.setattr(lora_keys, "RULES", {"comfyui": {}, "kohya": {}})
     assert flowrl("export", run[0], "--formats", "kohya", "--out", tmp_path / "a") == 2
     said = capsys.readouterr().err
-    assert "formats are not known, only those of Stable Diffusion 1.5" in said
+    assert "SD3Transformer2DModel's layers in kohya's tools are not known" in said
     assert not (tmp_path / "a").exists()
     assert flowrl("export", run[0], "--out", tmp_path / "b") == 0
-    assert "only in diffusers' format, since" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "not in comfyui's format, since" in said and "not in kohya's format, since" in said
     assert {path.name for path in (tmp_path / "b").iterdir()} == {
         LORA_FILE, "README.md", "curves.svg", "samples.png",
     }  # fmt: skip

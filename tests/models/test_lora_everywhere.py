@@ -7,10 +7,9 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
-from diffusers.loaders.peft import PeftAdapterMixin
-from peft import PeftModel
 from torch import Tensor
 
+from flowrl.cli.model_card import adapter_lines
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
@@ -95,9 +94,8 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     assert not [key for key in merged.trainable() if ".lora_" in key]
 
     plain = built(name)
-    for part, denoiser in plain.roots().items():
-        if isinstance(denoiser, PeftAdapterMixin):
-            denoiser.load_lora_adapter(tmp_path, weight_name=LORA_FILE, prefix=part)
-        else:
-            PeftModel.from_pretrained(denoiser, str(tmp_path / part))  # type: ignore[arg-type]
+    files = [path.name for path in tmp_path.iterdir()]
+    lines = [*adapter_lines(type(plain.pipe), list(plain.roots()), None, files, str(tmp_path))]
+    assert len([line for line in lines if line.startswith("pipe.")]) == len(plain.roots())
+    exec("\n".join(lines), {"pipe": plain.pipe})  # as a run prints them
     torch.testing.assert_close(velocity(plain), want, atol=1e-5, rtol=1e-5)  # other fused products

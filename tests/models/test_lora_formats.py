@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.loaders import single_file_utils
 from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import in_order
+from flowrl.models.description import public_model
 from flowrl.models.diffusers.lora import lora, lora_formats
 from flowrl.models.diffusers.lora.lora_formats import (
     AdapterLayers,
@@ -21,6 +23,8 @@ from flowrl.models.diffusers.lora.lora_formats import (
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.paths import CONFIGS_FOLDER
+from flowrl.settings.file.inherit import read_tree
 from tests.support.tiny_pipelines import NAMED
 
 DOUBLE = [
@@ -93,7 +97,7 @@ def test_comfyui_finds_every_part_at_its_rows(family, tmp_path):
     adapter, file, _, denoiser = written(made, tmp_path, "comfyui")
     tensors = load_file(file)
     assert all(key.startswith("diffusion_model.") for key in tensors)
-    for layer in original_layers(denoiser, list(adapter)):
+    for layer in original_layers(denoiser, list(adapter), "comfyui"):
         name = f"diffusion_model.{layer.name}"
         a, b, alpha = (tensors[f"{name}.{x}"] for x in ("lora_A.weight", "lora_B.weight", "alpha"))
         whole, row = alpha / len(a) * (b @ a), 0
@@ -110,6 +114,96 @@ def test_comfyui_finds_every_part_at_its_rows(family, tmp_path):
     assert {f"lora_unet_{name.replace('.', '_')}.alpha" for name in names} <= load_file(
         kohya
     ).keys()
+
+
+def converted(kind: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights with the names of a model's original code, as diffusers' converter of single files
+    names them."""
+    return getattr(single_file_utils, CONVERTERS[kind])(dict(state))
+
+
+CONVERTERS = {
+    "SD3Transformer2DModel": "convert_sd3_transformer_checkpoint_to_diffusers",
+    "Flux2Transformer2DModel": "convert_flux2_transformer_checkpoint_to_diffusers",
+    "ZImageTransformer2DModel": "convert_z_image_transformer_checkpoint_to_diffusers",
+    "LTXVideoTransformer3DModel": "convert_ltx_transformer_checkpoint_to_diffusers",
+    "LTX2VideoTransformer3DModel": "convert_ltx2_transformer_to_diffusers",
+    "WanTransformer3DModel": "convert_wan_transformer_to_diffusers",
+}
+BLOCKS = {  # one linear layer of each name that these models' blocks have
+    "Flux2Transformer2DModel": [
+        *(f"transformer_blocks.1.attn.{x}" for x in ("to_q", "to_k", "to_v", "to_out.0")),
+        *(f"transformer_blocks.1.attn.{x}" for x in ("add_q_proj", "add_k_proj", "add_v_proj")),
+        "transformer_blocks.1.attn.to_add_out", "transformer_blocks.1.ff.linear_in",
+        "transformer_blocks.1.ff.linear_out", "transformer_blocks.1.ff_context.linear_in",
+        "transformer_blocks.1.ff_context.linear_out", "single_transformer_blocks.0.attn.to_out",
+        "single_transformer_blocks.0.attn.to_qkv_mlp_proj",
+    ],
+    "ZImageTransformer2DModel": [
+        f"{blocks}.1.{name}"
+        for blocks in ("layers", "noise_refiner", "context_refiner")
+        for name in (
+            "attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0",
+            "feed_forward.w1", "feed_forward.w2", "feed_forward.w3",
+        )
+    ],
+    "LTXVideoTransformer3DModel": [
+        "transformer_blocks.1.attn1.to_q", "transformer_blocks.1.attn2.to_out.0",
+        "transformer_blocks.1.ff.net.0.proj", "transformer_blocks.1.ff.net.2",
+    ],
+    "LTX2VideoTransformer3DModel": [
+        "transformer_blocks.1.attn1.to_q", "transformer_blocks.1.audio_attn2.to_out.0",
+        "transformer_blocks.1.video_to_audio_attn.to_k", "transformer_blocks.1.ff.net.2",
+        "transformer_blocks.1.audio_ff.net.0.proj",
+    ],
+    "WanTransformer3DModel": [
+        "blocks.1.attn1.to_q", "blocks.1.attn2.to_out.0", "blocks.1.attn2.add_k_proj",
+        "blocks.1.ffn.net.0.proj", "blocks.1.ffn.net.2",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_diffusers_own_converter_of_single_files_agrees(kind: str) -> None:
+    """An independent table: weights under the names that we write become those of the layers that
+    we say, row by row."""
+    denoiser = type(kind, (nn.Module,), {})()
+    state, rows = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for layer in original_layers(denoiser, BLOCKS[kind], "comfyui"):
+        parts = [torch.randn(4, 6) for _ in layer.parts]
+        rows |= {f"{name}.weight": part for name, part in zip(layer.parts, parts, strict=True)}
+        state[f"{layer.name}.weight"] = torch.cat(parts)
+    assert {f"{name}.weight" for name in BLOCKS[kind]} == rows.keys()
+    found = converted(kind, state)
+    assert found.keys() == rows.keys()
+    assert all(torch.equal(found[name], rows[name]) for name in rows)
+
+
+@pytest.mark.slow
+def test_every_configuration_has_names_or_a_reason() -> None:
+    """For each shipped model and tool: a name of each adapted layer, or the sentence that the tool
+    has no such model."""
+    refused = set()
+    for path in sorted((CONFIGS_FOLDER / "models").glob("*.yaml")):
+        model = read_tree(path)[0]["model"]
+        denoiser = public_model(model["pipeline"]).first
+        ends = lora.chosen_targets(denoiser, (model.get("lora") or {}).get("targets"))
+        names = [
+            name
+            for name, module in denoiser.named_modules()
+            if isinstance(module, nn.Linear) and f".{name}".endswith(tuple(f".{e}" for e in ends))
+        ]
+        for form in ("comfyui", "kohya"):
+            try:
+                layers = original_layers(denoiser, names, form)
+                assert sum(len(layer.parts) for layer in layers) >= len(names) > 0
+            except UserError as error:
+                assert "is not a model of" in str(error), (path, error)
+                refused.add((path.stem, form))
+    assert refused == {
+        ("cogvideox_5b", "comfyui"), ("cogvideox_5b", "kohya"), ("sana", "comfyui"),
+        ("sana", "kohya"), ("ltx_video", "kohya"), ("ltx2", "kohya"), ("ltx2_3", "kohya"),
+    }  # fmt: skip
 
 
 def test_a_part_without_an_adapter_is_zeros(tmp_path):
@@ -129,8 +223,8 @@ def test_a_part_without_an_adapter_is_zeros(tmp_path):
 def test_what_is_not_known_is_refused_by_name(tmp_path):
     made = trained("LTX-Video", tmp_path)
     adapter = read_adapter(tmp_path / lora.LORA_FILE)
-    known = "formats are not known, only those of Stable Diffusion 1.5"
-    with pytest.raises(UserError, match=rf"{known}.*Wan 2.1.*--formats diffusers"):
+    known = "LTX-Video is not a model of kohya's tools: export with --formats diffusers"
+    with pytest.raises(UserError, match=known):
         write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya")
     made = trained("SD3", tmp_path / "sd3", ["norm1.linear"])
     adapter = read_adapter(tmp_path / "sd3" / lora.LORA_FILE)

@@ -85,6 +85,16 @@ CASES = [
         {"model.dtype": "bfloat16"},
     ),
     Advice(
+        "a length rounded to bfloat16 changes its row",
+        {"model.lora": {"dora": True, "dtype": "bfloat16"}, "model.dtype": "bfloat16"},
+        {"model.lora": {"dora": True}},
+    ),
+    Advice(
+        "servers load adapters of products alone",
+        LM | {"model.server": SERVER, "model.lora": {"dora": True}},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
         "is for half-precision models",
         LM | {"model.head_dtype": "float32"},
         {"model.head_dtype": DROP},
@@ -150,7 +160,7 @@ CASES = [
         {"model.server": SERVER | {"sync": "lora"}},
     ),
     Advice(
-        "have their own rank, alpha and targets",
+        "have their own rank, alpha, targets and dora",
         {"model.lora": {"from": "old", "rank": 8}},
         {"model.lora": {"from": "old"}},
     ),

@@ -89,7 +89,6 @@ _CHANGES = {  # arguments with no counterpart, with their neutral values
     "lr_scheduler_kwargs": ((None, {}), "the schedule has no further arguments"),
     "router_aux_loss_coef": ((None, 0, 0.0), "routers have no further loss"),
     "use_rslora": ((False,), "adapters are scaled by alpha / rank"),
-    "use_dora": ((False,), "adapters have no magnitudes"),
     "lora_target_parameters": ((None, []), "adapters are of linear layers"),
     "lora_modules_to_save": ((None, []), "no further weights are trained beside adapters"),
     "off_policy_mask_threshold": ((None,), "see text_forking's off_policy"),
@@ -192,6 +191,10 @@ def _model(d: RunDraft) -> None:
                 "" if plain == listed else "without the commas between them",
             )
         d.lose_unless("lora_dropout", (0, 0.0), "adapters have no dropout")
+        if d.value("use_dora"):
+            d.write("use_dora", {"model.lora.dora": True})
+        elif d.has("use_dora"):
+            d.lose("use_dora", "off", effect=False)
     else:
         d.write("use_peft", {"model.lora": None}, "all weights are trained")
         for each in d.matching("lora_*", "use_rslora", "use_dora"):

@@ -27,6 +27,7 @@ def add_text_lora(
     alpha: int | float,
     targets: Sequence[str] | None,
     seed: int,
+    dora: bool = False,
     outside: str | None = None,
 ) -> None:
     """Freeze the model and add adapters, initialised by `begin_adapters`.
@@ -47,6 +48,7 @@ def add_text_lora(
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         exclude_modules=outside,
         init_lora_weights="gaussian",
+        use_dora=dora,
         task_type="CAUSAL_LM",
     )
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}

@@ -356,13 +356,25 @@ class CausalPolicy:
         self.packing = Packing.of(self.model)
 
     def add_lora(
-        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+        self,
+        *,
+        rank: int,
+        alpha: int | float,
+        targets: Sequence[str] | None,
+        seed: int,
+        dora: bool = False,
     ) -> None:
         """Add adapters to the linear layers named in `targets`; None: to all but the head. The
         vision part gets adapters only if `adapt_vision` is set."""
         outside = None if self.vision is None or self.adapt_vision else outside_of(self.model)
         lora.add_text_lora(
-            self.model, rank=rank, alpha=alpha, targets=targets, seed=seed, outside=outside
+            self.model,
+            rank=rank,
+            alpha=alpha,
+            targets=targets,
+            seed=seed,
+            dora=dora,
+            outside=outside,
         )
 
     def begin_from(self, source: str) -> None:
@@ -370,7 +382,13 @@ class CausalPolicy:
         config, at = peft_adapter(source)
         targets = sorted(config.target_modules or ())
         self.adapt_vision = not config.exclude_modules
-        self.add_lora(rank=config.r, alpha=config.lora_alpha, targets=targets, seed=0)
+        self.add_lora(
+            rank=config.r,
+            alpha=config.lora_alpha,
+            targets=targets,
+            seed=0,
+            dora=bool(config.use_dora),
+        )
         load_adapters(self.model, at, every=True)
 
     def roots(self) -> dict[str, nn.Module]:

@@ -18,6 +18,7 @@ def add_own_lora(
     alpha: int | float,
     targets: Sequence[str] | None,
     seed: int,
+    dora: bool = False,
 ) -> None:
     """Freeze the model and add adapters to linear layers below the submodules `trained`, or below
     the model itself if that is empty. `targets` are names or name endings; None: all linear layers.
@@ -41,6 +42,7 @@ def add_own_lora(
         lora_alpha=alpha,  # type: ignore[arg-type]
         target_modules=chosen,
         init_lora_weights="gaussian",
+        use_dora=dora,
     )
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):

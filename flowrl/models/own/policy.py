@@ -271,17 +271,37 @@ class OwnPolicy:
             module.requires_grad_(True)
 
     def add_lora(
-        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+        self,
+        *,
+        rank: int,
+        alpha: int | float,
+        targets: Sequence[str] | None,
+        seed: int,
+        dora: bool = False,
     ) -> None:
         """Add adapters to linear layers of the trained modules: to all, or to the layers named by
         `targets`."""
-        add_own_lora(self.model, self.trained, rank=rank, alpha=alpha, targets=targets, seed=seed)
+        add_own_lora(
+            self.model,
+            self.trained,
+            rank=rank,
+            alpha=alpha,
+            targets=targets,
+            seed=seed,
+            dora=dora,
+        )
 
     def begin_from(self, source: str) -> None:
         """Add the adapters of a peft folder, which train from there."""
         config, at = peft_adapter(source)
         targets = sorted(config.target_modules or ())
-        self.add_lora(rank=config.r, alpha=config.lora_alpha, targets=targets, seed=0)
+        self.add_lora(
+            rank=config.r,
+            alpha=config.lora_alpha,
+            targets=targets,
+            seed=0,
+            dora=bool(config.use_dora),
+        )
         load_adapters(self.model, at, every=True)
 
     def checkpoint_gradients(self) -> None:

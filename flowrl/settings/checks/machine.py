@@ -306,9 +306,13 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
         if not (folder / wanted).is_file():
             raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
     elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
+        way = (
+            f"; `flowrl convert {source} --config FOLDER --out NEW` writes one from it and a "
+            "folder of the same model"
+        )
         raise UserError(
             f"{place}: {source} is a single file; give a folder in {library}' format, as "
-            "written by `save_pretrained`"
+            f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
         )
     elif source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(f"{place}: {source} is neither a folder nor a hub name (owner/name)")

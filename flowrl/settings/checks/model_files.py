@@ -19,7 +19,7 @@ _SHARDS = re.compile(
 _VARIANT = re.compile(
     r"(?:model|pytorch_model|diffusion_pytorch_model)\.(\w+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)"
 )
-_NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
+NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
 
 
 def read_json(file: Path, place: str) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
     """UserError for a component of a pipeline whose files could not be loaded."""
     if form == "modular":
         for name, kind in component_parts(folder, form).items():
-            if (folder / name / "config.json").is_file() and not _NO_MODEL.search(kind):
+            if (folder / name / "config.json").is_file() and not NO_MODEL.search(kind):
                 read_json(folder / name / "config.json", "model.pipeline")
                 check_weights(folder / name, "model.pipeline")
         return
@@ -95,7 +95,7 @@ def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
         if name.startswith("_") or not isinstance(value, list) or None in value:
             continue
         part = folder / name
-        if (part / "config.json").is_file() and not _NO_MODEL.search(str(value[-1])):
+        if (part / "config.json").is_file() and not NO_MODEL.search(str(value[-1])):
             read_json(part / "config.json", "model.pipeline")
             check_weights(part, "model.pipeline")
 

@@ -18,6 +18,9 @@ class Lora(Settings):
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[Name, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""
+    dora: bool = False
+    """DoRA (arXiv:2402.09353): the length of each row of an adapted weight is trained beside its
+    low-rank change of direction. Each call also computes these lengths. For small ranks."""
     vision: bool = False
     """Whether the vision part of a vision-language model also gets adapters."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -31,11 +34,20 @@ class Lora(Settings):
 
     @model_validator(mode="after")
     def _own_form(self) -> "Lora":
-        own = (self.rank, self.alpha, self.targets)
-        if self.start is not None and own != (16, 32.0, None):
+        own = (self.rank, self.alpha, self.targets, self.dora)
+        if self.start is not None and own != (16, 32.0, None, False):
             raise ValueError(
-                "from: these adapters have their own rank, alpha and targets: leave these "
+                "from: these adapters have their own rank, alpha, targets and dora: leave these "
                 "settings out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _precise_lengths(self) -> "Lora":
+        if self.dora and self.dtype == "bfloat16":
+            raise ValueError(
+                "dora: a length rounded to bfloat16 changes its row of the weight by up to 0.4 %: "
+                "leave dtype out"
             )
         return self
 

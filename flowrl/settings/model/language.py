@@ -87,6 +87,11 @@ class LanguageSettings(ModelSettings, NamedLanguageModel):
                 "server.sync: lora sends adapters, but all weights are trained (lora: null); train "
                 "adapters, or set server.sync: weights or none"
             )
+        if self.server is not None and self.lora is not None and self.lora.dora:
+            raise ValueError(
+                "lora.dora: servers load adapters of products alone: leave it out, or sample "
+                "without a server"
+            )
         if self.server is not None and self.server.sync == "weights" and self.lora is not None:
             raise ValueError(
                 "server.sync: weights sends all weights, but adapters are trained: set "

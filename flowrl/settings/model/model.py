@@ -47,7 +47,9 @@ class ModelSettings(Settings):
     @property
     def half_adapters(self) -> bool:
         """Whether adapters compute in bfloat16, beside float32 masters."""
-        own = None if self.lora is None else self.lora.dtype
+        if self.lora is None or self.lora.dora:  # DoRA's lengths need more digits
+            return False
+        own = self.lora.dtype
         return own == "bfloat16" or (own == "auto" and self.dtype == "bfloat16")
 
     @property

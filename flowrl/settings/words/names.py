@@ -31,6 +31,8 @@ model.lora.alpha: scale of the adapters, relative to the rank
     | lora_alpha | model.lora_alpha | lora_alpha | model.lora_alpha | lora_alpha
 model.lora.targets: linear layers that get an adapter
     | | model.target_modules | lora_target_modules | | target_modules
+model.lora.dora: DoRA, which trains the lengths of weights' rows too
+    | | | use_dora | | use_dora
 model.guidance.sample: scale of classifier-free guidance in sampling; `none` is without
     sample.guidance_scale | cfg_infer | train.guidance_scale | | | guidance_scale, true_cfg_scale
 model.guidance.train: the same in training; `auto` follows the recipe, `none` is without

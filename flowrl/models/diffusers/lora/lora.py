@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.adapters import ADAPTER, in_order
+from flowrl.models.adapters import ADAPTER, begin_lengths, in_order
 from flowrl.models.diffusers.lora import own_form
 from flowrl.settings.model.form import is_pipeline_folder
 from samplers.noise import generator
@@ -35,10 +35,12 @@ class Spec:
     alpha: int | float
     targets: Sequence[str] | None  # names of linears or ends of them; None: the default
     seed: int
+    dora: bool = False
 
 
 def add_lora(denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
-    """Freeze the denoisers and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0.
+    """Freeze the denoisers and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0, and with `dora`
+    the lengths of the weights' rows.
 
     A is keyed by the seed and the parameter name, so it does not depend on earlier draws, the
     device or the order of modules. Raises UserError for targets that match nothing.
@@ -54,6 +56,7 @@ def add_lora(denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
             lora_alpha=spec.alpha,  # type: ignore[arg-type]
             target_modules=chosen_targets(denoiser, spec.targets),
             init_lora_weights="gaussian",
+            use_dora=spec.dora,
         )
         devices = {p.device for p in denoiser.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(devices)):
@@ -64,6 +67,7 @@ def add_lora(denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
                 draws = generator(spec.seed, "lora", component, name)
                 fresh = torch.empty(parameter.shape).normal_(std=1 / spec.rank, generator=draws)
                 parameter.data.copy_(fresh)
+        begin_lengths(denoiser)
 
 
 def has_lora(denoisers: Mapping[str, nn.Module]) -> bool:

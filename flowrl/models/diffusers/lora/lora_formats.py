@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.models.adapters import LENGTHS
 from flowrl.models.diffusers.lora.lora_keys import OriginalLayer, original_layers
 from flowrl.settings.command_line.arguments import KeyFormat
 
@@ -46,7 +47,8 @@ AdapterLayers = Mapping[
 
 
 def read_adapter(file: Path) -> AdapterLayers:
-    """Read a file that a diffusers pipeline's `save_lora_weights` wrote."""
+    """Read a file that a diffusers pipeline's `save_lora_weights` wrote. UserError for what is more
+    than products."""
     with safe_open(file, "pt") as opened:
         metadata = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
     weights, found = load_file(file), dict[str, AdapterLayer]()
@@ -56,6 +58,12 @@ def read_adapter(file: Path) -> AdapterLayers:
         part, _, layer = key.removesuffix(".lora_A.weight").partition(".")
         scale = _scale(metadata, part, layer, down.shape[0])
         found[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], scale)
+    if any(LENGTHS in key for key in weights):
+        raise UserError(
+            "DoRA has no counterpart in kohya's tools, and ComfyUI divides by the lengths of the "
+            "base's rows instead of the changed ones: export with --formats diffusers, or the "
+            "whole model with --merged"
+        )
     if not found or 2 * len(found) != len(weights):
         raise UserError(f"{file} is not an adapter of linear layers in diffusers' format")
     return found
@@ -78,7 +86,7 @@ def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form:
     UserError for a model or layer without a known name in that format.
     """
     tensors = dict[str, Tensor]()
-    for layer in original_layers(denoiser, list(adapter)):
+    for layer in original_layers(denoiser, list(adapter), form):
         name, (down, up) = _name(denoiser, layer.name, form), KEY_SUFFIXES[_keys(denoiser, form)]
         made = fused(layer, adapter, denoiser)
         tensors[f"{name}.{down}.weight"] = made.down.contiguous()
@@ -145,7 +153,7 @@ def check_written(
     """
     tensors, worst = load_file(file), 0.0
     down, up = KEY_SUFFIXES[_keys(denoiser, form)]
-    for layer in original_layers(denoiser, list(adapter)):
+    for layer in original_layers(denoiser, list(adapter), form):
         name = _name(denoiser, layer.name, form)
         a, b = (tensors.pop(f"{name}.{side}.weight") for side in (down, up))
         read = AdapterLayer(a, b, tensors.pop(f"{name}.alpha").item() / len(a)).change()

@@ -1,4 +1,4 @@
-"""Names of layers in the original code of a model, as ComfyUI and kohya's tools read them.
+"""Names of layers in ComfyUI and kohya's tools: for most models those of their original code.
 
 diffusers names the layers of a denoiser in its own way, and splits layers that the original code
 has fused: `attn.to_q`, `to_k` and `to_v` are rows of one `attn.qkv`. Adapters of such parts become
@@ -6,8 +6,9 @@ one adapter of the fused layer, with concatenated ranks and zeros elsewhere, whi
 weight by exactly the same amount.
 
 Sources: diffusers' `loaders/lora_conversion_utils.py` (0.42), ComfyUI's `comfy/lora.py` and
-`comfy/utils.py` (`mmdit_to_diffusers`, `flux_to_diffusers`, `unet_to_diffusers`), the module names
-in the networks of kohya-ss' sd-scripts and musubi-tuner.
+`comfy/utils.py` (`mmdit_to_diffusers`, `flux_to_diffusers`, `unet_to_diffusers`,
+`z_image_to_diffusers`) and `comfy/ldm`, the module names in the networks of kohya-ss' sd-scripts
+and musubi-tuner, and its converters to ComfyUI's names (`networks/convert_*_lora_to_comfy.py`).
 """
 
 import re
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.settings.command_line.arguments import KeyFormat
 
 
 class OriginalLayer(NamedTuple):
@@ -79,42 +81,141 @@ blocks.N.attn2.add_v_proj -> blocks.N.cross_attn.v_img
 blocks.N.ffn.net.0.proj -> blocks.N.ffn.0
 blocks.N.ffn.net.2 -> blocks.N.ffn.2
 """)
-RULES: Mapping[str, tuple[KeyRule, ...]] = {
+_FLUX2 = _rules("""
+transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
+transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
+transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
+transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn.proj
+transformer_blocks.N.ff.linear_in -> double_blocks.N.img_mlp.0
+transformer_blocks.N.ff.linear_out -> double_blocks.N.img_mlp.2
+transformer_blocks.N.ff_context.linear_in -> double_blocks.N.txt_mlp.0
+transformer_blocks.N.ff_context.linear_out -> double_blocks.N.txt_mlp.2
+single_transformer_blocks.N.attn.to_qkv_mlp_proj -> single_blocks.N.linear1
+single_transformer_blocks.N.attn.to_out -> single_blocks.N.linear2
+""")  # noqa: E501 a rule is a row
+# ComfyUI's classes of HunyuanVideo have FLUX's names; both versions differ in the single blocks
+_HUNYUAN_COMFYUI = _rules("""
+transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
+transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
+transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
+transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn.proj
+transformer_blocks.N.ff.net.0.proj -> double_blocks.N.img_mlp.0
+transformer_blocks.N.ff.net.2 -> double_blocks.N.img_mlp.2
+transformer_blocks.N.ff_context.net.0.proj -> double_blocks.N.txt_mlp.0
+transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.2
+single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
+single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
+""")  # noqa: E501 a rule is a row
+_HUNYUAN_KOHYA = _rules("""
+transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn_qkv
+transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn_qkv
+transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn_proj
+transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn_proj
+transformer_blocks.N.ff.net.0.proj -> double_blocks.N.img_mlp.fc1
+transformer_blocks.N.ff.net.2 -> double_blocks.N.img_mlp.fc2
+transformer_blocks.N.ff_context.net.0.proj -> double_blocks.N.txt_mlp.fc1
+transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.fc2
+single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
+single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
+""")  # noqa: E501 a rule is a row
+_HUNYUAN_15_KOHYA = _rules("""
+transformer_blocks.N.attn.to_q -> double_blocks.N.img_attn_q
+transformer_blocks.N.attn.to_k -> double_blocks.N.img_attn_k
+transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn_v
+transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn_proj
+transformer_blocks.N.attn.add_q_proj -> double_blocks.N.txt_attn_q
+transformer_blocks.N.attn.add_k_proj -> double_blocks.N.txt_attn_k
+transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn_v
+transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn_proj
+transformer_blocks.N.ff.net.0.proj -> double_blocks.N.img_mlp.fc1
+transformer_blocks.N.ff.net.2 -> double_blocks.N.img_mlp.fc2
+transformer_blocks.N.ff_context.net.0.proj -> double_blocks.N.txt_mlp.fc1
+transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.fc2
+""")
+_Z_IMAGE_COMFYUI = tuple(
+    KeyRule(tuple(f"{blocks}.N.{part}" for part in rule.parts), f"{blocks}.N.{rule.original}")
+    for blocks in ("layers", "noise_refiner", "context_refiner")
+    for rule in _rules("""
+attention.to_q attention.to_k attention.to_v -> attention.qkv
+attention.to_out.0 -> attention.out
+feed_forward.w1 -> feed_forward.w1
+feed_forward.w2 -> feed_forward.w2
+feed_forward.w3 -> feed_forward.w3
+""")
+)
+KeyRules = tuple[KeyRule, ...]
+_BOTH: Mapping[str, KeyRules] = {
     "SD3Transformer2DModel": _SD3,
     "FluxTransformer2DModel": _FLUX,
+    "Flux2Transformer2DModel": _FLUX2,
     "WanTransformer3DModel": _WAN,
 }
+RULES: Mapping[KeyFormat, Mapping[str, KeyRules]] = {
+    "comfyui": {
+        **_BOTH,
+        "HunyuanVideoTransformer3DModel": _HUNYUAN_COMFYUI,
+        "HunyuanVideo15Transformer3DModel": _HUNYUAN_COMFYUI,
+        "ZImageTransformer2DModel": _Z_IMAGE_COMFYUI,
+    },
+    "kohya": {
+        **_BOTH,
+        "HunyuanVideoTransformer3DModel": _HUNYUAN_KOHYA,
+        "HunyuanVideo15Transformer3DModel": _HUNYUAN_15_KOHYA,
+    },
+}
 # denoisers whose original code, or whose readers, have diffusers' own names
-SAME_NAMES = ("QwenImageTransformer2DModel", "UNet2DConditionModel")
-KNOWN = ("Stable Diffusion 1.5, XL, 3 and 3.5", "FLUX.1", "Wan 2.1 and 2.2", "Qwen-Image")
+_SAME = ("QwenImageTransformer2DModel", "UNet2DConditionModel")
+SAME_NAMES: Mapping[KeyFormat, tuple[str, ...]] = {
+    "comfyui": (*_SAME, "LTXVideoTransformer3DModel", "LTX2VideoTransformer3DModel"),
+    "kohya": (*_SAME, "ZImageTransformer2DModel"),
+}
+KEY_READERS: Mapping[KeyFormat, str] = {"comfyui": "ComfyUI", "kohya": "kohya's tools"}
+# models of flowrl's configurations that a tool has no code for
+NO_SUCH_MODEL: Mapping[KeyFormat, Mapping[str, str]] = {
+    "comfyui": {"SanaTransformer2DModel": "Sana", "CogVideoXTransformer3DModel": "CogVideoX"},
+    "kohya": {
+        "SanaTransformer2DModel": "Sana",
+        "LTXVideoTransformer3DModel": "LTX-Video",
+        "LTX2VideoTransformer3DModel": "LTX-2",
+        "CogVideoXTransformer3DModel": "CogVideoX",
+    },
+}
 
 
-def original_layers(denoiser: nn.Module, adapted: Sequence[str]) -> list[OriginalLayer]:
-    """Layers of the original code that contain an adapted layer, in the order of `adapted`.
+def original_layers(
+    denoiser: nn.Module, adapted: Sequence[str], form: KeyFormat
+) -> list[OriginalLayer]:
+    """Layers of the code of a format's tool that contain an adapted layer, in the order of
+    `adapted`.
 
     UserError for a denoiser without a known map, and for a layer that its map does not have.
     """
-    kind = type(denoiser).__name__
-    if kind not in RULES and kind not in SAME_NAMES:
+    kind, reader = type(denoiser).__name__, KEY_READERS[form]
+    if kind in NO_SUCH_MODEL[form]:
         raise UserError(
-            f"the names of {kind}'s layers in ComfyUI's and kohya's formats are not known, only "
-            f"those of {', '.join(KNOWN)}: export with --formats diffusers"
+            f"{NO_SUCH_MODEL[form][kind]} is not a model of {reader}: export with --formats "
+            "diffusers"
         )
-    if kind in SAME_NAMES:
+    if kind not in RULES[form] and kind not in SAME_NAMES[form]:
+        raise UserError(
+            f"the names of {kind}'s layers in {reader} are not known, only those of the models of "
+            "flowrl's configurations (docs/export.md): export with --formats diffusers"
+        )
+    if kind in SAME_NAMES[form]:
         return [OriginalLayer(_unet(denoiser, name), (name,)) for name in adapted]
     found = dict[str, OriginalLayer]()
     for name in adapted:
-        layer = _layer(RULES[kind], name)
+        layer = _layer(RULES[form][kind], name)
         if layer is None:
             raise UserError(
-                f"the adapted layer {name} of {kind} has no known name in ComfyUI's and kohya's "
-                "formats: export with --formats diffusers"
+                f"the adapted layer {name} of {kind} has no known name in {reader}: export with "
+                "--formats diffusers"
             )
         found.setdefault(layer.name, layer)
     return list(found.values())
 
 
-def _layer(rules: Sequence[KeyRule], name: str) -> OriginalLayer | None:
+def _layer(rules: KeyRules, name: str) -> OriginalLayer | None:
     number = re.search(r"\.(\d+)\.", name)
     if number is None:
         return None

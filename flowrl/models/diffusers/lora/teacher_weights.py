@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.adapters import ADAPTER
+from flowrl.models.adapters import ADAPTER, LENGTHS, has_lengths
 from flowrl.models.diffusers.lora.lora import LORA_FILE, has_lora, lora_files
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
@@ -34,11 +34,15 @@ class Delta:
 def teacher_weights(policy: DenoiserWeights, folder: Path, place: str) -> dict[str, Tensor]:
     """The teacher's values of all trained parameters by name. UserErrors begin with `place`."""
     own = {name: p.detach() for name, p in policy.trainable().items()}
+    if has_lengths(own):
+        raise UserError(
+            "model.lora.dora: a student takes its teachers' weights as products alone: leave it out"
+        )
     adapters = has_lora(policy.roots())
     if not (folder / LORA_FILE).is_file():
         assert not adapters, "settings refuse full weights for a student with adapters"
         return _whole(policy, own, folder, place)
-    deltas = dict(_deltas(policy, folder))
+    deltas = dict(_deltas(policy, folder, place))
     ends = (".lora_A.default.weight",) if adapters else (".weight",)
     layers = {name.removesuffix(end) for name in own for end in ends if name.endswith(end)}
     if others := sorted(set(deltas) - layers):
@@ -49,12 +53,18 @@ def teacher_weights(policy: DenoiserWeights, folder: Path, place: str) -> dict[s
     return _into_adapters(policy, own, deltas, place) if adapters else _merged(own, deltas, place)
 
 
-def _deltas(policy: DenoiserWeights, folder: Path) -> Iterator[tuple[str, Delta]]:
-    """The adapters of a folder by layer, as `save_lora` writes them."""
+def _deltas(policy: DenoiserWeights, folder: Path, place: str) -> Iterator[tuple[str, Delta]]:
+    """The adapters of a folder by layer, as `save_lora` writes them. UserError for DoRA's."""
     for names, file, slot in lora_files(policy.pipe, policy.roots()):
         with safe_open(folder / file, framework="pt") as saved:
             found = {key: saved.get_tensor(key) for key in saved.keys()}  # noqa: SIM118
             about: dict[str, Any] = json.loads((saved.metadata() or {}).get(METADATA, "{}"))
+        if any(LENGTHS in key for key in found):
+            raise UserError(
+                f"{place}: {folder} has adapters of DoRA, whose change of a weight is no product: "
+                "write the whole model with `flowrl export --merged`, and name that with "
+                "model.lora: null"
+            )
         for name in names:
             prefix = f"{slot or name}."
             for key, down in found.items():

@@ -29,10 +29,16 @@ class DenoiserWeights:
     def experts(self) -> RestingExperts: ...
 
     def add_lora(
-        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+        self,
+        *,
+        rank: int,
+        alpha: int | float,
+        targets: Sequence[str] | None,
+        seed: int,
+        dora: bool = False,
     ) -> None:
         """Add adapters to every denoiser. None: to attention and feed-forward linear layers."""
-        lora.add_lora(self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        lora.add_lora(self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed, dora))
         self.experts.settle()
 
     def begin_from(self, source: str) -> None:

@@ -1,0 +1,111 @@
+"""`flowrl convert FILE`: a folder in diffusers' format from a single file of weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.loaders.single_file import FromSingleFileMixin
+from diffusers.loaders.single_file_model import FromOriginalModelMixin
+from safetensors import safe_open
+
+from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.paths import find
+from flowrl.settings.checks.model_files import pipeline_index, safetensors_header
+from flowrl.settings.command_line.arguments import Word
+
+# beginnings of keys of text encoders, which a file of a whole pipeline has
+ENCODER_KEYS = ("conditioner.", "cond_stage_model.", "text_encoders.")
+
+
+@dataclass
+class Convert:
+    """Write a single file of weights, in the names of the model's original code, as a pipeline's
+    folder. No network is used."""
+
+    file: Word[Path]
+    """A safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion)."""
+    config: Path
+    """The folder of a pipeline of the same model, from which everything comes that the file
+    lacks."""
+    out: Path
+    """A new or empty folder."""
+
+
+def convert_file(given: Convert) -> Path:
+    """Write the folder. UserError for a file that does not fit the folder's pipeline."""
+    file, folder = find(str(given.file)), find(str(given.config))
+    header = safetensors_header(file) if file.is_file() else None
+    if header is None:
+        raise UserError(f"convert: {given.file} is no safetensors file: name one")
+    if not folder.is_dir():
+        raise UserError(f"convert: --config: there is no folder {given.config}")
+    out = out_folder(given.out)
+    with removed_if_empty(out), whole_or_empty(out):
+        whole = any(key.startswith(ENCODER_KEYS) for key in header)
+        pipe = _whole(file, folder) if whole else _with_denoiser(file, folder)
+        pipe.save_pretrained(out)
+    return out
+
+
+def _whole(file: Path, folder: Path) -> Any:
+    """The pipeline of a file that has all of its parts."""
+    kind = pipeline_class(pipeline_index(folder), str(folder))
+    if not issubclass(kind, FromSingleFileMixin):
+        raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
+    try:
+        return kind.from_single_file(
+            str(file), config=str(folder), local_files_only=True, torch_dtype=_dtype(file)
+        )
+    except (*FAILURES, OSError) as error:
+        raise UserError(f"convert: {_why(file, kind, error)}") from error
+
+
+def _with_denoiser(file: Path, folder: Path) -> Any:
+    """The folder's pipeline with the denoiser of a file."""
+    index = pipeline_index(folder)
+    names = [name for name in DENOISERS if (folder / name).is_dir()]
+    if len(names) != 1:
+        raise UserError(
+            f"convert: {folder} has {len(names)} denoisers, and a file is read as the only one: "
+            "write its folder with diffusers"
+        )
+    (name,) = names
+    kind: Any = getattr(diffusers, str(index[name][1]))
+    if not issubclass(kind, FromOriginalModelMixin):
+        raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
+    dtype = _dtype(file)
+    try:
+        denoiser = kind.from_single_file(
+            str(file),
+            config=str(folder),
+            subfolder=name,
+            local_files_only=True,
+            torch_dtype=dtype,
+        )
+    except (*FAILURES, OSError) as error:
+        raise UserError(f"convert: {_why(file, kind, error)}") from error
+    lacking = [n for n, p in denoiser.named_parameters() if p.is_meta]
+    if lacking:
+        raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
+    pipeline: Any = pipeline_class(index, str(folder))
+    return pipeline.from_pretrained(
+        folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
+    )
+
+
+def _dtype(file: Path) -> torch.dtype:
+    """The type of a file's first tensor."""
+    with safe_open(file, "pt") as opened:
+        first = next(iter(opened.keys()))
+        return opened.get_tensor(first).dtype
+
+
+def _why(file: Path, kind: type, error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"{file} is no {kind.__name__} of the folder's configuration: {text}"

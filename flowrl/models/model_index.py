@@ -1,0 +1,197 @@
+"""A pipeline's index and the configurations of its parts, without weights: from a folder, the hub's
+cache, or a few small files of the hub."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from flowrl.errors import UserError
+from flowrl.models.description import describe
+from flowrl.models.diffusers.call.drive.driver import DENOISERS
+from flowrl.paths import find
+from flowrl.settings import ModelSettings, PipelineSettings
+from flowrl.settings.checks.model_files import NO_MODEL, read_json
+from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
+from rewards.perception.hub import of_network
+
+INDEX_SECONDS = 20.0  # for all files together
+ETAG_SECONDS = 5.0
+CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
+
+
+class HubSilent(Exception):
+    """The hub gave no answer: there is no network, or it is too slow. The text says which."""
+
+
+@dataclass(frozen=True)
+class ModelIndex:
+    """The small files of a pipeline.
+
+    kind       name of the pipeline's class
+    values     its index: components, and settings such as boundary_ratio
+    configs    arguments of each component's class, by component
+    scheduler  arguments of the scheduler's class; empty without one
+    modular    whether the index is that of a modular pipeline alone
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+    configs: Mapping[str, Mapping[str, Any]]
+    scheduler: Mapping[str, Any]
+    modular: bool
+
+    @property
+    def denoiser(self) -> Mapping[str, Any]:
+        """Arguments of the first denoiser; empty if they are not known."""
+        return next((self.configs[name] for name in DENOISERS if name in self.configs), {})
+
+
+def read_index(source: str) -> ModelIndex:
+    """The index of a pipeline's folder or hub name, whose small files are downloaded if the cache
+    lacks them.
+
+    UserError for a name that the hub refuses, and for a source that is no pipeline; HubSilent
+    without an answer within INDEX_SECONDS.
+    """
+    folder = find(source)
+    if not folder.is_dir():
+        folder = fetch_configurations(source)
+    names = [name for name in (PIPELINE_INDEX, MODULAR_INDEX) if (folder / name).is_file()]
+    if not names:
+        raise UserError(f"{source} has neither {PIPELINE_INDEX} nor {MODULAR_INDEX}")
+    values = read_json(folder / names[0], source)
+    configs = {
+        name: read_json(folder / name / CONFIG, source)
+        for name in values
+        if (folder / name / CONFIG).is_file()
+    }
+    place = folder / "scheduler" / SCHEDULER_CONFIG
+    scheduler = read_json(place, source) if place.is_file() else {}
+    kind = str(values.get("_class_name"))
+    return ModelIndex(kind, values, configs, scheduler, names[0] == MODULAR_INDEX)
+
+
+def fetch_configurations(source: str) -> Path:
+    """The folder in the hub's cache with a hub name's index and its parts' configurations. Errors
+    as of `read_index`."""
+    cached = _cached_index(source)
+    if cached is not None and all(_is_cached(source, file) for file in _wanted(cached, source)):
+        return cached.parent
+    found: list[Path | Exception] = []
+
+    def download() -> None:
+        try:
+            found.append(_download(source))
+        except Exception as error:  # given its meaning below, by the thread that asked
+            found.append(error)
+
+    # a daemon: the client of the hub repeats its requests for minutes, and nobody waits for it
+    thread = Thread(target=download, daemon=True)
+    thread.start()
+    thread.join(INDEX_SECONDS)
+    if not found:
+        raise HubSilent(f"the hub did not answer within {INDEX_SECONDS:.0f} s")
+    if isinstance(found[0], Path):
+        return found[0]
+    raise _meaning(found[0], source) from found[0]
+
+
+def fetch_unknown(m: ModelSettings) -> str:
+    """Fetch the configurations of a hub name of which nothing is known on this machine. Why that
+    failed; empty otherwise."""
+    if not isinstance(m, PipelineSettings) or find(m.source).is_dir() or describe(m) is not None:
+        return ""
+    try:
+        fetch_configurations(m.source)
+    except (HubSilent, UserError) as error:
+        return f"nothing is known of {m.source}: {error}"
+    return ""
+
+
+def _cached_index(source: str) -> Path | None:
+    for name in (PIPELINE_INDEX, MODULAR_INDEX):
+        with suppress(HFValidationError):
+            if isinstance(at := try_to_load_from_cache(source, name), str):
+                return Path(at)
+    return None
+
+
+def _is_cached(source: str, file: str) -> bool:
+    """Whether the cache has a file, or knows that the repository has none."""
+    return try_to_load_from_cache(source, file) is not None
+
+
+def _download(source: str) -> Path:
+    index = _file(source, PIPELINE_INDEX) or _file(source, MODULAR_INDEX)
+    if index is None:
+        raise UserError(
+            f"{source} on the hub has neither {PIPELINE_INDEX} nor {MODULAR_INDEX}: it is no "
+            "diffusers pipeline; for a language model add --text"
+        )
+    for file in _wanted(index, source):
+        _file(source, file)
+    return index.parent
+
+
+def _wanted(index: Path, source: str) -> list[str]:
+    """The configurations of the components that an index names."""
+    files = list[str]()
+    for name, value in read_json(index, source).items():
+        if name.startswith("_") or not isinstance(value, list) or None in value[:2]:
+            continue
+        kind = str(value[1]) if len(value) > 1 else ""
+        if "Scheduler" in kind:
+            files.append(f"{name}/{SCHEDULER_CONFIG}")
+        elif kind and not NO_MODEL.search(kind):
+            files.append(f"{name}/{CONFIG}")
+    return files
+
+
+def _file(source: str, name: str) -> Path | None:
+    """A file of a repository; None if it has no such file."""
+    try:
+        return Path(hf_hub_download(source, name, etag_timeout=ETAG_SECONDS))
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def _meaning(error: Exception, source: str) -> Exception:
+    """The error that says what one of the hub's client means to the user."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, GatedRepoError):
+        return UserError(
+            f"{source} is gated: accept its licence on the hub, and log in (hf auth login)"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return UserError(
+            f"the hub has no {source}: check the name, or log in if it is private (hf auth login)"
+        )
+    if isinstance(error, HFValidationError):
+        return UserError(f"{source} is neither a folder nor a hub name (owner/name)")
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+    if status in (401, 403):
+        return UserError(
+            f"the hub refuses {source} ({status}): accept its licence on the hub, and log in "
+            "(hf auth login)"
+        )
+    if not of_network(error) and not isinstance(error, json.JSONDecodeError):
+        return error
+    why = " ".join(str(error).split())[:100]
+    return HubSilent(f"the hub cannot be read ({type(error).__name__}: {why})")
