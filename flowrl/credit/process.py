@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices
 from flowrl.credit.fitting import refuse_branches
 from flowrl.credit.turns import ByTurn, turn_rewards
@@ -15,8 +16,6 @@ from flowrl.credit.values import (
     Credit,
     Transform,
     existing,
-    masked_mean,
-    masked_std,
 )
 
 
@@ -61,9 +60,8 @@ class GroupReturns:
         known = known & credit.mask
         by_group = (-1, group * exists.shape[1], 1)
         value, mask = reward.reshape(by_group), known.reshape(by_group)
-        std = masked_std(value, mask, 1, 1)
-        centred = (value - masked_mean(value, mask, 1)) * mask
-        rest = torch.where(std > 0, centred / (std + self.eps), 0.0).view_as(reward)
+        standardize = Standardize(correction=1, eps=self.eps)
+        rest = (standardize.rule(value, mask) * mask).view_as(reward)
         return credit._replace(value=_from_each_on(rest, self.gamma) * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:

@@ -4,7 +4,8 @@ A feature is a file of `flowrl.iteration.features`. Workers share the features o
 the features of whole iterations stand around them. The order below is that of the wrapping, the
 innermost first: a tracker's statistics are of a budget's groups, so it stands within the budget; a
 gate compares all samples, so it stands outside. A column that credit or the loss reads names its
-feature itself (`Column.owner`); a feature that is opened by a column alone comes last.
+feature itself (`Column.owner`); a feature that is opened by a column alone comes last. Columns of
+the stages themselves (`flowrl.table.STAGES`) open nothing.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from flowrl.iteration.update import UpdateStage
 from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
+from flowrl.table import STAGES
 from samplers.route import RouteRequest
 
 FEATURES = "flowrl.iteration.features"
@@ -151,7 +153,8 @@ def wrapped(stages: Stages, session: Session) -> Stages:
     for each in OF_ITERATIONS:
         if each.needed(session):
             stages = feature(each.name).wrap(stages, session)
-    known = {each.name for each in OF_ITERATIONS}
-    for name in sorted({column.owner for column in session.algorithm.reads} - known):
+    listed = {each.name for each in OF_ITERATIONS}
+    owners = {column.owner for column in session.algorithm.reads}
+    for name in sorted(owners - listed - {*STAGES}):
         stages = feature(name).wrap(stages, session)
     return stages

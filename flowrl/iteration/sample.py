@@ -84,7 +84,7 @@ class Roll(Protocol):
 @runtime_checkable
 class EncodeUnit(Protocol):
     def __call__(self, unit: SamplingUnit) -> Batch:
-        """EncodeUnit a unit's prompts, once."""
+        """Encode a unit's prompts, once for all plans."""
         ...
 
 

@@ -143,7 +143,9 @@ class UnitSamples:
     table: Table = EMPTY
 
 
-EARLY: Column[UnitScores] = Column("scores that were made while sampling", "overlap", "whole")
+EARLY: Column[UnitScores] = Column("scores that were made while sampling", "sample", "whole")
+"""Of units that are scored where they are sampled: on a GPU, beside rewards that are waited for, on
+workers, and where turns have rewards of their own."""
 
 
 def joined_units(

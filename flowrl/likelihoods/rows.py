@@ -39,8 +39,9 @@ Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average'
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
 PointMask = Bool[Tensor, "n k"]
 
-BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "ahead", "row")
-"""Of rows whose `old` is the evaluation of the proximal policy."""
+BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "update", "row")
+"""Of rows whose `old` is the evaluation of the proximal policy: samples of older weights, whose
+densities the update evaluates anew. Rows without it were sampled by `old`."""
 
 ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
@@ -49,7 +50,9 @@ optimizer steps; without it, their index among all of the iteration's rows."""
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
+    """Rows of any kind. What is not trained on is masked, so that all processes hold equally many
+    rows and counts do not depend on it; a budget alone drops rows, after the masks are known, whose
+    loss nobody reads (`trimmed`).
 
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own state.

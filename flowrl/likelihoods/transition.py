@@ -250,7 +250,11 @@ def _divided(form: KlForm, moved: Tensor, q: Tensor, slope: Tensor, fall: Tensor
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
-    """Std of the step and d mean / d v; the mean of every kernel is affine in v."""
+    """Std of the step, and d mean / d v.
+
+    The slope is read off at x = 0 and v = 1, which is right for a kernel that is affine in x and
+    v. `kl_form: velocity` alone reads it, and `check_affine` refuses that for other kernels.
+    """
     if rows.sigma.device.type != "cpu":
         known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
         if known is not None:

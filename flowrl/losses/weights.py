@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import PolicyTerm, entropies
+from flowrl.losses.base import PolicyTerm, entropies, past_high, past_low
 from flowrl.table import Column
 from samplers.host import wide
 
@@ -158,9 +158,9 @@ class BehindClip:
         else:
             return torch.ones_like(old.logp), {}
         ratio = self.likelihood.log_ratio(old, behaviour, rows).detach().exp()
-        good, bad = rows.advantage > 0, rows.advantage < 0
-        past = ((bad & (ratio < 1 - self.low)) | (good & (ratio > 1 + self.high))).to(ratio)
-        return 1 - past, {"behind_clipped": past}
+        below = past_low(ratio, rows.advantage, self.low)
+        clipped = (below | past_high(ratio, rows.advantage, self.high)).to(ratio)
+        return 1 - clipped, {"behind_clipped": clipped}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 import rewards
 from flowrl.algorithm import Algorithm
-from flowrl.credit.proxies import named_rewards
+from flowrl.credit.choices import named_rewards
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
