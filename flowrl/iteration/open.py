@@ -138,13 +138,13 @@ def plain_stages(
         encode = PlainEncode(session, clock)
         unit = feature("units").wrap_unit(unit, session, clock, encode)
     return Stages(
-        PlainDraw(session),
-        SampleStage(session, unit.sample),
-        ScoreStage(session, unit.score),
-        CreditStage(session, PlainEstimate(session)),
-        RowStage(session),
-        UpdateStage(session.learner, session.terminal, progress, clock, keep_values),
-        clock,
+        draw=PlainDraw(session),
+        sample=SampleStage(session, unit.sample),
+        score=ScoreStage(session, unit.score),
+        credit=CreditStage(session, PlainEstimate(session)),
+        rows=RowStage(session),
+        update=UpdateStage(session.learner, session.terminal, progress, clock, keep_values),
+        clock=clock,
     )
 
 

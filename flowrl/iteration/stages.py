@@ -100,4 +100,12 @@ class Stages:
         rows = self.rows(samples, scores, credit)
         updated = self.update(rows)
         metrics = {**rows.metrics, **updated.metrics, **self.clock.taken()}
-        return Iteration(iteration + 1, samples, scores, credit, rows, updated, metrics)
+        return Iteration(
+            number=iteration + 1,
+            samples=samples,
+            scores=scores,
+            credit=credit,
+            rows=rows,
+            updated=updated,
+            metrics=metrics,
+        )

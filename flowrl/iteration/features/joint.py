@@ -257,7 +257,15 @@ class RowsOfBoth:
         named = self.writer.learner.named
         metrics = {named(name): value for name, value in known.items() if name in shown}
         nothing = Updated({}, 0)
-        part = Iteration(rows.iteration + 1, own, scored, credited, of_texts, nothing, dict(known))
+        part = Iteration(
+            number=rows.iteration + 1,
+            samples=own,
+            scores=scored,
+            credit=credited,
+            rows=of_texts,
+            updated=nothing,
+            metrics=dict(known),
+        )
         return replace(
             rows,
             table=rows.table.with_value(WRITER, part),
