@@ -81,7 +81,7 @@ def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class ScoredOnTheWay:
+class WithIntermediateScores:
     """Adds the scores of intermediate states to a unit's scores."""
 
     session: Session
@@ -104,20 +104,20 @@ class ScoredOnTheWay:
 
 
 @dataclass(frozen=True)
-class WayMetrics:
+class IntermediateMetrics:
     inner: Estimate
 
     def __call__(self, given: CreditInput) -> SampleCredit:
-        made, way = self.inner(given), given.scores.intermediate
-        if way is None:
-            return made
-        return replace(made, metrics={**made.metrics, **intermediate_metrics(way)})
+        credit, scores = self.inner(given), given.scores.intermediate
+        if scores is None:
+            return credit
+        return replace(credit, metrics={**credit.metrics, **intermediate_metrics(scores)})
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
-    return stages._replace(score=ScoredOnTheWay(session, clock, stages.score))
+    return stages._replace(score=WithIntermediateScores(session, clock, stages.score))
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
     del session
-    return estimating(stages, WayMetrics)
+    return estimating(stages, IntermediateMetrics)
