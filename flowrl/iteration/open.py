@@ -72,7 +72,7 @@ def _reads(name: str) -> Callable[[Session], bool]:
 
 
 OF_UNITS = (
-    Feature("joint", lambda s: s.before is not None),
+    Feature("joint", lambda s: s.prompt_writer is not None),
     Feature("lookahead", _may_ask("score")),
     Feature("guide", _asks("slope")),
     Feature("overlap", _overlaps),
@@ -96,7 +96,7 @@ OF_ITERATIONS = (
     Feature("guide", _asks("moved")),
     Feature("units", lambda s: s.source is not None),
     Feature("given", lambda s: s.given is not None),
-    Feature("joint", lambda s: s.before is not None),
+    Feature("joint", lambda s: s.prompt_writer is not None),
 )
 
 

@@ -110,10 +110,10 @@ class Session:
         return self.learner.algorithm
 
     @cached_property
-    def before(self) -> "Session | None":
+    def prompt_writer(self) -> "Session | None":
         """The session of the model that writes the prompts; None if prompts are used as given."""
-        before = self.learner.before
-        return None if before is None else replace(self, learner=before, tracker=None)
+        writer = self.learner.prompt_writer
+        return None if writer is None else replace(self, learner=writer, tracker=None)
 
     @property
     def template(self) -> str:
@@ -152,7 +152,7 @@ class Session:
         """The draws of an iteration without rows that nothing can win. Collective."""
         return draws if self.placing is None else self.placing.placed(iteration, draws)
 
-    def drawn(self, samples: Samples) -> Samples:
+    def shown(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""
         return shown_by(self.learner.policy, samples)
 

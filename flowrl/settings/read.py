@@ -312,7 +312,7 @@ def check_plan(run: Run) -> None:
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None:
             own = algorithm if each is run else each.algorithm()
             levels, labels = each.levels(own.steps), [spec.label for spec in each.rewards]
@@ -410,7 +410,7 @@ def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
     reading weights. `given`: rewards that are Python objects, by their labels."""
     for check in run_checks(run, given):
         check()
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None:
             check_hub(each.model)
 
@@ -435,7 +435,7 @@ def run_checks(
         adapters = run.model.lora is not None
         yield lambda: teachers.check(run.prompts.read("train") if read else None, adapters)
     yield partial(check_optimizer, run.train.optimizer)
-    for each in filter(None, (run, run.before)):
+    for each in filter(None, (run, run.prompt_writer)):
         yield partial(check_model, each.model)
         if (environment := each.environment) is not None:
             yield partial(_check_turn_rewards, environment, each)

@@ -334,7 +334,7 @@ def plain_update(update: Update) -> UpdateStage:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    writer, images = session.before, stages.update
+    writer, images = session.prompt_writer, stages.update
     assert writer is not None, "the feature is the joint run's"
     plain = plain_update(images)
     base = plain_stages(writer, plain.progress, stages.clock, plain.keep_values)

@@ -161,7 +161,7 @@ def record_evaluation(
     places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
     own: dict[int, SampleRecord] = {}
     with _harmless(session):
-        own = own_samples(session.parallel, result, trial, places.every, session.drawn)
+        own = own_samples(session.parallel, result, trial, places.every, session.shown)
     shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
     if not session.accelerator.is_main_process:
         return
@@ -249,7 +249,7 @@ def record_tree(session: Session, made: Iteration) -> None:
             plans=tree.plans,
             roots=tree.roots,
             levels=levels,
-            leaves=_samples(session.drawn, samples, scores, leaves, LEAF_SIDE),
+            leaves=_samples(session.shown, samples, scores, leaves, LEAF_SIDE),
             totals=_numbers(weighted[tree.start : tree.start + group]),
         )
         write_record(session.folder, record)
