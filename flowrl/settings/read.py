@@ -13,6 +13,7 @@ from pydantic import ValidationError
 import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import named_rewards
+from flowrl.credit.prompt_weights import PROMPT_ROWS, check_prompt_rows
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
@@ -371,6 +372,13 @@ def check_rewards(run: Run, given: Collection[str] = ()) -> None:
                 raise UserError(f"{place}: {error}") from error
 
 
+def _check_prompt_rows(run: Run) -> None:
+    """UserError for a prompt whose row lacks what credit reads."""
+    prompts = run.prompts.read("train")
+    rows = prompts.meta or [{} for _ in prompts.texts]
+    check_prompt_rows(run.algorithm().transforms, rows)
+
+
 def check_named_rewards(run: Run) -> None:
     """UserError unless the rewards that credit reads by name are the run's, untrained, and have
     scored all samples that it compares."""
@@ -431,6 +439,8 @@ def run_checks(
     read = hub or not run.prompts.on_hub("train")
     if read and (asked := run.algorithm().information) is not None:
         yield lambda: check_answers(asked, run.prompts.read("train"))
+    if read and PROMPT_ROWS in run.algorithm().reads:
+        yield partial(_check_prompt_rows, run)
     if (teachers := run.teachers) is not None:
         adapters = run.model.lora is not None
         yield lambda: teachers.check(run.prompts.read("train") if read else None, adapters)

@@ -77,11 +77,11 @@ def test_a_run_weighs_its_rows(pipeline: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(a.advantage[:, 0] * each, b.advantage[:, 0])
 
 
-def test_a_file_without_the_column_is_refused_before_sampling(
+def test_a_file_without_the_column_is_refused_before_weights_load(
     pipeline: Path, tmp_path: Path, capsys
 ) -> None:
     tree = run_tree(pipeline, tmp_path, [1, 1, 1, None])
     code = runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run")
     said = capsys.readouterr()
-    assert code != 0 and "row 4 of prompts.train has None in the column price" in said.err
-    assert "iteration 1" not in said.out
+    assert code == 2 and "row 4 of prompts.train has None in the column price" in said.err
+    assert not (tmp_path / "run").exists(), "a mistake in a file leaves no folder"
