@@ -46,7 +46,7 @@ ChunkEntries = tuple[Entries, Tensor]
 @runtime_checkable
 class ChunkLoss(Protocol):
     def __call__(
-        self, learner: Learner, made: TrainingRows, chunk: Rows, equal: frozenset[str] | None
+        self, learner: Learner, training: TrainingRows, chunk: Rows, equal: frozenset[str] | None
     ) -> ChunkEntries:
         """The loss of a chunk of rows. `equal`: see `chunk_loss`."""
         ...
@@ -54,20 +54,24 @@ class ChunkLoss(Protocol):
 
 @runtime_checkable
 class Prepare(Protocol):
-    def __call__(self, learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+    def __call__(
+        self, learner: Learner, training: TrainingRows, shares: list[Chunks]
+    ) -> list[Chunks]:
         """The rows of all optimizer steps, before the first one. Collective."""
         ...
 
 
 @runtime_checkable
 class FirstCheck(Protocol):
-    def __call__(self, learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+    def __call__(
+        self, learner: Learner, training: TrainingRows, terminal: Terminal
+    ) -> TrainingRows:
         """Check the rows of a run's first iteration. Collective."""
         ...
 
 
-def unchanged(learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
-    del learner, made
+def unchanged(learner: Learner, training: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+    del learner, training
     return shares
 
 
@@ -83,7 +87,7 @@ def averages_equal_to_trained(learner: Learner) -> frozenset[str]:
 
 def add_gradients(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     share: Chunks,
     equal: frozenset[str] | None,
     tally: Tally,
@@ -97,7 +101,7 @@ def add_gradients(
     with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
             rows = chunk.rows()
-            entries, mask = loss(learner, made, rows, equal)
+            entries, mask = loss(learner, training, rows, equal)
             if watch is not None:
                 watch.chunk(learner.algorithm.loss, rows, entries)
             value = reduced(entries, mask, counts)
@@ -113,7 +117,7 @@ def add_gradients(
 
 
 @torch.no_grad()
-def with_old(learner: Learner, made: TrainingRows, chunks: Chunks) -> Chunks:
+def with_old(learner: Learner, training: TrainingRows, chunks: Chunks) -> Chunks:
     """Evaluate the sampling policy, or the proximal one, for rows without its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
@@ -122,13 +126,13 @@ def with_old(learner: Learner, made: TrainingRows, chunks: Chunks) -> Chunks:
         return [
             chunk
             if chunk.has_old
-            else replace(chunk, old=evaluated_old(likelihood, made, chunk.rows()))
+            else replace(chunk, old=evaluated_old(likelihood, training, chunk.rows()))
             for chunk in chunks
         ]
 
 
-def evaluated_old(likelihood: Likelihood, made: TrainingRows, rows: Rows) -> Evaluation:
-    return with_replayed(likelihood.evaluate(made.policy, rows), rows)
+def evaluated_old(likelihood: Likelihood, training: TrainingRows, rows: Rows) -> Evaluation:
+    return with_replayed(likelihood.evaluate(training.policy, rows), rows)
 
 
 RoleEvaluation = Callable[[Learner, TrainingRows, Rows], Evaluation]
@@ -136,7 +140,7 @@ RoleEvaluation = Callable[[Learner, TrainingRows, Rows], Evaluation]
 
 def chunk_loss(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     chunk: Rows,
     equal: frozenset[str] | None = None,
     others: Mapping[str, RoleEvaluation] = {},
@@ -147,7 +151,7 @@ def chunk_loss(
     equal   the averages whose weights still equal the trained ones; None once an optimizer step was
             taken since sampling
     """
-    evaluations = evaluated_roles(learner, made, chunk, equal, others)
+    evaluations = evaluated_roles(learner, training, chunk, equal, others)
     loss = learner.algorithm.loss
     entries = loss(learner.algorithm.likelihood, evaluations, chunk)
     entries = entries._replace(new=evaluations["new"])
@@ -161,7 +165,7 @@ def chunk_loss(
 
 def evaluated_roles(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     chunk: Rows,
     equal: frozenset[str] | None,
     others: Mapping[str, RoleEvaluation],
@@ -174,13 +178,13 @@ def evaluated_roles(
     evaluations: dict[str, Evaluation] = {}
     for role in sorted(roles - {"old", *others} - shared):
         with torch.no_grad(), policies.using(policies.at_sampling(role)):
-            evaluations[role] = likelihood.evaluate(made.policy, chunk)
+            evaluations[role] = likelihood.evaluate(training.policy, chunk)
     for role in roles & others.keys():
-        evaluations[role] = others[role](learner, made, chunk)
+        evaluations[role] = others[role](learner, training, chunk)
     if "old" in roles - shared:
         with torch.no_grad(), policies.using(learner.old):
-            evaluations["old"] = chunk.old or evaluated_old(likelihood, made, chunk)
-    new = evaluations["new"] = likelihood.evaluate(made.policy, chunk)
+            evaluations["old"] = chunk.old or evaluated_old(likelihood, training, chunk)
+    new = evaluations["new"] = likelihood.evaluate(training.policy, chunk)
     for role in sorted(shared):
         out = None if new.out is None else new.out.detach()
         evaluations[role] = Evaluation(new.logp.detach(), out)
@@ -265,7 +269,7 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
 
 def update(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     progress: Progress,
     keep_values: bool = False,
     loss: ChunkLoss = chunk_loss,
@@ -279,18 +283,18 @@ def update(
     """
     learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
     tally, seen = Tally(), IterationValues() if keep_values else None
-    meter = Meter(frozen=made.frozen)
-    made = replace(made, policy=meter(made.policy))
+    meter = Meter(frozen=training.frozen)
+    training = replace(training, policy=meter(training.policy))
     if learner.recomputes_old:
-        rows = [without_old(each, keep=learner.decouples) for each in made.rows]
-        made = replace(made, rows=tuple(rows))
-    shares = shares_of(learner, made, made.iteration)
+        rows = [without_old(each, keep=learner.decouples) for each in training.rows]
+        training = replace(training, rows=tuple(rows))
+    shares = shares_of(learner, training, training.iteration)
     # The first step's rows can share the trained policy's evaluation (`roles_of_trained_weights`),
     # unless a later epoch reads them again, after the weights have changed.
     with learner.parallel.together(), bounded_call("training"):
         waits = 1 if learner.run.train.epochs == 1 else 0
-        shares[waits:] = [with_old(learner, made, share) for share in shares[waits:]]
-    shares = prepare(learner, made, shares)
+        shares[waits:] = [with_old(learner, training, share) for share in shares[waits:]]
+    shares = prepare(learner, training, shares)
     equal = averages_equal_to_trained(learner)
     norms: list[float] = []
     with nullcontext() if watch is None else watch.steps_of(learner):
@@ -299,7 +303,7 @@ def update(
                 still_equal = None if number else equal
                 add_gradients(
                     learner,
-                    made,
+                    training,
                     share,
                     still_equal,
                     tally=tally,
@@ -379,7 +383,7 @@ class UpdateStage:
         def take() -> tuple[Updated, LearningWatch | None]:
             learner.policies.forget_gradients()
             watch, kept = self.learning.watch(), self.keep_values
-            made = update(
+            updated = update(
                 learner,
                 rows,
                 self.progress,
@@ -388,7 +392,7 @@ class UpdateStage:
                 prepare=self.prepare,
                 watch=watch,
             )
-            return made, watch
+            return updated, watch
 
         return with_smaller_calls(learner, self.terminal, take)
 

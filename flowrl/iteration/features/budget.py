@@ -161,11 +161,11 @@ class KeptEstimate:
     session: Session
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        learned = given.context.table.get(LEARNED, given.scores)
-        kept = given.samples.table[KEPT]
-        merged = merged_groups(given.samples.drawn.draws.merged, kept)
-        return estimate_in_groups(self.session, self.inner, given, learned, kept, merged)
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        learned = inputs.context.table.get(LEARNED, inputs.scores)
+        kept = inputs.samples.table[KEPT]
+        merged = merged_groups(inputs.samples.drawn.draws.merged, kept)
+        return estimate_in_groups(self.session, self.inner, inputs, learned, kept, merged)
 
 
 def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
 def estimate_in_groups(
     session: Session,
     inner: Estimate,
-    given: CreditInput,
+    inputs: CreditInput,
     learned: Scores,
     kept: Tensor,
     merged: tuple[int, ...],
@@ -188,25 +188,30 @@ def estimate_in_groups(
     learned  scores that are trained on
     merged   number of draws in each group
     """
-    draws, group = kept.nonzero()[:, 0], given.context.columns.group
+    draws, group = kept.nonzero()[:, 0], inputs.context.columns.group
     groups, samples = Groups(merged, group), samples_of(draws, group)
 
     def arranged(scores: Scores) -> Scores:
         return groups.scores(scores.arranged(lambda column: column[samples]))
 
-    context, scores = groups.context(given.context, draws), arranged(learned)
-    if learned is not given.scores:
-        context = context.with_column(SAMPLED_SCORES, arranged(given.scores))
+    context, scores = groups.context(inputs.context, draws), arranged(learned)
+    if learned is not inputs.scores:
+        context = context.with_column(SAMPLED_SCORES, arranged(inputs.scores))
     summed = session.algorithm.advantage.summed(scores, context)
-    made = inner(replace(given, scores=scores, context=context, summed=summed))
+    credit = inner(replace(inputs, scores=scores, context=context, summed=summed))
 
     def whole(column: Tensor) -> Tensor:
-        found = torch.zeros(len(given.scores.values), *column.shape[1:]).to(column)
-        found[samples] = column[groups.place]
-        return found
+        spread = torch.zeros(len(inputs.scores.values), *column.shape[1:]).to(column)
+        spread[samples] = column[groups.place]
+        return spread
 
-    table = made.table.arranged(whole, "sample")
-    return replace(made, advantages=whole(made.advantages), mask=whole(made.mask), table=table)
+    table = credit.table.arranged(of_all_samples, "sample")
+    return replace(
+        credit,
+        advantages=of_all_samples(credit.advantages),
+        mask=of_all_samples(credit.mask),
+        table=table,
+    )
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ class GatedEstimate:
     gate: ProxyGate
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        tracker, context = self.session.tracker, given.context
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        tracker, context = self.session.tracker, inputs.context
         if tracker is not None:
             # `inner` gives this iteration's scores to the tracker, which changes its share.
             context = tracker.before(context)
-        credit = self.inner(given)
-        weights = self.gate.weights(given.scores, context, credit.mask.any(1))
+        credit = self.inner(inputs)
+        weights = self.gate.weights(inputs.scores, context, credit.mask.any(1))
         gated = {"gated": float((weights > 0).double().mean())}
         table = credit.table.with_value(GATE, weights[:, None])
         return replace(credit, table=table, metrics={**credit.metrics, **gated})

@@ -88,27 +88,27 @@ class WithIntermediateScores:
     clock: PhaseClock
     inner: ScoresUnit
 
-    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
-        known, rollouts = self.inner(unit, made), made.unit.rollouts
+    def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
+        scored, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
         seen = sum(len(each.x0) for rollout in rollouts for each in seen_of(rollout))
         if not seen:
-            return known
+            return scored
         with self.clock("way"):
-            decode = unit_decoder(self.session, made.batch, unit)
-            asked = IntermediateScorer(self.session, unit.iteration, decode)
+            decode = unit_decoder(self.session, sampled.batch, unit)
+            score_states = IntermediateScorer(self.session, unit.iteration, decode)
             plans = tuple(
-                asked(rollout, scores)
-                for rollout, scores in zip(rollouts, known.plans, strict=True)
+                score_states(rollout, scores)
+                for rollout, scores in zip(rollouts, scored.plans, strict=True)
             )
-        return replace(known, plans=plans, scored=known.scored + seen)
+        return replace(scored, plans=plans, scored=scored.scored + seen)
 
 
 @dataclass(frozen=True)
 class IntermediateMetrics:
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        credit, scores = self.inner(given), given.scores.intermediate
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        credit, scores = self.inner(inputs), inputs.scores.intermediate
         if scores is None:
             return credit
         return replace(credit, metrics={**credit.metrics, **intermediate_metrics(scores)})
