@@ -69,19 +69,19 @@ class RoundsOfSamples:
     score: Score
 
     def __call__(self, first: Drawn) -> Sampled:
-        asked, each = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
-        outcomes, of_round = list[RoundScores](), first
+        call, rounds = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
+        outcomes, drawn = list[RoundScores](), first
         while True:
-            samples = self.sample(of_round)
-            each.append((samples, self.score(samples)))
-            plans = each[-1][1].plans
-            outcomes.append(RoundScores(of_round.draws, tuple(plan.totals for plan in plans)))
-            draws = self.spending.draws(asked, outcomes)
+            samples = self.sample(drawn)
+            rounds.append((samples, self.score(samples)))
+            plans = rounds[-1][1].plans
+            outcomes.append(RoundScores(drawn.draws, tuple(plan.totals for plan in plans)))
+            draws = self.spending.draws(call, outcomes)
             if draws is None:
                 break
-            of_round = draws_here(self.session, first.iteration, draws)
-        kept = self.spending.kept(asked, outcomes)
-        samples, scores = joined_rounds(self.session, each)
+            drawn = draws_here(self.session, first.iteration, draws)
+        kept = self.spending.kept(call, outcomes)
+        samples, scores = joined_rounds(self.session, rounds)
         table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
         return replace(samples, table=table)
 
@@ -92,44 +92,46 @@ def known_scores(samples: Sampled) -> Scored:
 
 
 def joined_rounds(
-    session: Session, each: Sequence[tuple[Sampled, Scored]]
+    session: Session, rounds: Sequence[tuple[Sampled, Scored]]
 ) -> tuple[Sampled, Scored]:
     """All rounds as one: their draws one after the other, with the first round's samples for pages
     and its statistics."""
-    if len(each) == 1:
-        return each[0]
-    samples, scores = [pair[0] for pair in each], [pair[1] for pair in each]
-    of, units, first = [made.drawn for made in samples], list[SamplingUnit](), 0
-    for made in of:
-        units.append(replace(made.unit, first=first))
+    if len(rounds) == 1:
+        return rounds[0]
+    samples, scores = [sampled for sampled, _ in rounds], [scored for _, scored in rounds]
+    drawn, units, first = [sampled.drawn for sampled in samples], list[SamplingUnit](), 0
+    for part in drawn:
+        units.append(replace(part.unit, first=first))
         first += len(units[-1].ids)
     draws = Draws(
-        tuple(draw for made in of for draw in made.draws.ids),
-        tuple(row for made in of for row in made.draws.rows),
-        tuple(count for made in of for count in made.draws.merged),
+        tuple(draw for part in drawn for draw in part.draws.ids),
+        tuple(row for part in drawn for row in part.draws.rows),
+        tuple(count for part in drawn for count in part.draws.merged),
     )
-    shares = tuple(share for made in of for share in made.shares)
+    shares = tuple(share for part in drawn for share in part.shares)
     join = join_of(session)
-    by_plan = zip(*(made.rollouts for made in samples), strict=True)
-    counted = [made for made in each if made[0].drawn.counts]
+    by_plan = zip(*(sampled.rollouts for sampled in samples), strict=True)
+    counted = [pair for pair in rounds if pair[0].drawn.counts]
     unit = replace(
         samples[0].unit,
         rollouts=tuple(join(units, parts) for parts in by_plan),
-        evaluations=sum(made.unit.evaluations for made in samples),
-        scored=sum(made.unit.scored for made, _ in counted),
+        evaluations=sum(sampled.unit.evaluations for sampled in samples),
+        scored=sum(sampled.unit.scored for sampled, _ in counted),
     )
-    whole = replace(
+    joined = replace(
         samples[0],
-        drawn=replace(of[0], draws=draws, shares=shares),
+        drawn=replace(drawn[0], draws=draws, shares=shares),
         unit=unit,
-        metrics=added([made.metrics for made in samples]),
+        metrics=added([sampled.metrics for sampled in samples]),
     )
-    plans = [joined_plans(parts) for parts in zip(*(made.plans for made in scores), strict=True)]
-    return whole, replace(
+    plans = [
+        joined_plans(parts) for parts in zip(*(scored.plans for scored in scores), strict=True)
+    ]
+    return joined, replace(
         scores[0],
         plans=tuple(plans),
-        scored=sum(made.scored for _, made in counted),
-        table=added_tables([made.table for made in scores]),
+        scored=sum(scored.scored for _, scored in counted),
+        table=added_tables([scored.table for scored in scores]),
     )
 
 
