@@ -34,7 +34,7 @@ class IntermediateScorer:
 
     def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
         session = self.session
-        own = (
+        weights = (
             session.intermediate_weights(self.iteration)
             if session.run.intermediate_rewards
             else None
@@ -43,8 +43,10 @@ class IntermediateScorer:
         def score(samples: Samples) -> Scores:
             return score_once(session.parallel, session.intermediate_rewards, samples)
 
-        way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
-        return replace(scores, intermediate=None if way is None else way._replace(weights=own))
+        scored = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
+        return replace(
+            scores, intermediate=None if scored is None else scored._replace(weights=weights)
+        )
 
 
 def intermediate_scores(
@@ -58,26 +60,26 @@ def intermediate_scores(
     noted = seen_of(rollout)
     if not isinstance(rollout, Rollout) or not noted:
         return None
-    each = [
+    scored_states = [
         (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, notes=(), edges=())))
         for seen in noted
     ]
-    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
+    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), scored_states[0][1]
     values = first.values.new_zeros(n, steps, len(first.names))
-    known, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
-    for seen, own in each:
+    has_score, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
+    for seen, of_states in scored_states:
         leaves = n // len(seen.x0)
-        values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
-        known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
-        abstained[:, seen.step] = (~own.applies).repeat_interleave(leaves, 0)
-    return IntermediateScores(values, known, abstained=abstained)
+        values[:, seen.step] = of_states.values.repeat_interleave(leaves, 0)
+        has_score[:, seen.step] = of_states.scored.repeat_interleave(leaves, 0)
+        abstained[:, seen.step] = (~of_states.applies).repeat_interleave(leaves, 0)
+    return IntermediateScores(values, has_score, abstained=abstained)
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
     """`unscored_way`: share of the leaves' intermediate states without a score."""
-    looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
-    known = scores.complete[:, looked].double()
-    return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}
+    scored_steps = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
+    has_score = scores.complete[:, scored_steps].double()
+    return {"unscored_way": float(1 - has_score.mean()) if has_score.numel() else 1.0}
 
 
 @dataclass(frozen=True)
