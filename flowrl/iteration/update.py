@@ -76,8 +76,8 @@ def unchanged(learner: Learner, training: TrainingRows, shares: list[Chunks]) ->
 
 
 def averages_equal_to_trained(learner: Learner) -> frozenset[str]:
-    """Of the averages that the loss or the sampling reads, those whose weights still equal the
-    trained ones on all processes."""
+    """Averages that the loss or the sampling reads, and whose weights still equal the trained ones
+    on all processes."""
     read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
     if read.isdisjoint(average.name for average in learner.policies.averages):
         return frozenset()

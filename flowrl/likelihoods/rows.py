@@ -41,7 +41,7 @@ PointMask = Bool[Tensor, "n k"]
 
 BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "update", "row")
 """Of rows whose `old` is the evaluation of the proximal policy: samples of older weights, whose
-densities the update evaluates anew. Rows without it were sampled by `old`."""
+densities the update evaluates. Rows without it were sampled by `old`."""
 
 ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
