@@ -42,7 +42,8 @@ recipe's own part; what does not fit is refused. `node_values` in a table has no
 always comes first, and the setting `fusion` of recipes of trees chooses how it joins leaves.
 `recipe.name` takes a recipe of your own: see [extending.md](extending.md).
 
-The tables say what recipes rest on. *Parts*: plan, advantage, likelihood and loss. *Gain here*: in
+The tables say what recipes rest on. *Parts*: plan, advantage, likelihood and loss; the
+policy that samples is the recipe's own choice, and has no setting. *Gain here*: in
 a held-out score of a small world, with its 95 % interval over seeds, as
 [results/methods.md](results/methods.md) measured it, or in a short run of one seed. *On a GPU*: an
 iteration on one had the CPU's reward, loss and gradient norm
