@@ -218,6 +218,8 @@ class Transition:
         return q * ratio + mse(new.out, old.out, rows.free, rows.layout) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b t"]:
+        """Squared distance of the two means, averaged over dimensions and scaled by `kl_form`: in
+        nats per dimension for `exact`, |v - v_ref|^2 for `velocity`."""
         moved = mse(new.out, ref.out, rows.free, rows.layout)
         return scaled_by_step(self.kl_form, moved, rows)
 

@@ -5,7 +5,7 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -106,6 +106,7 @@ class Decoupled:
     low..high.
     """
 
+    reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
     likelihood: Likelihood
     mode: Literal["truncate", "mask", "none"] = "mask"
     high: float = 3.0
@@ -145,6 +146,7 @@ class BehindClip:
     Metric: `behind_clipped`, the share of these rows.
     """
 
+    reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
     likelihood: Likelihood
     low: float
     high: float
