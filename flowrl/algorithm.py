@@ -97,8 +97,9 @@ class Algorithm:
 
     @cached_property
     def reads(self) -> tuple[Column[Any], ...]:
-        """Columns of features that credit or the loss read."""
-        return tuple(dict.fromkeys((*columns_read(self.transforms), *columns_of(self.loss))))
+        """Columns of features that credit, its tracker or the loss read."""
+        of_credit = columns_read((*self.transforms, self.tracker()))
+        return tuple(dict.fromkeys((*of_credit, *columns_of(self.loss))))
 
     @property
     def by_turn(self) -> bool:

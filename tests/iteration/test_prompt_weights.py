@@ -1,6 +1,7 @@
 """Credit weighted by a column of the prompt file, which reaches it as a column of a feature."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.prompt_weights import PROMPT_ROWS, PromptWeight
+from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
 from flowrl.table import Table
 from rewards import Scores
 from samplers import Columns
@@ -61,6 +64,14 @@ def run_tree(pipeline: Path, folder: Path, prices: list[object]) -> dict:
 
 
 ADVANTAGE = [{"name": "standardize"}, {"name": "prompt_weight", "column": "price", "mean": False}]
+
+
+def test_what_a_tracker_reads_is_opened_too() -> None:
+    class Priced(NoTracker):
+        reads = (PROMPT_ROWS,)
+
+    plain = RECIPES["flow_grpo"]()
+    assert PROMPT_ROWS in replace(plain, tracker=Priced).reads and PROMPT_ROWS not in plain.reads
 
 
 @pytest.mark.slow
