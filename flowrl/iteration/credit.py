@@ -90,7 +90,7 @@ class CreditStage:
         metrics = score_metrics(everyone, context.weights, columns.group)
         estimated = self.estimate(CreditInput(samples, everyone, context, summed))
 
-        def own(column: Tensor) -> Tensor:
+        def of_this_process(column: Tensor) -> Tensor:
             return samples.drawn.local(column, columns.group)
 
         table = estimated.table.arranged(of_this_process, "sample")

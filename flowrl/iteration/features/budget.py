@@ -202,7 +202,7 @@ def estimate_in_groups(
     summed = session.algorithm.advantage.summed(scores, context)
     credit = inner(replace(inputs, scores=scores, context=context, summed=summed))
 
-    def whole(column: Tensor) -> Tensor:
+    def of_all_samples(column: Tensor) -> Tensor:
         spread = torch.zeros(len(inputs.scores.values), *column.shape[1:]).to(column)
         spread[samples] = column[groups.place]
         return spread
