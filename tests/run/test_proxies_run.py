@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowrl.credit.proxies import GATE
+from flowrl.credit.proxies import GATE, gate_of
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
 from flowrl.session.progress import Progress
@@ -94,7 +94,7 @@ def test_samples_of_several_sizes_have_their_own_gates(tmp_path):
     sizes = [{"height": 16, "width": 12}, {}, {"height": 12}, {"width": 12}]
     session = runs.opened(runs.sized(settings, sizes), tmp_path)
     made = collect(session, 0)
-    gate = session.algorithm.gate
+    gate = gate_of(session.algorithm.transforms)
     assert gate is not None and made.first is not None
     rollout = made.first.part.rollout
     context = Context(rollout.columns, torch.tensor([1.0, 0.0, 0.0]))
