@@ -66,9 +66,9 @@ def text_flops(described: Description, length: int) -> FlopCount:
     return FlopCount(count, count, None, exact, type(model).__name__)
 
 
-def pipeline_flops(described: Description, m: PipelineSettings) -> FlopCount | None:
-    """Operations of a pipeline's denoiser and decoder at the run's size; None for a denoiser
-    without tokens whose inputs are unknown."""
+def pipeline_flops(described: Description, m: PipelineSettings, steps: int) -> FlopCount | None:
+    """Operations of a pipeline's denoiser and decoder at the run's size, on average over a sample's
+    steps; None for a denoiser without tokens whose inputs are unknown."""
     shape = RowShape.of(described, m)
     denoiser = described.first
     name = type(denoiser).__name__
@@ -80,7 +80,8 @@ def pipeline_flops(described: Description, m: PipelineSettings) -> FlopCount | N
             return None
         row = formula(denoiser, shape.tokens, tokens)
     scales = m.guidance.sample, m.guidance.train
-    sample, train = (row * rows_per_state(described, scale) for scale in scales)
+    each = [rows_per_state(described, scale, steps) for scale in scales]
+    sample, train = (row * sum(rows) / len(rows) for rows in each)
     return FlopCount(sample, train, _decode(described, shape), exact, name)
 
 

@@ -15,6 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from flowrl.errors import UserError
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
+from flowrl.models.diffusers.modular.face import GUIDER_OFF
+from flowrl.models.diffusers.modular.guiders import guider_passes
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
@@ -85,21 +87,33 @@ class Sizes:
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
-    """Sizes of a run, None if no configuration is known. `length`: tokens of a completion."""
+    """Sizes of a run, None if no configuration is known. `length`: tokens of a completion, or
+    steps of a sample."""
     if isinstance(m, OwnSettings):
         return _own(m.own)
     described = describe(m)
     if described is None:
         return None
     if isinstance(m, PipelineSettings):
-        return _pipeline(described, m)
+        return _pipeline(described, m, length)
     return _language(described, length)
 
 
-def rows_per_state(described: Description, guidance: GuidanceScale | Literal["auto"]) -> int:
-    """Denoiser rows per state: two with classifier-free guidance, unless the denoiser takes the
-    scale as an input. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
+def rows_per_state(
+    described: Description, guidance: GuidanceScale | Literal["auto"], steps: int
+) -> list[int]:
+    """Denoiser rows per state, at each of a sample's steps: two with classifier-free guidance,
+    unless the denoiser takes the scale as an input, or as many as a modular pipeline's guider makes
+    there. None means the pipeline's own scale; `Run.trained_model` replaces auto."""
     assert guidance != "auto", "the recipe decides: Run.trained_model"
+    if described.in_blocks:
+        return guider_passes(
+            described.blocks, GUIDER_OFF if guidance == "none" else guidance, steps
+        )
+    return [_classic_rows(described, guidance)] * steps
+
+
+def _classic_rows(described: Description, guidance: GuidanceScale) -> int:
     if guidance == "none" or described.first.config.get("guidance_embeds"):
         return 1
     if guidance is None and described.guided_by_part:
@@ -151,7 +165,7 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     return replace(sizes, outside=trained, latent=latent, media=latent)
 
 
-def _pipeline(described: Description, m: PipelineSettings) -> Sizes:
+def _pipeline(described: Description, m: PipelineSettings, steps: int) -> Sizes:
     denoisers = described.denoisers
     shape = RowShape.of(described, m)
     targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
@@ -173,7 +187,7 @@ def _pipeline(described: Description, m: PipelineSettings) -> Sizes:
         decoding=shape.decoding,
         media=shape.media,
         unknown=tuple(sorted(n for n, c in described.counts.items() if c is None)),
-        rows=rows_per_state(described, m.guidance.train),
+        rows=max(rows_per_state(described, m.guidance.train, steps)),
         public=described.public,
     )
 
@@ -272,7 +286,7 @@ class RowShape:
         channels = config.get("in_channels", 4)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
-        patch = config.get("patch_size", config.get("all_patch_size"))
+        patch = _patch_size(vae, config)
         tokens = None
         if patch is not None:
             sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
@@ -341,13 +355,24 @@ def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
 
 def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """Latents on a side of a token, packed or not; 1 for a model without tokens."""
-    patch = config.get("patch_size", config.get("all_patch_size"))
+    patch = _patch_size(vae, config)
     if patch is None:
         return 1
+    side = list(patch)[-1] if isinstance(patch, list | tuple) else patch
+    return side * (2 if _packed(vae, config) and side == 1 else 1)
+
+
+def _patch_size(vae: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """The denoiser's patch; 1 for packed latents (FLUX.3 names no patch), None without tokens."""
+    known = config.get("patch_size", config.get("all_patch_size"))
+    return 1 if known is None and _packed(vae, config) else known
+
+
+def _packed(vae: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether a token is four latents that the pipeline packs (FLUX, Qwen-Image)."""
     channels = config.get("in_channels", 4)
     own = vae.get("latent_channels") or vae.get("z_dim") or channels
-    side = list(patch)[-1] if isinstance(patch, list | tuple) else patch
-    return side * (2 if channels == 4 * own and side == 1 else 1)  # FLUX, Qwen-Image
+    return channels == 4 * own
 
 
 def _size(name: str, described: Description, m: PipelineSettings) -> int | None:

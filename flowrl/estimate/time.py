@@ -111,7 +111,7 @@ def _old_share(run: Run) -> float:
 def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCount | None:
     """Operations of a model's calls; None if they cannot be counted."""
     if isinstance(m, PipelineSettings):
-        return flops.pipeline_flops(described, m)
+        return flops.pipeline_flops(described, m, length)
     return flops.text_flops(described, length)
 
 

@@ -56,7 +56,7 @@ def _check_pipeline(run: Run, m: PipelineSettings) -> None:
     if described is None or described.pipeline is None:
         return
     kind = described.kind
-    if described.modular is not None:
+    if described.in_blocks:
         refuse_known_modular(kind.__name__)
     checks.refuse_class(kind)
     verdicts.refuse_known(kind.__name__)

@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
-from flowrl.models.diffusers.modular.folder import ModularSource, check_components
+from flowrl.models.diffusers.modular.folder import ModularSource, check_components, of_class
+from flowrl.models.diffusers.modular.verdicts import modular_classes
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -48,6 +49,7 @@ class Description:
     folder    folder of a language model's own configuration
     gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
     modular   the folder of a pipeline that is driven in its modular form
+    guider    the settings of `model.guider` for a modular pipeline from the table
     clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
               several
     """
@@ -60,13 +62,26 @@ class Description:
     gguf: str | None = None
     clip: int = CLIP_TOKENS
     modular: ModularSource | None = None
+    guider: Mapping[str, Any] | None = None
 
     @cached_property
     def kind(self) -> Any:
         """The pipeline's class; of a modular one, with the face that the driver sees."""
-        if self.modular is not None:
-            return type(self.modular.skeleton())
+        if self.in_blocks:
+            return type(self.blocks)
         return getattr(diffusers, self.pipeline or "")
+
+    @cached_property
+    def blocks(self) -> Any:
+        """A modular pipeline without its weights: of its folder, or of its class's own blocks."""
+        if self.modular is not None:
+            return self.modular.skeleton()
+        return of_class(getattr(diffusers, self.pipeline or ""), self.guider)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the pipeline is driven in its modular form."""
+        return self.modular is not None or self.pipeline in modular_classes()
 
     @cached_property
     def denoisers(self) -> dict[str, nn.Module]:
@@ -122,7 +137,7 @@ class Description:
     def guided_by_part(self) -> bool:
         """Whether a component of the pipeline sets guidance, rather than an argument of the
         call."""
-        return self.modular is None and "guider" in inspect.signature(self.kind).parameters
+        return not self.in_blocks and "guider" in inspect.signature(self.kind).parameters
 
     def guides_at(self, scale: float) -> bool:
         """Whether the pipeline class applies guidance at a scale, according to its own property
@@ -167,12 +182,19 @@ def describe(m: ModelSettings) -> Description | None:
         return None
     source, folder, gguf = m.source, _folder_with(m), _gguf(m)
     if folder is None:
-        return public_model(source) if gguf is None and source in PUBLIC_MODELS else None
+        if gguf is not None or source not in PUBLIC_MODELS:
+            return None
+        found, guider = public_model(source), _guider_of(m)
+        return found if guider is None else replace(found, guider=guider)
     if isinstance(m, PipelineSettings):
         return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
         return None
     return Description(None, {}, {}, folder=folder, gguf=gguf)
+
+
+def _guider_of(m: ModelSettings) -> Mapping[str, Any] | None:
+    return m.guider if isinstance(m, PipelineSettings) else None
 
 
 def unknown_because(m: ModelSettings) -> str:
@@ -242,7 +264,7 @@ def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:
 def _modular_folder(folder: Path, source: ModularSource) -> Description:
     source = replace(source, place=str(folder))
     pipe = source.skeleton()
-    check_components(pipe, str(folder), source.rights)
+    check_components(pipe, source)
     parts = [n for n in component_parts(folder, "modular") if n in pipe.components]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
     refuse_parts(type(pipe).__name__, models)

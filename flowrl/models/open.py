@@ -100,6 +100,8 @@ def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool)
         noise=run.train.noise,
     )
     policy = policy.alike(policy.state, use)
+    if m.guidance.through == "cond":
+        policy = policy.through_prompt()
     rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
     if sized_by_images(policy.loop):
         rows = _rows(run, "train")
@@ -299,12 +301,14 @@ def _connect(
 
 
 def modular_source(m: ModelSettings) -> "ModularSource | None":
-    """The model's folder and rights if it is driven in its modular form, else None."""
+    """The source of a model that is driven in its modular form, else None."""
     if not isinstance(m, PipelineSettings) or m.form != "modular":
         return None
     from flowrl.models.diffusers.modular.folder import ModularSource
 
-    return ModularSource(place(m.pipeline), m.rights, m.guider)
+    sizes = {"height": m.height, "width": m.width}
+    given = [name for name, value in {**sizes, **m.call}.items() if value is not None]
+    return ModularSource(place(m.pipeline), m.rights, m.guider, given)
 
 
 def with_guider(run: Run) -> Run:

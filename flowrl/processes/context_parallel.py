@@ -9,6 +9,7 @@ process's own tokens, so gradients summed over all processes count each row once
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -116,7 +117,12 @@ class Shared:
         ]
         self._attend(config)
         self._forward: Callable[..., Any] = denoiser.forward
-        denoiser.forward = self._first
+
+        @wraps(self._forward)  # blocks choose a network's arguments by its signature
+        def first(*args: Any, **named: Any) -> Any:
+            return self._first(*args, **named)
+
+        denoiser.forward = first
 
     def _attend(self, config: ParallelConfig | None) -> None:
         for processor in self._processors:

@@ -11,6 +11,7 @@ The exchange is one small integer per process over gloo, which does not wait for
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -72,6 +73,7 @@ class Lockstep:
             module.forward = self._announced(index)  # type: ignore[method-assign]
 
     def _announced(self, index: int) -> Callable[..., Any]:
+        @wraps(self._forwards[index])  # blocks choose a network's arguments by its signature
         def forward(*args: Any, **named: Any) -> Any:
             if self._alone:
                 return self._forwards[index](*args, **named)

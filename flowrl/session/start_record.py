@@ -18,7 +18,9 @@ from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.json_text import read_exact
 from flowrl.models.description import local_folder
+from flowrl.models.diffusers.modular.revisions import snapshot
 from flowrl.models.language.older_ends import changed_ends
+from flowrl.models.open import modular_source
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
@@ -53,16 +55,21 @@ class StartRecord:
     parents_as_data: bool = False  # of nodes: older versions inferred them from numbers of nodes
     abstaining: bool = False  # None of a reward: a failure in older versions
     reward_rules: int = 1  # the version of the rules of flowrl's rewards
+    revisions: dict[str, str] | None = None  # of a modular pipeline's components; None: not noted
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "StartRecord":
         """Create the record. Files that are not on this machine are left out."""
         folder = None if isinstance(run.model, OwnSettings) else local_folder(run.model.source)
+        modular = modular_source(run.model)
+        revisions = {} if modular is None else modular.revisions()
         return cls(
             settings=dump(run),
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
-            base=(dict(_base(folder)) if folder else _own_base(run)) | dict(_adapters(run)),
+            base=(dict(_base(folder)) if folder else _own_base(run))
+            | dict(_adapters(run))
+            | dict(_of_repositories(revisions)),
             prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
@@ -72,6 +79,7 @@ class StartRecord:
             parents_as_data=True,
             abstaining=True,
             reward_rules=RULES_VERSION,
+            revisions=revisions,
         )
 
     @classmethod
@@ -274,6 +282,16 @@ def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
 
 
 def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Iterator[str]:
+    known = now.revisions or {}
+    for name, place in (before.revisions or {}).items():
+        if known.get(name, place) != place:
+            repository, _, commit = place.rpartition("@")
+            raise UserError(
+                f"the {name} of {run.model.source} is not the one that {folder} was started with: "
+                f"{known[name]} now, {place} before; name a copy of that commit in the index "
+                f"(`hf download {repository} --revision {commit} --local-dir FOLDER`), or start a "
+                "new run"
+            )
     changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
     if changed:
         revisions = before.revision, now.revision
@@ -343,6 +361,14 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if not hidden and path.suffix in (*WEIGHTS, *CONFIGURATIONS) and path.is_file():
             yield name, _digest(path)
+
+
+def _of_repositories(revisions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The same of a modular pipeline's components that are in the hub's cache."""
+    for place in sorted(set(revisions.values())):
+        folder = snapshot(place)
+        for name, digest in _base(folder) if folder else ():
+            yield f"{place}/{name}", digest
 
 
 def _own_base(run: Run) -> dict[str, str]:

@@ -154,10 +154,20 @@ MODULAR_CLAIMS = (
     "AdaptiveProjectedGuidance, ...}` its class and settings, and a run's `run.yaml` records "
     "them for each guider.",
     "",
+    "`guidance: none` switches all guiders off, with LTX-2's perturbed and isolated passes. A "
+    "guider with a `start` or a `stop` is driven step by step (fast-forward), and `flowrl plan` "
+    "and the proof's line count its passes so. Settings of the blocks' own class are laid over the "
+    "blocks'; those of another class over that class's. Guiders that average over earlier steps "
+    "(a momentum) or make the first velocities zero are refused, with the setting that helps: a "
+    "step of theirs has no density, or no gradient. Ideogram 4 takes a scale for each step: "
+    "`guidance` is the scale of all of them, and null its own list, which is for 48 steps.",
+    "",
     "Blocks that a repository brings (`auto_map` in `modular_config.json`) are code, and "
     "components that an index names in another repository are read over the network: both are "
     "refused unless `model.rights` lists `code` or `network`. A component that the blocks need "
-    "and the folder lacks is named before any weights load; `plan` loads none. Blocks that "
+    "and the folder lacks is named before any weights load; `plan` loads none. Components in "
+    "repositories are of one commit each, which is asked for once; every checkpoint records them, "
+    "and a resume refuses others. Blocks that "
     "rewrite the prompt (the upsamplers of FLUX.3 and Ideogram 4, the enhancers of LTX-2 and "
     "ERNIE-Image) are left out: a prompt stands for itself. Text blocks encode with their "
     "guiders on, whatever the scale, since those of Wan and LTX fail without.",

@@ -27,6 +27,7 @@ NOISE_DEMO = "demo/test_demo_noise.py"
 SCHEDULER = "models/test_scheduler_steps.py"
 PAPERS = f"{SCHEDULER}::test_densities_and_gradients_are_the_papers"
 INPAINTED = "models/test_inpainting.py"
+THROUGH = "models/test_through_prompt.py"
 
 # fmt: off
 ROWS = (
@@ -72,6 +73,14 @@ ROWS = (
      LEVELS),
     ("levels-checked", "flowrl/models/diffusers/call/loop/loop.py", "self.levels.check(schedule, steps, self.name)",
      "pass", LEVELS),
+    ("prompt-weight", "flowrl/models/diffusers/call/traits/neutral.py", "return 1 + scale - neutral", "return scale - neutral",
+     f"{THROUGH}::test_the_gradient_is_that_of_a_detached_prediction[SD3-first_half]"),
+    ("prompt-alone", "flowrl/models/diffusers/call/rows/prompt_alone.py", "weight * (own - own.detach())", "own - own.detach()",
+     f"{THROUGH}::test_the_gradient_is_that_of_a_detached_prediction[SD3-first_half]"),
+    ("prompt-line", "flowrl/models/diffusers/call/traits/neutral.py", "if float(away.abs().max()) > bound:", "if False:",
+     f"{THROUGH}::test_guidance_of_another_kind_is_refused"),
+    ("guider-passes", "flowrl/models/diffusers/modular/guiders.py", "guider.set_state(step, steps, None)",
+     "guider.set_state(0, steps, None)", "models/test_modular.py::test_a_plan_counts_the_passes_of_each_step"),
     ("beginning-size", "flowrl/models/diffusers/call/drive/image_to_image.py", "CleanPart(nothing * (sigma / size),",
      "CleanPart(nothing,", BEGUN),
     ("beginning-level", "flowrl/models/diffusers/call/drive/image_to_image.py",

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.estimate.sizes import rows_per_state
+from flowrl.models.description import describe
+from flowrl.models.diffusers.call.traits.checks import from_blocks
 from flowrl.models.diffusers.lora.lora import LORA_FILE, writes_adapters
 from flowrl.models.diffusers.modular import face
-from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, load, skeleton
+from flowrl.models.diffusers.modular.folder import ModularSource, guiders_of, skeleton
+from flowrl.models.diffusers.modular.guiders import guider_passes
 from flowrl.models.diffusers.modular.verdicts import (
     modular_classes,
     modular_verdicts,
@@ -24,7 +28,7 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
 from flowrl.settings import PipelineSettings
-from tests.support.driving import PROMPTS, STEPS, learn
+from tests.support.driving import PROMPTS, STEPS, learn, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, TWINS, twin
 from tests.support.tiny_pipelines import NAMED
 from tests.support.two_forms import Seen, classic_call, modular_call
@@ -93,6 +97,20 @@ def both(name: str, scale: float | None) -> tuple[Seen, Seen]:
     own = scale - 1 if name == "Z-Image" else scale
     first = classic_call(classic, call | negative | {argument: own}, STEPS)
     return first, modular_call(modular, taken | negative, STEPS, scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "drawn"), [("ltx25", True), ("anima", False)])
+def test_a_decoder_that_draws_noise_decodes_samples_one_by_one(name: str, drawn: bool) -> None:
+    """So a sample does not depend on its place in a batch: LTX-2.5's decoder is a diffusion
+    model."""
+    made = driven(name)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=1.0, complete=False, gradient=False)
+    assert proof.drawn is drawn and ("decoded one by one" in str(proof)) is drawn
+    x, texts = noise(made), made.encode(PROMPTS)
+    both = made.decode(x, texts, steps=STEPS, guidance=1.0)
+    alone = made.decode(x[1:], texts.take([1]), steps=STEPS, guidance=1.0)
+    assert torch.allclose(both[1:], alone, atol=1e-5)
 
 
 def away(ours: Tensor, theirs: Tensor) -> float:
@@ -235,7 +253,7 @@ def test_a_skeleton_has_no_weights_and_names_its_guiders(folder: Path) -> None:
     other = {"name": "AdaptiveProjectedGuidance", "guidance_scale": 3.0}
     replaced = guiders_of(skeleton(str(folder), guider=other))
     assert replaced is not None and replaced["guider"]["name"] == "AdaptiveProjectedGuidance"
-    made = load(str(folder), torch.float32)
+    made = ModularSource(str(folder)).load(torch.float32)
     assert torch.equal(
         made.transformer.proj_out.weight, twin("Wan 2.1").transformer.proj_out.weight
     )
@@ -272,6 +290,18 @@ def test_what_is_missing_is_named_before_weights_load(
         ModularSource(source).load(torch.float32)
 
 
+@pytest.mark.parametrize("name", ["flux3", "anima"])
+def test_settings_of_the_scheduler_are_in_a_saved_folder(name: str, tmp_path: Path) -> None:
+    """FLUX.3's blocks make their scheduler from their own settings, and save none."""
+    MODULAR[name]().save_pretrained(str(tmp_path / "pipe"), overwrite_modular_index=True)
+    source, settings = ModularSource(str(tmp_path / "pipe")), {"shift": 2.0}
+    assert source.load(torch.float32).scheduler.config.shift != 2.0
+    pipe = from_blocks(source, torch.float32, scheduler=settings)
+    pipe.save_pretrained(tmp_path / "again")
+    again = ModularSource(str(tmp_path / "again")).load(torch.float32)
+    assert again.scheduler.config.shift == pipe.scheduler.config.shift == 2.0
+
+
 def test_every_exported_class_has_a_verdict() -> None:
     """A release with a name that no list has fails here: run the sweep, and read what it finds."""
     known = [name for found in modular_verdicts().values() for name in found]
@@ -299,11 +329,93 @@ def test_blocks_that_a_folder_brings_need_a_right(folder: Path, tmp_path: Path) 
     assert type(skeleton(source, ["code"])._blocks).__name__ == "Mine"
 
 
+APG, MIX = "AdaptiveProjectedGuidance", "AdaptiveProjectedMixGuidance"
+LAYERS = {"skip_layer_config": [{"indices": [0], "fqn": "blocks"}]}  # of Wan's blocks
+LATER = {"skip_layer_guidance_start": 0.5, "skip_layer_guidance_stop": 1.0}
+MOMENTUM = {"adaptive_projected_guidance_momentum": -0.5}
+# guiders of the release: their settings, how they are driven, and the passes of each of four steps
+GUIDERS: list[tuple[str, dict[str, Any], str, list[int]]] = [
+    ("ClassifierFreeGuidance", {}, "pinned", [2, 2, 2, 2]),
+    ("ClassifierFreeGuidance", {"start": 0.5}, "forward", [1, 1, 2, 2]),
+    ("ClassifierFreeGuidance", {"stop": 0.5}, "forward", [2, 2, 1, 1]),
+    ("ClassifierFreeZeroStarGuidance", {"zero_init_steps": 0}, "pinned", [2, 2, 2, 2]),
+    ("TangentialClassifierFreeGuidance", {}, "pinned", [2, 2, 2, 2]),
+    ("SkipLayerGuidance", {**LAYERS, **LATER}, "forward", [2, 2, 2, 3]),
+    (APG, {}, "pinned", [2, 2, 2, 2]),
+    (MIX, {"adaptive_projected_guidance_start_step": 9}, "pinned", [2, 2, 2, 2]),
+]
+
+
+def with_guider(name: str, settings: Mapping[str, Any]) -> PipelinePolicy:
+    wan = name == "SkipLayerGuidance"  # does not know the blocks of the other
+    pipe = twin("Wan 2.1") if wan else MODULAR["anima"]()
+    pipe.update_components(guider=getattr(diffusers, name)(**settings))
+    call = {"height": 16, "width": 16, "num_frames": 5, "max_sequence_length": 16}
+    return PipelinePolicy(pipe, call=call if wan else MODULAR_CALLS["anima"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings", "way", "each"), GUIDERS)
+def test_a_guider_is_driven_by_its_settings(
+    name: str, settings: dict[str, Any], way: str, each: list[int]
+) -> None:
+    """Its scale is `guidance`; start and stop are counted step by step, before weights load too."""
+    made = with_guider(name, settings)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert (proof.way, proof.guider) == (way, name)
+    assert proof.evaluations == sum(each) / STEPS
+    assert guider_passes(made.pipe, 4.5, STEPS) == each
+    assert guider_passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
+    assert "rows of several sigmas are grouped" in str(proof) or way == "pinned"
+
+
+def test_a_plan_counts_the_passes_of_each_step(folder: Path) -> None:
+    """Before any weights load: of a folder, and of a model of the table."""
+    mine = PipelineSettings(pipeline=str(folder), guider={"guider": {"start": 0.5}})
+    table = PipelineSettings(pipeline="Lightricks/LTX-2.5-Diffusers", form="modular")
+    found, public = describe(mine), describe(table)
+    assert found is not None and public is not None
+    assert rows_per_state(found, 4.5, STEPS) == [1, 1, 2, 2]
+    assert rows_per_state(found, "none", STEPS) == [1] * STEPS
+    assert rows_per_state(public, 3.0, 2) == [4, 4]  # perturbed and isolated passes too
+    assert rows_per_state(public, "none", 2) == [1, 1]
+
+
+@pytest.mark.quick_cases("AdaptiveProjectedGuidance")
+@pytest.mark.parametrize(
+    ("name", "settings", "message", "out"),
+    [
+        (APG, MOMENTUM, rf"averages over earlier steps .* model.guider: \{{name: {APG}, adaptive",
+         {"adaptive_projected_guidance_momentum": None}),
+        (MIX, {"adaptive_projected_guidance_start_step": 2}, r"averages over earlier steps",
+         {"adaptive_projected_guidance_momentum": None}),
+        ("ClassifierFreeZeroStarGuidance", {}, r"first steps zero .*zero_init_steps: 0",
+         {"zero_init_steps": 0}),
+    ],
+    ids=[APG, MIX, "ClassifierFreeZeroStarGuidance"],
+)  # fmt: skip
+def test_a_guider_without_a_density_is_refused_with_the_way_out(
+    name: str, settings: dict[str, Any], message: str, out: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        with_guider(name, settings).prove(PROMPTS, steps=STEPS, guidance=4.5)
+    with_guider(name, {**settings, **out}).prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_settings_of_the_blocks_own_guider_are_laid_over_it(folder: Path) -> None:
+    known = guiders_of(skeleton(str(folder), guider={"guider": {"stop": 0.5}}))
+    assert known is not None and (known["guider"]["stop"], known["guider"]["start"]) == (0.5, 0.0)
+    assert known["guider"]["guidance_scale"] == 5.0  # of its blocks
+
+
 @pytest.mark.parametrize(
     ("guider", "message"),
     [
         ({"name": "NoSuchGuidance"}, "has no guider 'NoSuchGuidance'"),
-        ({"name": "ClassifierFreeGuidance", "strength": 2}, "ClassifierFreeGuidance: .*strength"),
+        (
+            {"name": "ClassifierFreeGuidance", "strength": 2},
+            "ClassifierFreeGuidance has no setting .strength.",
+        ),
         ({"guider_9": {"name": "ClassifierFreeGuidance"}}, "for each of guider, not guider_9"),
     ],
 )

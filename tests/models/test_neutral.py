@@ -82,7 +82,7 @@ def test_a_plan_counts_guidance_as_the_class_does(
 ) -> None:
     any_model = public_model(next(name for name in PUBLIC_MODELS if "stable-diffusion-3" in name))
     described = replace(any_model, pipeline=pipeline)
-    assert rows_per_state(described, scale) == rows
+    assert rows_per_state(described, scale, 3) == [rows] * 3
 
 
 @pytest.mark.parametrize("name", ["z_image", "z_image_turbo"])

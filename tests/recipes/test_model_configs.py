@@ -21,6 +21,7 @@ from flowrl.paths import own_runs, run_file
 from flowrl.settings.checks.machine import check_kind, check_pipeline
 from flowrl.settings.file.inherit import merged
 from flowrl.settings.read import dump, read_run
+from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 from tests.support.tiny_pipelines import NAMED
 from tests.support.tiny_pipelines_video import wan
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -36,7 +37,7 @@ WANTED = {
     "flux2_klein_distilled", "flux2_dev_quantized", "qwen_image_quantized",
     "qwen_image", "qwen_image_edit", "z_image", "z_image_turbo", "sdxl", "sd15", "sana",
     "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video", "ltx2",
-    "ltx2_3", "cogvideox_5b",
+    "ltx2_3", "cogvideox_5b", "anima", "flux3_klein", "ltx25",
 }  # fmt: skip
 CHEAP = ("sd35_medium", "wan21_1b")
 
@@ -121,6 +122,7 @@ FAMILY = {
     "sdxl": "SDXL", "sd15": "SD1.5", "sana": "Sana", "wan21_1b": "Wan 2.1", "wan21_14b": "Wan 2.1",
     "wan22_a14b": "Wan 2.2", "ltx_video": "LTX-Video", "cogvideox_5b": "CogVideoX",
 }  # fmt: skip
+IN_BLOCKS = {"anima": "anima", "flux3_klein": "flux3", "ltx25": "ltx25"}
 OTHERS: dict[str, Callable[[], Any]] = {
     "flux2_klein": partial(zoo, "Flux2KleinPipeline"),
     "flux2_klein_distilled": distilled,
@@ -138,6 +140,8 @@ def built(stem: str) -> tuple[Any, dict[str, Any]]:
     """A tiny pipeline of the configuration's class, and the arguments of its call."""
     if stem == "wan22_5b":
         return expanding(), dict(NAMED["Wan 2.1"].call)
+    if stem in IN_BLOCKS:
+        return MODULAR[IN_BLOCKS[stem]](), dict(MODULAR_CALLS[IN_BLOCKS[stem]])
     if stem in FAMILY:
         family = NAMED[FAMILY[stem]]
         return family.build(), dict(family.call)

@@ -1,13 +1,20 @@
 """Every command that takes a pipeline's folder takes a modular one: commands x forms."""
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from flowrl.errors import UserError
+from flowrl.models.diffusers.modular import revisions
+from flowrl.models.diffusers.modular.folder import ModularSource
 from tests.support.runs import flowrl
 from tests.support.tiny_modular import twin
 from tests.support.tiny_pipelines import NAMED
@@ -144,3 +151,77 @@ def test_a_damaged_index_is_told(folders: dict[str, Path], tmp_path: Path, capsy
     file.write_text(yaml.safe_dump(tree(broken, "modular", tmp_path)))
     assert flowrl("plan", file) == 2
     assert "modular_model_index.json cannot be read" in capsys.readouterr().err
+
+
+@pytest.fixture
+def repositories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The hub's cache, without a network."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    revisions.commit.cache_clear()
+    yield cache
+    revisions.commit.cache_clear()
+
+
+def at_commit(cache: Path, commit: str, part: Path) -> None:
+    """Acme's repository has this part, and its main branch is at this commit."""
+    repository = cache / "models--acme--parts"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    shutil.copytree(part, repository / "snapshots" / commit / part.name)
+
+
+def of_acme(folder: Path, to: Path) -> Path:
+    """A copy of a folder by links, whose VAE is in another repository."""
+    to.mkdir()
+    for part in folder.iterdir():
+        if part.is_dir() and part.name != "vae":
+            (to / part.name).symlink_to(part)
+    index = json.loads((folder / "modular_model_index.json").read_text())
+    index["vae"][2].update(subfolder="vae", pretrained_model_name_or_path="acme/parts")
+    (to / "modular_model_index.json").write_text(json.dumps(index))
+    return to
+
+
+FIRST, SECOND = "1" * 40, "2" * 40
+
+
+def test_the_commits_of_components_are_known_before_they_load(
+    folders: dict[str, Path], tmp_path: Path, repositories: Path
+) -> None:
+    place = of_acme(folders["modular"], tmp_path / "wan")
+    with pytest.raises(UserError, match=r"names acme/parts for its vae, .*model.rights"):
+        ModularSource(str(place)).revisions()
+    source = ModularSource(str(place), ["network"])
+    with pytest.raises(UserError, match=r"the vae of .* is in acme/parts, which is neither on"):
+        source.load(torch.float32)
+    at_commit(repositories, FIRST, folders["modular"] / "vae")
+    assert source.revisions() == {"vae": f"acme/parts@{FIRST}"}
+    assert source.load(torch.float32).vae is not None
+    at_commit(repositories, SECOND, folders["modular"] / "vae")
+    assert source.revisions() == {"vae": f"acme/parts@{FIRST}"}  # asked for once a process
+
+
+@pytest.mark.slow
+def test_a_resume_refuses_another_commit_of_a_component(
+    folders: dict[str, Path], tmp_path: Path, repositories: Path, capsys: Any
+) -> None:
+    place, file, run = of_acme(folders["modular"], tmp_path / "wan"), tmp_path / "run.yaml", "run"
+    at_commit(repositories, FIRST, folders["modular"] / "vae")
+    settings = tree(place, "modular", tmp_path)
+    settings["model"]["rights"] = ["network"]
+    settings["train"]["iterations"] = 1
+    file.write_text(yaml.safe_dump(settings))
+    assert flowrl("train", file, "--folder", tmp_path / run) == 0
+    words = ("train", "--resume", tmp_path / run, "--train.iterations", "2")
+    at_commit(repositories, SECOND, folders["modular"] / "vae")
+    revisions.commit.cache_clear()
+    capsys.readouterr()
+    assert flowrl(*words) == 2
+    said = capsys.readouterr().err
+    assert f"the vae of {place} is not the one" in said
+    assert f"hf download acme/parts --revision {FIRST} --local-dir FOLDER" in said
+    (repositories / "models--acme--parts/refs/main").write_text(FIRST)
+    revisions.commit.cache_clear()
+    assert flowrl(*words) == 0

@@ -47,6 +47,7 @@ class Job(TypedDict, total=False):
     logits: int  # that are held at once
     cramped: bool  # no process has room for whole weights
     unrounded: bool  # networks that turn float64 to float32 inside are kept from it
+    resizes: bool  # its network (Cosmos) resizes by torchvision, for which a stand-in does
     counts: bool  # bytes of collectives are counted, of the last iteration
 
 
@@ -92,6 +93,10 @@ def train(job: Job, out: Path, name: str) -> None:
         patches.enter_context(patch.object(token_scores, "LOGITS_HELD", held))
         if job.get("unrounded"):
             patches.enter_context(unrounded())
+        if job.get("resizes"):
+            from tests.support.tiny_modular import anima
+
+            anima()
         if job.get("cramped"):
             patches.enter_context(patch.object(parallel, "free_bytes", lambda _: 0))
         _train(job, out, name)

@@ -2,11 +2,19 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from transformers import (
+    LlavaProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from flowrl.models.diffusers.modular.face import arguments_of
 from tests.support.tiny_models import model
@@ -16,8 +24,10 @@ from tests.support.tiny_pipelines_parts import (
     WORDS,
     chat_tokenizer,
     decoder,
+    decoder_config,
     qwen_vae,
     tokenizer,
+    wan_vae,
 )
 from tests.support.zoo.calls import SIZES
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS, resized
@@ -37,14 +47,16 @@ TWINS = {
 }
 
 
-class Chat:
-    """Stands for a processor: a tokenizer and its chat template."""
-
-    def __init__(self, words: Any) -> None:
-        self.tokenizer = words
-
-    def apply_chat_template(self, messages: Any, **given: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, **given)
+def processor(length: int = 80) -> LlavaProcessor:
+    """Stands for Qwen3-VL's processor: a tokenizer and its chat template."""
+    words = chat_tokenizer(length)
+    words.add_tokens(["<image>"], special_tokens=True)  # else unknown words would be images
+    return LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"height": 8, "width": 8}),
+        tokenizer=words,
+        patch_size=4,
+        chat_template=words.chat_template,
+    )
 
 
 def modular(kind: str, parts: dict[str, Any]) -> Any:
@@ -102,7 +114,7 @@ def flux3() -> Any:
     torch.manual_seed(0)
     parts = {
         "text_encoder": decoder(),
-        "tokenizer": Chat(chat_tokenizer(80)),
+        "tokenizer": processor(),
         "transformer": diffusers.Flux3Transformer2DModel(
             in_channels=16,
             cond_in_channels=16,
@@ -142,8 +154,119 @@ def ltx25() -> Any:
     return modular("LTX25ModularPipeline", parts)
 
 
+def seeing(kind: type = Qwen3VLModel, layers: int = 36) -> Any:
+    """Qwen3-VL, of whose layers blocks read some by number (the 36th last)."""
+    text = {"head_dim": 8, "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    return kind(
+        Qwen3VLConfig(
+            text_config=decoder_config(layers=layers).to_dict() | text,
+            vision_config=vision | {"intermediate_size": 16, "deepstack_visual_indexes": []},
+        )
+    )
+
+
+def krea2(turbo: bool = False) -> Any:
+    """Reads twelve layers of its language model; that of few steps has no guidance."""
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": seeing(),
+        "tokenizer": chat_tokenizer(2048),
+        "transformer": model("Krea2Transformer2DModel", num_text_layers=12),
+        "vae": qwen_vae(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    }
+    return modular(f"Krea2{'Turbo' * turbo}ModularPipeline", parts)
+
+
+def ideogram4() -> Any:
+    """A scale for each step, and a network of its own without the prompt."""
+    torch.manual_seed(0)
+    networks = [model("Ideogram4Transformer2DModel", llm_features_dim=13 * 16) for _ in range(2)]
+    parts = {
+        "text_encoder": seeing(),
+        "tokenizer": chat_tokenizer(2048),
+        "transformer": networks[0],
+        "unconditional_transformer": networks[1],
+        "vae": model("AutoencoderKLFlux2"),
+        "scheduler": FlowMatchEulerDiscreteScheduler(),
+    }
+    return modular("Ideogram4ModularPipeline", parts)
+
+
+def qwen_image21(turbo: bool = False) -> Any:
+    """Latents that are not packed, and a VAE of four colours; that of few steps has no guidance."""
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": seeing(Qwen3VLForConditionalGeneration, 2),
+        "processor": processor(),
+        "transformer": diffusers.QwenImage21Transformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=16,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        "vae": diffusers.AutoencoderKLQwenImage21(
+            base_dim=8,
+            decoder_base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False],
+            latents_mean=[0.0] * 4,
+            latents_std=[1.0] * 4,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    }
+    return modular(f"QwenImage21{'Turbo' * turbo}ModularPipeline", parts)
+
+
+def cosmos3() -> Any:
+    """The tokens of one prompt are in its network; without a safety checker and sound."""
+    torch.manual_seed(0)
+    vae = wan_vae()
+    channels = vae.config["z_dim"]
+    parts = {
+        "text_tokenizer": chat_tokenizer(512),
+        "transformer": diffusers.Cosmos3OmniTransformer(
+            head_dim=16,
+            hidden_size=32,
+            intermediate_size=32,
+            latent_channel=channels,
+            latent_patch_size=2,
+            num_attention_heads=2,
+            num_hidden_layers=1,
+            num_key_value_heads=1,
+            patch_latent_dim=4 * channels,
+            vocab_size=200,
+            rope_axes_dim=(4, 2, 2),
+        ),
+        "vae": vae,
+        "scheduler": diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
+        ),
+        "enable_safety_checker": False,
+        "default_use_system_prompt": False,
+    }
+    return modular("Cosmos3OmniModularPipeline", parts)
+
+
 # those without a classic form, with the arguments of their calls
-MODULAR: dict[str, Callable[[], Any]] = {"anima": anima, "flux3": flux3, "ltx25": ltx25}
+MODULAR: dict[str, Callable[[], Any]] = {
+    "anima": anima,
+    "flux3": flux3,
+    "ltx25": ltx25,
+    "krea2": krea2,
+    "krea2_turbo": partial(krea2, turbo=True),
+    "ideogram4": ideogram4,
+    "qwen_image21": qwen_image21,
+    "qwen_image21_turbo": partial(qwen_image21, turbo=True),
+    "cosmos3": cosmos3,
+}
+SMALL = {"height": 32, "width": 32}
 MODULAR_CALLS: dict[str, dict[str, Any]] = {
     "anima": {"height": 16, "width": 16, "max_sequence_length": 16},
     "flux3": {
@@ -159,6 +282,12 @@ MODULAR_CALLS: dict[str, dict[str, Any]] = {
         "max_sequence_length": 16,
         "frame_rate": 25.0,
     },
+    "krea2": {**SMALL, "max_sequence_length": 32},
+    "krea2_turbo": {**SMALL, "max_sequence_length": 32},
+    "ideogram4": {**SMALL, "max_sequence_length": 32},
+    "qwen_image21": SMALL,
+    "qwen_image21_turbo": SMALL,
+    "cosmos3": {**SMALL, "num_frames": 5, "fps": 24.0},
 }
 
 # classic form of the modular classes that are made of its parts
@@ -184,10 +313,17 @@ SIBLINGS = {
     "LTX2ModularPipeline": "LTX2Pipeline",
     "HunyuanVideo15ModularPipeline": "HunyuanVideo15Pipeline",
     "ErnieImageModularPipeline": "ErnieImagePipeline",
-    "Krea2ModularPipeline": "Krea2Pipeline",
-    "Krea2TurboModularPipeline": "Krea2Pipeline",
-    "Ideogram4ModularPipeline": "Ideogram4Pipeline",
 }
+
+
+def shorter(pipe: Any) -> Any:
+    """HunyuanVideo 1.5 pads to 1000 tokens of text and 729 of an image, which take minutes here."""
+    short = {"tokenizer_max_length": 32, "tokenizer_2_max_length": 32}
+    short |= {"vision_num_semantic_tokens": 4}
+    kind = type(pipe)
+    if kind.__name__.startswith("HunyuanVideo15"):
+        pipe.__class__ = type(kind.__name__, (kind,), {**short, "__module__": kind.__module__})
+    return pipe
 
 
 def of_classic(kind: str, pipe: Any, call: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -195,7 +331,7 @@ def of_classic(kind: str, pipe: Any, call: Mapping[str, Any]) -> tuple[Any, dict
     parts = {**pipe.components}
     if kind.startswith("Wan22"):
         parts |= {"transformer_2": copy.deepcopy(pipe.transformer), "boundary_ratio": 0.8}
-    made = modular(kind, parts)
+    made = shorter(modular(kind, parts))
     takes = arguments_of(made.blocks)
     given = {name: value for name, value in call.items() if name in takes}
     return made, given | ({"negative_prompt": "bad"} if "StableDiffusion3" in kind else {})

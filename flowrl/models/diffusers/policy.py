@@ -29,8 +29,9 @@ from flowrl.models.diffusers.call.loop.own_steps import own_plans
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.rows import row_calls
 from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
+from flowrl.models.diffusers.call.rows.prompt_alone import through_prompt
 from flowrl.models.diffusers.call.traits import checks
-from flowrl.models.diffusers.call.traits.neutral import neutral_scale
+from flowrl.models.diffusers.call.traits.neutral import neutral_scale, prompt_weight
 from flowrl.models.diffusers.lora import given_adapters
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
 from flowrl.models.diffusers.memory.experts import RestingExperts
@@ -61,6 +62,8 @@ class PipelineUse:
     encoding_cache  None: prompts are encoded in batches
     storage         of the states that are trained on
     noise           how the noise of samples is drawn
+    alone           factor of the prompt's prediction in the velocity of training, through which
+                    alone a gradient flows then; None: through both predictions
     """
 
     device: torch.device = torch.device("cpu")
@@ -70,6 +73,7 @@ class PipelineUse:
     encoding_cache: EncodingCache | None = None
     storage: Storage = Storage()
     noise: NoiseKind = "generator"
+    alone: float | None = None
 
 
 @dataclass
@@ -247,6 +251,14 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """Dtype of states and velocities: float32 even around half-precision networks."""
         return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
 
+    def through_prompt(self) -> "PipelinePolicy":
+        """This policy with a gradient through the prompt's prediction alone. UserError for guidance
+        that is not linear in its predictions."""
+        loop, scale = self.loop, self.guidance.train
+        found = prompt_weight(loop.driver, loop.traits, scale, self.scale("none"))
+        self.frozen.rest()
+        return self.alike(self.state, replace(self.use, alone=found))
+
     def schedule(self, steps: int) -> PipelineSchedule:
         return self._start(steps).schedule
 
@@ -336,6 +348,13 @@ class PipelinePolicy(DenoiserWeights, Sizable):
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
+        if self.use.alone is not None and kind == "training" and guidance == self.guidance.train:
+            plain = self.alike(self.state, replace(self.use, alone=None))
+            both, own = (
+                plain.bind(conditioning, steps=steps, guidance=scale, kind=kind)
+                for scale in (guidance, self.scale("none"))
+            )
+            return through_prompt(both, own, self.use.alone)
         replay = self.known_proofs.get((steps, guidance))
         if replay is None:
             tried = self.loop.tried(conditioning.extras[:1] * 2)
@@ -394,6 +413,8 @@ class PipelinePolicy(DenoiserWeights, Sizable):
             return self.loop.decode(x, rows, way, graded)
 
         size = self.sizes.rows("decoding", len(x0))
+        if proof is not None and proof.drawn:
+            size = 1
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded
         )

@@ -38,9 +38,19 @@ def check_own_gradients(run: Run) -> None:
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method does not support, and, naming it, for a reward
     without a gradient. Rewards from a user's file or from Python are checked once they load."""
+    name = run.recipe.name  # type: ignore[attr-defined]
+    if isinstance(run.model, PipelineSettings) and run.model.guidance.through == "cond":
+        if not algorithm.reward_gradient:
+            raise UserError(
+                f"model.guidance.through: {name} uses no reward's gradient: leave it out"
+            )
+        if run.training_guidance == "none":
+            raise UserError(
+                "model.guidance.through: the loss has no guidance (guidance.train: none), so there "
+                "is one prediction: leave it out"
+            )
     if not algorithm.reward_gradient and "slope" not in algorithm.asks:
         return
-    name = run.recipe.name  # type: ignore[attr-defined]
     place, specs = _followed(run, algorithm)
     for spec in specs:
         if never_graded(spec.name):

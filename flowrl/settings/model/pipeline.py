@@ -40,6 +40,9 @@ class Guidance(Settings):
     train: GuidanceScale | Literal["auto"] = "auto"
     """Guidance scale for the rows on which the loss is computed. auto: none in recipes with a
     matching loss, whose samples may be guided all the same, and `sample` in all others."""
+    through: Literal["both", "cond"] = "both"
+    """What a reward's gradient flows through where the velocity is guided: both predictions, or
+    cond, the prompt's alone, which keeps the activations of one."""
 
 
 class Vae(Settings):

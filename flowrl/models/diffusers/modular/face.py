@@ -18,7 +18,7 @@ class of the copy keeps its name, its adapters' methods and its way of saving.
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,9 @@ STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
 NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
 MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
+SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
+GUIDER_OFF = 0.0  # the scale that stands for guiders which are switched off
 # loggers that print a trace for each failed trial, and a word on each new guider
 TALKATIVE = (
     "diffusers.modular_pipelines.modular_pipeline",
@@ -115,7 +117,8 @@ class ClassicFace(ModularPipeline):
 
     def run(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run all blocks on a new state, and return the media and its sound."""
-        state, wanted = PipelineState(), dict(given)
+        names = [parameter.name for parameter in self._blocks.inputs]
+        state, wanted = PipelineState(), with_schedule(given) if SCHEDULE in names else dict(given)
         for parameter in self._blocks.inputs:
             if parameter.name is not None:
                 value = wanted.get(parameter.name, parameter.default)
@@ -133,26 +136,38 @@ class ClassicFace(ModularPipeline):
 
     @contextmanager
     def guided(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Guiders with the scales of a call, for one call."""
+        """Guiders with the scales of a call, for one call. GUIDER_OFF switches all of them off,
+        with the other terms that they may have (LTX-2's perturbed and isolated passes)."""
         own = {}
         first = given.get(SCALE)
         for argument, (name, guider) in self.guiders().items():
             scale = given.get(argument)
             scale = first if scale is None else scale  # as the classic form of two experts does
             own[name] = guider
-            vars(self)[name] = scaled(guider, scale)
+            vars(self)[name] = scaled(guider, GUIDER_OFF if first == GUIDER_OFF else scale)
         try:
             yield
         finally:
             vars(self).update(own)
 
 
+def with_schedule(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments for blocks that take a scale for each step (Ideogram 4): its scale at all
+    of them; without one, the blocks' own list."""
+    if given.get(SCALE) is None:
+        return dict(given)
+    return {**given, SCHEDULE: [float(given[SCALE])] * given["num_inference_steps"]}
+
+
 def scaled(guider: Any, scale: float | None) -> Any:
-    """A copy of a guider, without what earlier calls left in it, at a scale; None: its own.
+    """A copy of a guider, without what earlier calls left in it, at a scale; None: its own;
+    GUIDER_OFF: it leaves the prompt's prediction as it is.
 
     A scale switches on a guider that its class leaves off (Z-Image).
     """
     with untalkative():  # it says so of each new guider
+        if scale == GUIDER_OFF:
+            return guider.new(enabled=False)
         return guider.new() if scale is None else guider.new(**{SCALE: scale, "enabled": True})
 
 
@@ -189,19 +204,20 @@ def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlo
             yield from loops_of(each)
 
 
-def run_order(block: ModularPipelineBlocks) -> Iterator[ModularPipelineBlocks]:
-    """The blocks that run for a prompt alone, in order."""
+def run_order(
+    block: ModularPipelineBlocks, given: Collection[str] = ()
+) -> Iterator[ModularPipelineBlocks]:
+    """The blocks that run for a prompt and these arguments of the call, in order."""
     if isinstance(block, ConditionalPipelineBlocks):
-        chosen = block.select_block(**{n: None for n in block.block_trigger_inputs if n})
-        chosen = chosen or block.default_block_name
-        if chosen is None:  # by a trigger that the prompt itself sets
-            prompted = {n: True if n == "prompt" else None for n in block.block_trigger_inputs if n}
-            chosen = block.select_block(**prompted)
+        triggers = {n: True if n in given else None for n in block.block_trigger_inputs if n}
+        chosen = block.select_block(**triggers) or block.default_block_name
+        if chosen is None and "prompt" in triggers:  # which the prompt itself sets
+            chosen = block.select_block(**{**triggers, "prompt": True})
         if chosen is not None:
-            yield from run_order(block.sub_blocks[chosen])
+            yield from run_order(block.sub_blocks[chosen], given)
     elif isinstance(block, SequentialPipelineBlocks):
         for each in block.sub_blocks.values():
-            yield from run_order(each)
+            yield from run_order(each, given)
     else:
         yield block
 
@@ -280,6 +296,8 @@ def faced(pipe: Any) -> Any:
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
     pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
     arguments = arguments_of(pipe._blocks)
+    if SCHEDULE in arguments:
+        arguments[SCALE] = None
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]
         arguments[argument] = guider.config[SCALE] if argument == SCALE else None
     type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]

@@ -4,8 +4,10 @@
 right that the run does not have, before it reads any.
 """
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
+from flowrl.models.diffusers.modular.revisions import check_listed, pin
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
 
@@ -25,18 +28,27 @@ PRETRAINED = "from_pretrained"
 
 @dataclass(frozen=True)
 class ModularSource:
-    """A modular pipeline to load: its folder or hub name, the rights of that folder, and the guider
-    in place of its blocks' own (`model.guider`)."""
+    """A modular pipeline to load: its folder or hub name, the rights of that folder, the guider in
+    place of its blocks' own (`model.guider`), and the names of the call's arguments that are given,
+    since blocks run by what is given (LTX-2.5 guesses the frames of a video without a number)."""
 
     place: str
     rights: Collection[str] = ()
     guider: Mapping[str, Any] | None = None
+    given: Collection[str] = ()
 
     def skeleton(self) -> Any:
         return skeleton(self.place, self.rights, self.guider)
 
+    def revisions(self) -> dict[str, str]:
+        """The repositories of components that are in no folder, "repository@commit" by name.
+        UserError as `load` raises it, before any other repository is asked."""
+        pipe = self.skeleton()
+        check_components(pipe, self)
+        return pin(_named(pipe), self.place)
+
     def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
-        return load(self.place, dtype, rights=self.rights, guider=self.guider, quantized=quantized)
+        return load(self, dtype, quantized)
 
 
 def skeleton(
@@ -56,6 +68,15 @@ def skeleton(
             raise UserError(f"model.form: modular: {source}: {why}") from error
         if not list(loops_of(pipe._blocks)):
             raise UserError(f"model.form: modular: {source} names no blocks with a loop")
+        _set_guider(pipe, guider)
+        return faced(pipe)
+
+
+def of_class(kind: type[ModularPipeline], guider: Mapping[str, Any] | None = None) -> Any:
+    """The pipeline of a class's own blocks, with the face of a classic one, without components.
+    UserError for a guider that its blocks do not take."""
+    with untalkative():
+        pipe = kind()
         _set_guider(pipe, guider)
         return faced(pipe)
 
@@ -94,11 +115,24 @@ def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None
                 f"model.guider: diffusers {diffusers.__version__} has no guider "
                 f"{settings.get('name')!r}"
             )
-        try:
-            made[component] = kind(**given)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"model.guider: {kind.__name__}: {error}") from error
+        made[component] = _guider(known[component], kind, given)
     pipe.update_components(**made)
+
+
+def _guider(known: BaseGuidance, kind: type[BaseGuidance], given: Mapping[str, Any]) -> Any:
+    """A guider of a class with these settings, over those of the blocks' own if it is its class."""
+    takes = [n for n in inspect.signature(kind.__init__).parameters if n not in ("self", "kwargs")]
+    if strange := [name for name in given if name not in takes]:
+        close = get_close_matches(strange[0], takes, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UserError(
+            f"model.guider: {kind.__name__} has no setting {strange[0]!r}: {hint}It has "
+            f"{', '.join(takes)}"
+        )
+    try:
+        return known.new(**given) if type(known) is kind else kind(**given)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"model.guider: {kind.__name__}: {error}") from error
 
 
 def _guiders(pipe: Any) -> dict[str, BaseGuidance]:
@@ -117,19 +151,17 @@ def guiders_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def load(
-    source: str,
-    dtype: torch.dtype,
-    *,
-    rights: Collection[str] = (),
-    guider: Mapping[str, Any] | None = None,
-    quantized: Mapping[str, Any] | None = None,
+    source: ModularSource, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None
 ) -> Any:
     """Load a modular pipeline. `quantized` are configurations by component.
 
     UserError, before any weights are read, for what `check_components` refuses.
     """
-    pipe = skeleton(source, rights, guider)
-    check_components(pipe, source, rights)
+    pipe = source.skeleton()
+    check_components(pipe, source)
+    pin(_named(pipe), source.place)
+    for name, spec in _named(pipe):
+        check_listed(name, spec, source.place)
     found = {}
     for name, spec in _named(pipe):
         given = {} if quantized is None or name not in quantized else {
@@ -140,7 +172,7 @@ def load(
                 found[name] = spec.load(dtype=dtype, **given)
             except ValueError as error:
                 why = " ".join(str(error.__context__ or error).split())[:300]
-                raise UserError(f"model.pipeline: {source}: {name}: {why}") from error
+                raise UserError(f"model.pipeline: {source.place}: {name}: {why}") from error
     with untalkative():
         pipe.register_components(**found)
     for part in pipe.components.values():
@@ -149,11 +181,12 @@ def load(
     return pipe
 
 
-def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> None:
+def check_components(pipe: Any, modular: ModularSource) -> None:
     """UserError that names a component which the text blocks, the loop or the decoder need and the
-    index lacks, whose files are missing, or that is in another repository, if `rights` lack
+    index lacks, whose files are missing, or that is in another repository, if the rights lack
     network."""
-    wanted = needed(pipe._blocks)
+    source = modular.place
+    wanted = needed(pipe._blocks, modular.given)
     named = dict(_named(pipe))
     for name in wanted:
         spec = pipe._component_specs.get(name)
@@ -172,7 +205,7 @@ def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> No
                 raise UserError(f"model.pipeline: {source} has no folder {folder} of its {name}")
             if _holds_weights(spec):
                 check_weights(folder, "model.pipeline")
-        elif path != source and "network" not in rights:
+        elif path != source and "network" not in modular.rights:
             raise UserError(
                 f"model.pipeline: {source} names {path} for its {name}, another repository, which "
                 "is read over the network: download it into the folder, or set model.rights: "
@@ -180,9 +213,18 @@ def check_components(pipe: Any, source: str, rights: Collection[str] = ()) -> No
             )
 
 
-def needed(blocks: ModularPipelineBlocks) -> list[str]:
-    """Names of the components of the blocks that run for a prompt alone."""
-    names = [str(c.name) for block in run_order(blocks) for c in block.expected_components]
+def set_scheduler(pipe: ModularPipeline, scheduler: Any) -> None:
+    """Replace the scheduler by one that saved folders contain, also where the blocks make theirs
+    from settings of their own (FLUX.3)."""
+    spec = pipe._component_specs["scheduler"]
+    spec.default_creation_method = PRETRAINED
+    with untalkative():
+        pipe.update_components(scheduler=scheduler)
+
+
+def needed(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> list[str]:
+    """Names of the components of the blocks that run for a prompt and these arguments."""
+    names = [str(c.name) for block in run_order(blocks, given) for c in block.expected_components]
     return list(dict.fromkeys(names))
 
 

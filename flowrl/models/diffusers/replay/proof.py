@@ -32,6 +32,11 @@ from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.traits.neutral import counted_rows
 from flowrl.models.diffusers.modular.face import form_of, guider_named
+from flowrl.models.diffusers.modular.guiders import (
+    guider_passes,
+    remembering_guider,
+    zeroing_guider,
+)
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
@@ -108,6 +113,7 @@ class Subject:
             sampler=self.loop.own_sampler,
             form=form_of(self.loop.pipe),
             guider=guider_named(self.loop.pipe),
+            drawn=self._draws_to_decode(replace(way, decodes_in_loop=decodes_in_loop)),
         )
 
     @cached_property
@@ -158,11 +164,15 @@ class Subject:
             reasons.append(f"{name} {reason}")
         if self._takes_later():
             return self._way()
-        raise UserError(
+        what = (
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
-            f"{self.guidance}, {self.steps} steps: when driven, its steps receive other values "
-            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, "
-            "or use another pipeline"
+            f"{self.guidance}, {self.steps} steps: "
+        )
+        if remembers := remembering_guider(self.loop.pipe):
+            raise UserError(what + remembers)
+        raise UserError(
+            f"{what}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "
+            "arguments out one by one to find the cause, or use another pipeline"
         )
 
     def _ways(self) -> Iterator[tuple[str, bool, bool]]:
@@ -289,9 +299,26 @@ class Subject:
             f"changes nothing it {reasons[1]}"
         )
 
+    def _draws_to_decode(self, way: Way) -> bool:
+        """Whether decoding draws noise (LTX-2.5's decoder is a diffusion model).
+
+        A row's would be that of its place in a batch. Decoded alone, each has the same.
+        """
+        last = self.own[-1].following
+        assert last is not None
+        first, shown = self.conditioning.take([0]), []
+        for seed in (0, 1):
+            with self.loop.driver.seeded(seed):
+                shown.append(self.loop.decode(last[:1], first, way).values)
+        return largest_difference(*shown) != 0
+
     def _evaluations(self, way: Way) -> float:
-        """Evaluations of the network for a row's velocity, at the first step or in the middle."""
-        counts = []
+        """Evaluations of the network for a row's velocity, at the first step or in the middle; the
+        mean over all steps where a guider is on at some of them."""
+        counts, pipe = [], self.loop.pipe
+        each = guider_passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
+        if len(set(each)) > 1:
+            return sum(each) / len(each)
         for step in dict.fromkeys((0,) if way.forward else (0, len(self.own) // 2)):
             with torch.no_grad(), counted_rows(self.loop.driver.denoisers) as rows:
                 self.loop.received(self.state(step), self.sigma(step), self.conditioning, way)
@@ -317,6 +344,9 @@ class Subject:
             taken = self.conditioning.take([0])
             driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
         if not driven.output.requires_grad:
+            zeroes = zeroing_guider(self.loop.pipe)
             raise UserError(
-                f"{self.loop.name} detaches the gradient inside its loop: it cannot be trained"
+                f"{self.loop.name} has no gradient at its first step: {zeroes}"
+                if zeroes
+                else f"{self.loop.name} detaches the gradient inside its loop: it cannot be trained"
             )

@@ -44,6 +44,7 @@ class Replay:
     parts: tuple[str, ...] = ()  # of the state, if it has several
     form: PipelineForm = "classic"  # in which the pipeline is driven
     guider: str = ""  # class of a modular pipeline's guider
+    drawn: bool = False  # the decoder draws noise, so samples are decoded one by one
 
     @cached_property  # read for every call
     def to_way(self) -> Way:
@@ -75,6 +76,7 @@ class Replay:
         by = f", {self.guider}" * bool(self.guider)
         form = f" (modular form{by})" * (self.form == "modular")
         images = "; rows with images of one size share a call" if self.together else ""
+        images += "; samples are decoded one by one, since the decoder draws noise" * self.drawn
         return (
             f"{self.pipeline}{form}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.user_levels else ''}, "

@@ -19,8 +19,8 @@ A shared control  Some pipelines deep-copy their scheduler. So the mode is not s
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,7 +59,6 @@ from samplers.layout import Layout
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
 GUIDER = "guider"  # a component that guides, in place of an argument of the call
-GUIDER_OFF = 0.0  # the scale that stands for a guider which is switched off
 NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 
@@ -84,6 +83,7 @@ class Driver:
         self.layout: Layout | None = None  # of the loop's state, if it has parts
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
+        self.seed = 0  # of the noise that calls draw themselves
         self._place: tuple[torch.device, torch.device] | None = None
 
     def keep_no_images(self) -> None:
@@ -266,8 +266,17 @@ class Driver:
         """Add a generator, so that a pipeline draws the same noise in every call."""
         given = dict(arguments)
         if "generator" in self.parameters:
-            given["generator"] = torch.Generator().manual_seed(0)
+            given["generator"] = torch.Generator().manual_seed(self.seed)
         return given
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Calls draw other noise, for a trial."""
+        before, self.seed = self.seed, seed
+        try:
+            yield
+        finally:
+            self.seed = before
 
     def _run(
         self,

@@ -20,7 +20,7 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
-from flowrl.models.diffusers.modular.folder import ModularSource
+from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -299,7 +299,7 @@ def from_blocks(
         if isinstance(module, nn.Module):
             refuse_meta(module, source.place)
     if scheduler:
-        pipe.update_components(scheduler=with_settings(pipe.scheduler, scheduler, name))
+        set_scheduler(pipe, with_settings(pipe.scheduler, scheduler, name))
     return pipe
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.driver import GUIDER, GUIDER_OFF, Driver
+from flowrl.models.diffusers.call.drive.driver import GUIDER, Driver
 from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs import columns
@@ -31,6 +31,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.call.traits import checks
+from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
 TRIAL_FRAMES = 9  # of a placeholder video, likewise

@@ -13,15 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.driver import GUIDER_OFF, Driver
+from flowrl.models.diffusers.call.drive.driver import Driver
 from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.call.traits.discovery import TRIAL_GUIDANCE, Traits
+from flowrl.models.diffusers.modular.face import GUIDER_OFF, form_of
+from flowrl.models.diffusers.modular.guiders import guider_passes
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
+MANY_STEPS = 1000  # of which a guider could be on at some
+SCALED = (0, 8, 16)  # times a scale, at which guidance that is not linear shows it
+CURVED = 0.02  # of the change: what rounding may leave of a line
 NO_EFFECT = 1e-3  # of the velocity: what rounding may leave of a negative prompt
 
 
@@ -32,7 +37,9 @@ def counted_rows(denoisers: Mapping[str, nn.Module]) -> Iterator[list[int]]:
 
     def count(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = (v for v in (*args, *named.values()) if isinstance(v, Tensor | list))
-        rows.append(len(next(inputs)))
+        # Cosmos 3 is given the tokens of one prompt first, which are no rows
+        of_rows = (v for v in inputs if isinstance(v, list) or v.is_floating_point())
+        rows.append(len(next(of_rows)))
 
     hooks = [d.register_forward_pre_hook(count, with_kwargs=True) for d in denoisers.values()]
     try:
@@ -85,8 +92,44 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
     )
 
 
+def prompt_weight(
+    driver: Driver, traits: Traits, scale: float | None, neutral: float | None
+) -> float:
+    """The factor of the prompt's prediction in a velocity that is guided at a scale.
+
+    Guidance is c + k (scale - neutral) (c - u) with the predictions c with and u without the
+    prompt, and k = 1, so that c has the factor 1 + scale - neutral. UserError where a trial shows
+    another rule: one evaluation alone, or a mean that is not linear in the scale (a rescaled
+    prediction).
+    """
+    refused = f"model.guidance.through: cond: {traits.name} "
+    if scale is None or neutral is None or traits.guidance is None:
+        raise UserError(f"{refused}takes no guidance scale in its call: leave it out")
+    with its_own(traits.name, traits.call):
+        (plain, once), (guided, rows), (twice, _) = (
+            _first_velocity(driver, traits, neutral + times * (scale - neutral)) for times in SCALED
+        )
+    if rows == once:
+        raise UserError(f"{refused}makes one prediction at scale {scale:g}: leave it out")
+    away, moved = (twice - plain) - 2 * (guided - plain), guided - plain
+    dtypes = {
+        parameter.dtype for each in driver.denoisers.values() for parameter in each.parameters()
+    }
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
+    bound = CURVED * float(moved.abs().max()) + 16 * rounding * float(twice.abs().max())
+    if float(away.abs().max()) > bound:
+        raise UserError(
+            f"{refused}mixes its predictions by another rule than classifier-free guidance's: "
+            "leave it out"
+        )
+    return 1 + scale - neutral
+
+
 def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
     """Evaluations per row at a scale; None if a negative prompt has an effect at that scale."""
+    modular = form_of(driver.pipe) == "modular"
+    if modular and max(guider_passes(driver.pipe, scale, MANY_STEPS)) > 1:
+        return None  # a term of a guider that is no scale, perhaps at later steps alone
     velocity, rows = _first_velocity(driver, traits, scale)
     if rows == 1:
         return rows

@@ -1,0 +1,85 @@
+"""The repositories that a modular pipeline's components are in, each at one commit.
+
+A folder's components are in the folder; those of a hub name, and those that an index names in other
+repositories, are in repositories that change. Each repository's commit is asked for once, before
+anything is loaded, so that all components of it are of one commit, which the run's folder records.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import list_repo_files, resolve_revision, snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionResolutionError,
+)
+
+from flowrl.errors import UserError
+
+UNREACHED = (HfHubHTTPError, RevisionResolutionError, OfflineModeIsEnabled, OSError)
+
+
+@cache
+def commit(repository: str, revision: str | None = None) -> str:
+    """The commit of a repository's revision (None: of its main branch), asked for once a process;
+    that of the hub's cache where there is no network. Raises what the hub's client raises."""
+    return resolve_revision(repository, revision=revision).resolved
+
+
+def pin(parts: Iterator[tuple[str, Any]], source: str) -> dict[str, str]:
+    """Set the commits of components that are in repositories; return "repository@commit" by name.
+
+    `parts` are names and specifications of components. UserError for a repository that is neither
+    on the hub nor in its cache.
+    """
+    found = {}
+    for name, spec in parts:
+        repository = str(spec.pretrained_model_name_or_path)
+        if Path(repository).is_dir():
+            continue
+        try:
+            spec.revision = commit(repository, spec.revision)
+        except UNREACHED as error:
+            why = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"model.pipeline: the {name} of {source} is in {repository}, which is neither on "
+                f"the hub nor in its cache ({why}): download it with `hf download {repository}`"
+            ) from error
+        found[name] = f"{repository}@{spec.revision}"
+    return found
+
+
+def check_listed(name: str, spec: Any, source: str) -> None:
+    """UserError for a component whose repository has no such folder; without a network, the load
+    finds it."""
+    repository, folder = str(spec.pretrained_model_name_or_path), spec.subfolder
+    if not folder or Path(repository).is_dir():
+        return
+    try:
+        files = _files(repository, spec.revision)
+    except UNREACHED:
+        return
+    if not any(file.startswith(f"{folder}/") for file in files):
+        raise UserError(
+            f"model.pipeline: {source} names the folder {folder} of {repository} for its {name}, "
+            f"and {repository} has none at {spec.revision}: correct the index, or give a whole "
+            "folder"
+        )
+
+
+def snapshot(place: str) -> Path | None:
+    """The folder in the hub's cache of "repository@commit"; None before it is downloaded."""
+    repository, _, known = place.rpartition("@")
+    try:
+        return Path(snapshot_download(repository, revision=known, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+@cache
+def _files(repository: str, revision: str) -> tuple[str, ...]:
+    return tuple(list_repo_files(repository, revision=revision))
