@@ -17,7 +17,6 @@ from flowrl.credit.choices import (
 )
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.process import Information, compares_turns, information_of
-from flowrl.credit.proxies import ProxyGate, gate_of
 from flowrl.credit.trackers import NoTracker, ReadsStart, Tracker
 from flowrl.credit.values import REFERENCE, Transform
 from flowrl.errors import UserError
@@ -27,7 +26,7 @@ from flowrl.losses.averages import Average, Decay, check_policies
 from flowrl.losses.base import (
     Objective,
     check_affine,
-    check_gate,
+    check_columns,
     check_units,
     check_weighted,
     columns_of,
@@ -58,7 +57,7 @@ class Algorithm:
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
         check_units(self.loss, self.likelihood)
-        check_gate(self.loss, self.likelihood, self.gate)
+        check_columns(self.loss, self.likelihood, self.transforms)
         check_parts((self.loss,), self)
         check_weighted(self.loss, self.transforms)
         check_affine(self.loss, self.likelihood, self.plans)
@@ -97,14 +96,10 @@ class Algorithm:
         return self.advantage.transforms
 
     @cached_property
-    def gate(self) -> ProxyGate | None:
-        """The transform that chooses whose KL counts, if any."""
-        return gate_of(self.transforms)
-
-    @cached_property
     def reads(self) -> tuple[Column[Any], ...]:
-        """Columns of features that credit or the loss read."""
-        return tuple(dict.fromkeys((*columns_read(self.transforms), *columns_of(self.loss))))
+        """Columns of features that credit, its tracker or the loss read."""
+        of_credit = columns_read((*self.transforms, self.tracker()))
+        return tuple(dict.fromkeys((*of_credit, *columns_of(self.loss))))
 
     @property
     def by_turn(self) -> bool:

@@ -20,6 +20,7 @@ from samplers.token_support import TokenSupport, joined_column
 
 T = TypeVar("T")
 ColumnForm = Literal["whole", "sample", "row"]
+STAGES = ("draw", "sample", "score", "credit", "rows", "update")
 Leaf = Tensor | TokenSupport  # what has rows
 
 
@@ -28,13 +29,18 @@ class Column(Generic[T]):
     """A named column.
 
     name   unique among all columns
-    owner  the feature that it belongs to: a module of `flowrl.iteration.features`
+    owner  who writes it. A feature, by the name of its module in `flowrl.iteration.features`: a run
+           opens it for a part that reads the column. Or one of `STAGES`, which writes the column
+           where a run has what it holds, so that nothing has to be opened
     form   what its leading size counts: samples, or rows of a loss; `whole` is one value for all
+    part   the part of an algorithm without which the owner has nothing to write; None if it needs
+           none
     """
 
     name: str
     owner: str
     form: ColumnForm = "sample"
+    part: str | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -49,9 +55,7 @@ class Table:
     def __getitem__(self, column: Column[T]) -> T:
         """The value of a column. KeyError, in a sentence, if its owner has not written it."""
         if column not in self.values:
-            raise KeyError(
-                f"{column.name}: a column of the feature {column.owner}, which is not here"
-            )
+            raise KeyError(f"{column.name}: {column.owner} writes this column, and has not here")
         return self.values[column]
 
     def get(self, column: Column[T], otherwise: T) -> T:
@@ -96,10 +100,24 @@ class ReadsColumns(Protocol):
     def reads(self) -> tuple[Column[Any], ...]: ...
 
 
+@runtime_checkable
+class ProvidesColumns(Protocol):
+    """A part of an algorithm from which features compute columns."""
+
+    @property
+    def provides(self) -> tuple[Column[Any], ...]: ...
+
+
 def columns_read(parts: Iterable[object]) -> tuple[Column[Any], ...]:
     """All columns that these parts read, each once."""
-    found = [column for part in parts if isinstance(part, ReadsColumns) for column in part.reads]
-    return tuple(dict.fromkeys(found))
+    read = [column for part in parts if isinstance(part, ReadsColumns) for column in part.reads]
+    return tuple(dict.fromkeys(read))
+
+
+def columns_provided(parts: Iterable[object]) -> tuple[Column[Any], ...]:
+    """All columns that these parts provide, each once."""
+    provided = [c for part in parts if isinstance(part, ProvidesColumns) for c in part.provides]
+    return tuple(dict.fromkeys(provided))
 
 
 def changed(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -190,10 +190,23 @@ class Writer:
             draft, from_environment, states, rewards = found
             lengths = draft.lengths - from_environment.sum(1)
         return TextRollout(
-            plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
-            rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
-            common, self.sampler.elsewhere, from_environment, states, rewards,
-        )  # fmt: skip
+            plan=plan,
+            ids=draft.ids,
+            logp=draft.logp,
+            lengths=lengths,
+            stopped=draft.stopped,
+            kept=draft.kept,
+            prompt=rows.repeat_interleave(plan.group),
+            draws=self.draws,
+            seed=self.seed,
+            iteration=self.iteration,
+            index=index,
+            common=common,
+            elsewhere=self.sampler.elsewhere,
+            from_environment=from_environment,
+            states=states,
+            rewards=rewards,
+        )
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
         key = self.seed, self.iteration
@@ -218,9 +231,18 @@ class Writer:
         room = span[1] - draft.lengths[rows]
         forks = plan.forking is not None and plan.forking.by == "entropy"
         asked = TokenRequest(
-            contexts, noise, room, plan.temperature, plan.top_p, span[0], forks, plan.top_k,
-            plan.min_p, None if self.environment is not None else draft.lengths[rows], rows // each,
-        )  # fmt: skip
+            contexts=contexts,
+            noise=noise,
+            room=room,
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            first=span[0],
+            spread=forks,
+            top_k=plan.top_k,
+            min_p=plan.min_p,
+            begun=None if self.environment is not None else draft.lengths[rows],
+            prompt=rows // each,
+        )
         greedy = (rows % each == each - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
             if len(at := part.nonzero()[:, 0]):

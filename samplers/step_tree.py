@@ -147,7 +147,8 @@ class StepTree:
 class Columns:
     """A rollout's k decision points, as credit assignment reads them.
 
-    Text has one column per completion; a plan has one per step. The number of parents is data,
+    A plan of images has one column per step, a completion one per turn, and one per fork in a
+    token tree. The number of parents is data,
     since it does not follow from the numbers of nodes: the first step of two roots that branch in
     two has 4 nodes, as that of four roots has. Without it the first nodes are drawn from the
     prompt, and all others from the nodes of the column before. ValueError for numbers that form no

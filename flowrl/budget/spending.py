@@ -207,7 +207,7 @@ class Rationed:
         return kept
 
     def rows(self, rows: Rows, unit: int) -> Rows:
-        """Number of rows that get gradients."""
+        """The rows without those that no loss reads, which would cost gradients for nothing."""
         return trimmed(rows, unit)
 
     def metrics(self) -> dict[str, float]:

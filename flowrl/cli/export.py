@@ -51,7 +51,7 @@ def _export(given: ExportArguments, run: Run) -> Path:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
-    if run.before is not None and given.merged:
+    if run.prompt_writer is not None and given.merged:
         raise UserError(
             "export: --merged is for runs with one model, but a joint run has two: leave it out"
         )

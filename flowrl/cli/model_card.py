@@ -45,7 +45,7 @@ class CardSubject:
     @property
     def model(self) -> ModelSettings:
         """The base model; for a joint run that trains only its language model, that model."""
-        before = self.run.before
+        before = self.run.prompt_writer
         return self.run.model if before is None or self.run.learns else before.model
 
     @property
@@ -186,7 +186,7 @@ def adapter_lines(
 
 def _rewriter(subject: CardSubject) -> dict[str, Any]:
     """Values for the paragraph on a joint run's language model; empty for other runs."""
-    run, before = subject.run, subject.run.before
+    run, before = subject.run, subject.run.prompt_writer
     if before is None or run.rewriter is None:
         return {}
     return {

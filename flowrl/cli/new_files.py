@@ -117,8 +117,9 @@ samples.prompts  n texts
 samples.group    n group ids; samples of one group share a prompt and are compared with each other
 samples.meta     n rows of the prompt file: mappings with all its columns
 
-Return a tensor or a list of n numbers; None for a sample that cannot be scored. Further arguments
-are settings: {name: "my_reward.py:sharpness", power: 0.5}
+Return a tensor or a list of n numbers: None for a sample to which the reward does not apply, NaN
+for one that it cannot score. Further arguments are settings:
+{name: "my_reward.py:sharpness", power: 0.5}
 """
 
 from rewards.types import Samples
@@ -174,8 +175,9 @@ samples.prompts  n prompts
 samples.group    n group ids; samples of one group share a prompt and are compared with each other
 samples.meta     n rows of the prompt file: mappings with all its columns
 
-Return a tensor or a list of n numbers; None for a sample that cannot be scored. Further arguments
-are settings: {name: "my_reward.py:near_length", letters: 40}
+Return a tensor or a list of n numbers: None for a sample to which the reward does not apply, NaN
+for one that it cannot score. Further arguments are settings:
+{name: "my_reward.py:near_length", letters: 40}
 """
 
 from rewards.types import Samples

@@ -28,8 +28,8 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
         body = ": all samples are given, training generates none"
     else:
         body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
-    if run.before is not None:  # the texts first: an image's draw is a rewriting
-        body = f"{_rewriter(run.before, iteration)}\nimages of the rewritings{body}"
+    if run.prompt_writer is not None:  # the texts first: an image's draw is a rewriting
+        body = f"{_rewriter(run.prompt_writer, iteration)}\nimages of the rewritings{body}"
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (

@@ -64,7 +64,7 @@ def e_grpo(
 ) -> Algorithm:  # fmt: skip
     """E-GRPO, arXiv:2601.00423, according to its abstract: consecutive steps of low entropy are
     merged into one noisy step, all others are deterministic, and samples that share a merged step
-    are compared. 16 steps, of which the first half can be noisy, 12 children each, noise level 0.7,
+    are compared. 16 steps, of which the first half can be noisy, 12 children each, eta 0.7,
     clip 1e-4.
 
     Our choice: steps are merged until they reach `least` nats per dim, by default the mean over

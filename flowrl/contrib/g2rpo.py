@@ -61,7 +61,7 @@ def g2rpo(
 ) -> Algorithm:  # fmt: skip
     """G2RPO, arXiv:2510.01982: at each step of `at` 12 noisy children leave an ODE trunk, and each
     child is completed on several grids, whose scores are standardised separately. FLUX: 16 steps,
-    noise level 0.7, clip 1e-4, grids of all levels and of every second level. Set `train.updates:
+    eta 0.7, clip 1e-4, grids of all levels and of every second level. Set `train.updates:
     8`, the published number of optimizer steps per iteration.
 
     Differences: the advantages of a child's grids train the same step in separate rows, so that

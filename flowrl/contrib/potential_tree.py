@@ -7,7 +7,7 @@ import torch
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
 from flowrl.credit.choices import Choices
-from flowrl.credit.intermediate import needed_intermediate, refuse_intermediate, standardized_steps
+from flowrl.credit.intermediate import needed_intermediate, refuse_intermediate
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
@@ -47,7 +47,8 @@ class Potential:
         total = torch.zeros_like(credit.value)
         total[:, :-1, 0] = scores[:, 1:].double() @ weights.double()
 
-        own = standardized_steps(Credit(total * known, known & credit.mask), context, self.eps)
+        states = Credit(total * known, known & credit.mask)
+        own = Standardize(eps=self.eps)(states, context).value
         return credit._replace(value=credit.value + self.weight * own * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:

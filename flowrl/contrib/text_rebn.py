@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices
 from flowrl.credit.fitting import refuse_branches
 from flowrl.credit.turns import Discount
-from flowrl.credit.values import Context, Credit, existing, masked_mean, masked_std
+from flowrl.credit.values import Context, Credit, existing
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
@@ -29,9 +28,8 @@ class WhitenTurns:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = credit = existing(credit, context)
-        centred = value - masked_mean(value, mask, (0, 1))
-        std = masked_std(value, mask, (0, 1), 0)
-        return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
+        standardize = Standardize("batch", centre="batch", eps=self.eps)
+        return credit._replace(value=standardize.rule(value, mask) * mask)
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_branches(self, choices)

@@ -97,8 +97,8 @@ def turning_point(
     balanced: bool = False, kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
 ) -> Algorithm:  # fmt: skip
     """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory moves towards its final
-    reward get more credit. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy;
-    FLUX: 6 steps, noise 0.8; group 24, clip 1e-5, no KL; `window` restricts noise to the first
+    reward get more credit. SD3.5-M: Flow-CPS with eta 0.7, 10 steps, all but the last noisy;
+    FLUX: 6 steps, eta 0.8; group 24, clip 1e-5, no KL; `window` restricts noise to the first
     steps. `form: released` is the credit in all released configurations, R_n - R_0 + bonus d_i at
     turning points, and `form: paper` the credit in the paper, d_i but R_n - R_(i-1) at turning
     points. `strict` and `balanced` are its options.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.advantages import Clip, Estimator, Sum
+from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
 from flowrl.credit.choices import Choices
-from flowrl.credit.intermediate import refuse_intermediate, standardized_steps, state_values
+from flowrl.credit.intermediate import refuse_intermediate, state_values
 from flowrl.credit.values import Context, Credit, masked_mean
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
@@ -80,7 +80,7 @@ class AbsoluteValue:
         early = torch.arange(value.shape[1]) < self.share * value.shape[1]
         own = masked_mean(value, mask, 1)
         weight = torch.where(own != 0, value / own, 1.0).clamp(*self.bounds)
-        centred = standardized_steps(credit, context, self.eps)
+        centred = Standardize(eps=self.eps)(credit, context).value
         return Credit(weight * (centred + self.kappa * early[:, None] * value) * mask, mask)
 
 

@@ -57,6 +57,21 @@ class Refusing(Protocol):
         ...
 
 
+@runtime_checkable
+class ComparesByRewards(Protocol):
+    """A transform that compares samples by further rewards of the run, which have weight 0 there:
+    `compares_by` are their labels."""
+
+    @property
+    def compares_by(self) -> tuple[str, ...]: ...
+
+
+def named_rewards(transforms: Sequence[Transform]) -> tuple[str, ...]:
+    """Labels of the rewards that transforms read by name, in the order of the transforms."""
+    named = (part.compares_by for part in transforms if isinstance(part, ComparesByRewards))
+    return tuple(label for labels in named for label in labels)
+
+
 def check_parts(parts: Sequence[object], choices: Choices) -> None:
     """Raise UserError with the first refusal among the parts."""
     if sentence := refusal(parts, choices):

@@ -18,9 +18,6 @@ from flowrl.credit.values import (
     Context,
     Credit,
     Transform,
-    by_column,
-    masked_mean,
-    masked_std,
 )
 from flowrl.errors import UserError
 from rewards.types import IntermediateScores
@@ -84,16 +81,6 @@ def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
             "without branches"
         )
     return None
-
-
-def standardized_steps(credit: Credit, context: Context, eps: float) -> Tensor:
-    """Values minus their group's mean at each step, divided by its std; 0 if all are equal."""
-
-    def rule(value: Tensor, mask: Tensor) -> Tensor:
-        std = masked_std(value, mask, 1, 0)
-        return torch.where(std > 0, (value - masked_mean(value, mask, 1)) / (std + eps), 0.0)
-
-    return by_column(credit, context, rule).value
 
 
 def gained(credit: Credit, context: Context, relative: bool = True) -> Credit:

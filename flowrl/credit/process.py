@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices
 from flowrl.credit.fitting import refuse_branches
 from flowrl.credit.turns import ByTurn, turn_rewards
@@ -15,8 +16,6 @@ from flowrl.credit.values import (
     Credit,
     Transform,
     existing,
-    masked_mean,
-    masked_std,
 )
 
 
@@ -57,14 +56,13 @@ class GroupReturns:
         credit, group = existing(credit, context), context.columns.group
         last = (torch.arange(exists.shape[1]) == exists.sum(1, keepdim=True) - 1)[..., None]
         reward = turn_rewards(credit, context) + credit.value * (last & self.outcome)
-        known = _scored(credit, context) | (last & self.outcome)
-        known = known & credit.mask
+        rewarded = _scored(credit, context) | (last & self.outcome)
+        rewarded = rewarded & credit.mask
         by_group = (-1, group * exists.shape[1], 1)
-        value, mask = reward.reshape(by_group), known.reshape(by_group)
-        std = masked_std(value, mask, 1, 1)
-        centred = (value - masked_mean(value, mask, 1)) * mask
-        rest = torch.where(std > 0, centred / (std + self.eps), 0.0).view_as(reward)
-        return credit._replace(value=_from_each_on(rest, self.gamma) * credit.mask)
+        value, mask = reward.reshape(by_group), rewarded.reshape(by_group)
+        standardize = Standardize(correction=1, eps=self.eps)
+        standardized = (standardize.rule(value, mask) * mask).view_as(reward)
+        return credit._replace(value=_from_each_on(standardized, self.gamma) * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_branches(self, choices)
@@ -89,14 +87,16 @@ class MinReturns:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         exists = context.needed(SAMPLE_TURNS, "MinReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
-        known = _scored(credit, context) & credit.mask
+        rewarded = _scored(credit, context) & credit.mask
         reward = turn_rewards(credit, context)
-        cold = (-reward / self.temperature).masked_fill(~known, -torch.inf)
+        cold = (-reward / self.temperature).masked_fill(~rewarded, -torch.inf)
         cold = cold - cold.amax(1, keepdim=True).clamp(min=torch.finfo(cold.dtype).min)
         weight = cold.exp()
         worst = reward * weight / weight.sum(1, keepdim=True).clamp(min=1)
-        steps = known.sum(1, keepdim=True)
-        value = (worst - _of_others(worst.sum(1, keepdim=True) / steps, steps > 0, group)) * known
+        steps = rewarded.sum(1, keepdim=True)
+        value = (
+            worst - _of_others(worst.sum(1, keepdim=True) / steps, steps > 0, group)
+        ) * rewarded
         if self.outcome:
             last = (torch.arange(exists.shape[1]) == exists.sum(1, keepdim=True) - 1)[..., None]
             score, scored = (credit.value * last).sum(1, keepdim=True), credit.mask.any(1, True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,22 @@ from samplers.untyped import integers
 PROMPT_ROWS: Column[Sequence[Mapping[str, Any]]] = Column(
     "rows of the prompt file", "prompt_rows", "whole"
 )
+
+
+@runtime_checkable
+class ChecksPromptRows(Protocol):
+    """A transform that needs something of every row of the prompt file."""
+
+    def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """UserError that names the first row without it."""
+        ...
+
+
+def check_prompt_rows(parts: Sequence[object], rows: Sequence[Mapping[str, Any]]) -> None:
+    """UserError for a row that lacks what one of these parts needs."""
+    for part in parts:
+        if isinstance(part, ChecksPromptRows):
+            part.check_rows(rows)
 
 
 def as_weight(value: object) -> float | None:
@@ -53,6 +69,9 @@ class PromptWeight:
         weights = self.weights(rows, integers(context.prompts))
         each = weights.repeat_interleave(len(credit.value) // len(weights))
         return credit._replace(value=credit.value * each[:, None, None])
+
+    def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.weights(rows, range(len(rows)))
 
     def weights(
         self, rows: Sequence[Mapping[str, Any]], draws: Sequence[int]

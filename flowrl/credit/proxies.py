@@ -7,7 +7,7 @@ alone the KL counts. n samples of an iteration, r rewards.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,22 +15,16 @@ from torch import Tensor
 
 from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices, independent, text_plans
-from flowrl.credit.values import (
-    TRACKED,
-    Context,
-    Credit,
-    TrackedStatistics,
-    Transform,
-    masked_mean,
-    tracked,
-)
+from flowrl.credit.values import Context, Credit, Transform, masked_mean
 from flowrl.errors import UserError
 from flowrl.table import Column
 from rewards.types import Scores
 
-LEAST, MOST = 0.02, 0.2  # of a share that adapts
-REMEMBERED = 20  # iterations
-GATE: Column[Float[Tensor, "n 1"]] = Column("weights of the samples in gated anchors", "gate")
+LEAST, MOST = 0.02, 0.2  # bounds of a share that adapts
+REMEMBERED = 20  # iterations whose mean uncertainty the share is compared with
+GATE: Column[Float[Tensor, "n 1"]] = Column(
+    "weights of the samples in gated anchors", "gate", part="ProxyGate"
+)
 
 
 def standing(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -70,6 +64,9 @@ class GateHistory(NamedTuple):
     means: tuple[float, ...]
 
 
+GATE_HISTORY: Column[GateHistory] = Column("the gate's share and history", "tracker", "whole")
+
+
 def adapted(before: GateHistory, mean: float) -> GateHistory:
     """The share of an iteration whose mean uncertainty, of samples with one of at least 0, is
     `mean`: the authors' rule.
@@ -102,6 +99,7 @@ class ProxyGate:
     share      of the samples with u >= 0; with the tracker `GateShare`, the tracker's
     """
 
+    provides: ClassVar[tuple[Column[Any], ...]] = (GATE,)
     auxiliary: tuple[str, ...]
     share: float = 0.1
 
@@ -111,7 +109,12 @@ class ProxyGate:
         if not 0 < self.share < 1:
             raise UserError(f"ProxyGate's share must be between 0 and 1, not {self.share}")
 
+    @property
+    def compares_by(self) -> tuple[str, ...]:
+        return self.auxiliary
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
+        """The same credit: the gate acts on the KL, through `weights`."""
         return credit
 
     def weights(
@@ -122,9 +125,9 @@ class ProxyGate:
         weights = torch.zeros(len(known), dtype=torch.float64)
         if len(u) == 0:
             return weights
-        high, share, history = u[u >= 0], self.share, tracked(context).gate
-        if history is not None:
-            share = adapted(GateHistory(*history), float(high.mean())).share
+        high, share = u[u >= 0], self.share
+        if GATE_HISTORY in context.table:
+            share = adapted(context.table[GATE_HISTORY], float(high.mean())).share
         weights[known] = (u > torch.quantile(high, 1 - share)).double()
         weights *= learned
         return weights * learned.sum() / weights.sum().clamp(min=1)
@@ -142,14 +145,7 @@ class ProxyGate:
 
 def gate_of(transforms: Sequence[Transform]) -> ProxyGate | None:
     """The gate of the KL among an algorithm's transforms."""
-    return next((each for each in transforms if isinstance(each, ProxyGate)), None)
-
-
-def named_rewards(transforms: Sequence[Transform]) -> tuple[str, ...]:
-    """Labels of the rewards that transforms read by name."""
-    gate = gate_of(transforms)
-    distances = [each.distance for each in transforms if isinstance(each, Diverse)]
-    return (*(() if gate is None else gate.auxiliary), *distances)
+    return next((part for part in transforms if isinstance(part, ProxyGate)), None)
 
 
 @dataclass
@@ -167,7 +163,7 @@ class GateShare:
         return None
 
     def before(self, context: Context) -> Context:
-        return context.with_column(TRACKED, TrackedStatistics(gate=self.history))
+        return context.with_column(GATE_HISTORY, self.history)
 
     def after(self, scores: Scores, context: Context) -> None:
         u, _ = doubt(scores, context.weights, self.auxiliary)
@@ -194,6 +190,10 @@ class Diverse:
     """
 
     distance: str
+
+    @property
+    def compares_by(self) -> tuple[str, ...]:
+        return (self.distance,)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         assert context.scores is not None, "`Estimator` sets them"

@@ -44,7 +44,6 @@ class TrackedStatistics(NamedTuple):
     """Statistics of a tracker; each tracker sets its own."""
 
     baseline: Float[Tensor, " g"] | None = None  # the expected score of each draw
-    gate: tuple[float, tuple[float, ...]] | None = None  # a `GateHistory` of `GateShare`
 
 
 SAMPLE_TURNS: Column[SampleTurns] = Column("turns or steps of samples", "turns")

@@ -106,14 +106,14 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     sizes = [at_size(run.trained_model, size.given) for _, size in size_shares(run)]
     every = [_of_model(run.model_copy(update={"model": m}), iteration) for m in sizes]
     own = max((each for each in every if each is not None), key=_total, default=None)
-    if run.joint is None or run.before is None or own is None:
+    if run.joint is None or run.prompt_writer is None or own is None:
         return own
-    before = _of_model(run.before, iteration)
+    before = _of_model(run.prompt_writer, iteration)
     if before is None:
         return None
     own = own if run.joint.train != "text" else _untrained(own)
     before = before if run.joint.train != "image" else _untrained(before)
-    return _together(before, own, run.before.model.device == "cpu")
+    return _together(before, own, run.prompt_writer.model.device == "cpu")
 
 
 def _total(found: MemoryEstimate) -> int:

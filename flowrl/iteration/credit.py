@@ -50,7 +50,7 @@ class CreditInput:
 
 @runtime_checkable
 class Estimate(Protocol):
-    def __call__(self, given: CreditInput) -> SampleCredit: ...
+    def __call__(self, inputs: CreditInput) -> SampleCredit: ...
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class PlainEstimate:
 
     session: Session
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
         advantage = self.session.algorithm.advantage
-        value, mask = advantage(given.scores, given.context, given.summed)
+        value, mask = advantage(inputs.scores, inputs.context, inputs.summed)
         return SampleCredit(value.contiguous(), mask.contiguous())
 
 
@@ -73,9 +73,9 @@ class CreditStage:
     estimate: Estimate
 
     def __call__(self, samples: Sampled, scores: Scored) -> Credited:
-        made = [self.plan(samples, scores, plan) for plan in range(len(samples.rollouts))]
-        metrics = mean_metrics([metrics for _, metrics in made])
-        return Credited(tuple(credit for credit, _ in made), metrics)
+        plans = [self.plan(samples, scores, plan) for plan in range(len(samples.rollouts))]
+        metrics = mean_metrics([metrics for _, metrics in plans])
+        return Credited(tuple(credit for credit, _ in plans), metrics)
 
     def plan(
         self, samples: Sampled, scores: Scored, plan: int
@@ -88,14 +88,16 @@ class CreditStage:
         credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
         handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
         metrics = score_metrics(everyone, context.weights, columns.group)
-        made = self.estimate(CreditInput(samples, everyone, context, summed))
+        estimated = self.estimate(CreditInput(samples, everyone, context, summed))
 
-        def own(column: Tensor) -> Tensor:
+        def of_this_process(column: Tensor) -> Tensor:
             return samples.drawn.local(column, columns.group)
 
-        table = made.table.arranged(own, "sample")
-        credit = PlanCredit(own(made.advantages), own(made.mask), table)
-        return credit, {**metrics, **made.metrics}
+        table = estimated.table.arranged(of_this_process, "sample")
+        credit = PlanCredit(
+            of_this_process(estimated.advantages), of_this_process(estimated.mask), table
+        )
+        return credit, {**metrics, **estimated.metrics}
 
     def context(self, samples: Sampled, scores: Scored, plan: int) -> Context:
         """Gather the other inputs of credit from all processes."""
@@ -148,15 +150,15 @@ def score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, floa
 
     A mean without any sample is left out if no reward applies, and NaN if one failed.
     """
-    whole, applies = scores.complete, scores.applies
+    complete, applies = scores.complete, scores.applies
     total = (scores.values @ weights.to(scores.values.dtype)).double()
-    known, metrics = total[whole], dict[str, float]()
+    totals, metrics = total[complete], dict[str, float]()
     if not scores.outside.all():
-        metrics |= {"reward": float(known.mean()), "reward_std": float(known.std(correction=0))}
+        metrics |= {"reward": float(totals.mean()), "reward_std": float(totals.std(correction=0))}
     metrics |= {
-        "flat_groups": float((group_ranges(total, whole, group) < 1e-6).double().mean()),
-        "unscored": float((~whole).sum()),
-        "unscored_share": float((~whole).double().mean()),
+        "flat_groups": float((group_ranges(total, complete, group) < 1e-6).double().mean()),
+        "unscored": float((~complete).sum()),
+        "unscored_share": float((~complete).double().mean()),
     }
     for i, name in enumerate(scores.names):
         column = scores.values[:, i][scores.scored[:, i]]

@@ -93,12 +93,12 @@ class RowAssignment:
         return (dealt % self.updates)[inputs]
 
 
-def share_of(learner: Learner, made: TrainingRows, iteration: int, number: int) -> Chunks:
+def share_of(learner: Learner, training: TrainingRows, iteration: int, number: int) -> Chunks:
     """Rows of an optimizer step, in chunks of one (rollout, step) each."""
-    return shares_of(learner, made, iteration)[number]
+    return shares_of(learner, training, iteration)[number]
 
 
-def shares_of(learner: Learner, made: TrainingRows, iteration: int) -> list[Chunks]:
+def shares_of(learner: Learner, training: TrainingRows, iteration: int) -> list[Chunks]:
     """Rows of all optimizer steps."""
     settings, unit = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.sizes.training
@@ -106,9 +106,9 @@ def shares_of(learner: Learner, made: TrainingRows, iteration: int) -> list[Chun
     assignment = RowAssignment(settings.seed, iteration, settings.updates)
     device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
-    for at, rows in enumerate(made.rows):
+    for at, rows in enumerate(training.rows):
         place, inputs = rows.table.get(ROW_PLACE, at), input_of(rows, unit)
-        dealt = assignment.steps(rows, inputs, made.draws, place, unit)
+        dealt = assignment.steps(rows, inputs, training.draws, place, unit)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]
             parts = calls(index, inputs, max(1, rows_per_call // unit))

@@ -4,7 +4,8 @@ A feature is a file of `flowrl.iteration.features`. Workers share the features o
 the features of whole iterations stand around them. The order below is that of the wrapping, the
 innermost first: a tracker's statistics are of a budget's groups, so it stands within the budget; a
 gate compares all samples, so it stands outside. A column that credit or the loss reads names its
-feature itself (`Column.owner`); a feature that is opened by a column alone comes last.
+feature itself (`Column.owner`); a feature that is opened by a column alone comes last. Columns of
+the stages themselves (`flowrl.table.STAGES`) open nothing.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from flowrl.iteration.update import UpdateStage
 from flowrl.laws.algorithms import is_included
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
+from flowrl.table import STAGES
 from samplers.route import RouteRequest
 
 FEATURES = "flowrl.iteration.features"
@@ -70,7 +72,7 @@ def _reads(name: str) -> Callable[[Session], bool]:
 
 
 OF_UNITS = (
-    Feature("joint", lambda s: s.before is not None),
+    Feature("joint", lambda s: s.prompt_writer is not None),
     Feature("lookahead", _may_ask("score")),
     Feature("guide", _asks("slope")),
     Feature("overlap", _overlaps),
@@ -94,7 +96,7 @@ OF_ITERATIONS = (
     Feature("guide", _asks("moved")),
     Feature("units", lambda s: s.source is not None),
     Feature("given", lambda s: s.given is not None),
-    Feature("joint", lambda s: s.before is not None),
+    Feature("joint", lambda s: s.prompt_writer is not None),
 )
 
 
@@ -136,13 +138,13 @@ def plain_stages(
         encode = PlainEncode(session, clock)
         unit = feature("units").wrap_unit(unit, session, clock, encode)
     return Stages(
-        PlainDraw(session),
-        SampleStage(session, unit.sample),
-        ScoreStage(session, unit.score),
-        CreditStage(session, PlainEstimate(session)),
-        RowStage(session),
-        UpdateStage(session.learner, session.terminal, progress, clock, keep_values),
-        clock,
+        draw=PlainDraw(session),
+        sample=SampleStage(session, unit.sample),
+        score=ScoreStage(session, unit.score),
+        credit=CreditStage(session, PlainEstimate(session)),
+        rows=RowStage(session),
+        update=UpdateStage(session.learner, session.terminal, progress, clock, keep_values),
+        clock=clock,
     )
 
 
@@ -151,7 +153,8 @@ def wrapped(stages: Stages, session: Session) -> Stages:
     for each in OF_ITERATIONS:
         if each.needed(session):
             stages = feature(each.name).wrap(stages, session)
-    known = {each.name for each in OF_ITERATIONS}
-    for name in sorted({column.owner for column in session.algorithm.reads} - known):
+    listed = {each.name for each in OF_ITERATIONS}
+    owners = {column.owner for column in session.algorithm.reads}
+    for name in sorted(owners - listed - {*STAGES}):
         stages = feature(name).wrap(stages, session)
     return stages

@@ -23,7 +23,7 @@ RECOMPUTE = "train.recompute_old: true (old log-densities at the training batch'
 
 
 @torch.no_grad()
-def noise_floor(learner: Learner, made: TrainingRows) -> float | None:
+def noise_floor(learner: Learner, training: TrainingRows) -> float | None:
     """Largest |log-ratio| between recomputed and stored densities in the first step.
 
     None if rows have no stored densities: matching losses evaluate old and new together. The
@@ -32,18 +32,18 @@ def noise_floor(learner: Learner, made: TrainingRows) -> float | None:
     largest = None
     likelihood = learner.algorithm.likelihood
     with learner.parallel.together():
-        for chunk in share_of(learner, made, 0, 0):
+        for chunk in share_of(learner, training, 0, 0):
             rows = chunk.rows()
             if rows.old is None:  # in a mix, given samples have none
                 continue
             with learner.policies.using(learner.sampler):
-                again = likelihood.evaluate(made.policy, rows)
+                again = likelihood.evaluate(training.policy, rows)
             difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
             largest = max(difference, largest or 0.0)
     return largest
 
 
-def uncompiled_above(learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+def uncompiled_above(learner: Learner, training: TrainingRows, terminal: Terminal) -> TrainingRows:
     """Switch off compilation (`model.compile: auto`) if the noise floor is above the clip range.
 
     The rows of this iteration, which were sampled with compiled blocks, then lose their stored
@@ -51,21 +51,21 @@ def uncompiled_above(learner: Learner, made: TrainingRows, terminal: Terminal) -
     """
     roots = learner.policy.roots().values()
     if learner.run.model.compiles != "auto" or not savings.are_compiled(roots):
-        return made
-    own = noise_floor(learner, made)
-    floor = max((each for each in learner.parallel.every(own) if each is not None), default=0.0)
+        return training
+    here = noise_floor(learner, training)
+    floor = max((each for each in learner.parallel.every(here) if each is not None), default=0.0)
     loss = learner.algorithm.loss
     most = min(loss.clip) if isinstance(loss, ClipsRatio) else UNCLIPPED
     most *= FAR_ABOVE_CLIP if learner.run.recomputes_old else 1
     if floor <= most:
-        return made
+        return training
     savings.uncompile(roots)
     terminal.say(
         f"model.compile: auto: off, since compiled blocks change log-densities by {floor:.1e}, "
         "which "
         f"is above {most:g}; this iteration's old log-densities are recomputed"
     )
-    return replace(made, rows=tuple(without_old(rows) for rows in made.rows))
+    return replace(training, rows=tuple(without_old(rows) for rows in training.rows))
 
 
 class Cause(NamedTuple):
@@ -87,11 +87,11 @@ def coarse(learner: Learner) -> bool:
 
 
 @torch.no_grad()
-def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
+def cause_of_floor(learner: Learner, training: TrainingRows, floor: float) -> Cause:
     """The cause of a noise floor. Evaluates the first rows twice more, which happens only where a
     floor is too large. Collective."""
     model = learner.run.model
-    if repeated_floor(learner, made) > REPEATED * floor:
+    if repeated_floor(learner, training) > REPEATED * floor:
         return Cause(
             "two evaluations of the same rows differ as much, so the model's forward is random "
             "(dropout, or noise of its own)",
@@ -123,24 +123,24 @@ def cause_of_floor(learner: Learner, made: TrainingRows, floor: float) -> Cause:
     )
 
 
-def repeated_floor(learner: Learner, made: TrainingRows) -> float:
+def repeated_floor(learner: Learner, training: TrainingRows) -> float:
     """Largest |log-ratio| between two evaluations of the first step's rows, over all processes."""
     likelihood, largest = learner.algorithm.likelihood, 0.0
     with learner.parallel.together():
-        for chunk in share_of(learner, made, 0, 0):
+        for chunk in share_of(learner, training, 0, 0):
             rows = chunk.rows()
             if rows.old is None:
                 continue
             with learner.policies.using(learner.sampler):
-                first, second = (likelihood.evaluate(made.policy, rows) for _ in range(2))
+                first, second = (likelihood.evaluate(training.policy, rows) for _ in range(2))
             largest = max(largest, float(likelihood.log_ratio(first, second, rows).abs().max()))
     return max(learner.parallel.every(largest))
 
 
-def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> float | None:
+def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warns above that range; UserError far above it, and
     for densities that differ by more than rounding, whatever the update does with them."""
-    floor = noise_floor(learner, made)
+    floor = noise_floor(learner, training)
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
@@ -164,7 +164,7 @@ def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> flo
         bound = max(bound, math.inf if coarse(learner) else MOST_ROUNDING)
     if not matters or highest <= bound:
         return floor
-    cause = cause_of_floor(learner, made, highest)
+    cause = cause_of_floor(learner, training, highest)
     if recomputed and cause.rounding:
         return floor
     if recomputed:
@@ -189,8 +189,8 @@ def check_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> flo
     return floor
 
 
-def checked_ratio(learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+def checked_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) -> TrainingRows:
     """Check the first rows' ratios; compilation that changes them too much is switched off."""
-    made = uncompiled_above(learner, made, terminal)
-    check_ratio(learner, made, terminal)
-    return made
+    training = uncompiled_above(learner, training, terminal)
+    check_ratio(learner, training, terminal)
+    return training

@@ -39,14 +39,14 @@ class RowStage:
     of_plan: RowsOfPlan = rows_of_plan
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
-        likelihood, made = self.session.algorithm.likelihood, list[Rows]()
+        likelihood, rows = self.session.algorithm.likelihood, list[Rows]()
         if samples.drawn.counts:
-            for rollout, own in zip(samples.rollouts, credit.plans, strict=True):
-                made += self.of_plan(likelihood, rollout, own, made)
+            for rollout, plan_credit in zip(samples.rollouts, credit.plans, strict=True):
+                rows += self.of_plan(likelihood, rollout, plan_credit, rows)
         unit = samples.drawn.unit
         return TrainingRows(
             samples.drawn.iteration,
-            tuple(made),
+            tuple(rows),
             unit.ids,
             samples.batch.policy,
             unit.rows,
@@ -58,9 +58,9 @@ def metrics_of(
     session: Session, samples: Sampled, scores: Scored, credit: Credited
 ) -> dict[str, float]:
     """Metrics of all stages before the update."""
-    known: list[Mapping[str, float]] = [samples.metrics, scores.metrics, credit.metrics]
-    found = {name: value for each in known for name, value in each.items()}
-    return {**found, **descriptions(session, samples, scores)}
+    of_stages: list[Mapping[str, float]] = [samples.metrics, scores.metrics, credit.metrics]
+    metrics = {name: value for stage in of_stages for name, value in stage.items()}
+    return {**metrics, **descriptions(session, samples, scores)}
 
 
 def descriptions(session: Session, samples: Sampled, scores: Scored) -> dict[str, float]:

@@ -43,7 +43,7 @@ class SamplesUnit(Protocol):
 class ScoresUnit(Protocol):
     """Scores a unit's samples."""
 
-    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores: ...
+    def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores: ...
 
 
 class UnitStages(NamedTuple):
@@ -53,8 +53,8 @@ class UnitStages(NamedTuple):
     score: ScoresUnit
 
     def both(self, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
-        made = self.sample(unit)
-        return made, self.score(unit, made)
+        sampled = self.sample(unit)
+        return sampled, self.score(unit, sampled)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Roll(Protocol):
 @runtime_checkable
 class EncodeUnit(Protocol):
     def __call__(self, unit: SamplingUnit) -> Batch:
-        """EncodeUnit a unit's prompts, once."""
+        """Encode a unit's prompts, once for all plans."""
         ...
 
 
@@ -172,17 +172,17 @@ class SampleStage:
     it with smaller calls."""
 
     session: Session
-    unit: SamplesUnit
+    sample_unit: SamplesUnit
 
     def __call__(self, drawn: Drawn) -> Sampled:
         session = self.session
 
         def sampled() -> SampledUnit:
             with sampling_together(session, drawn.by):
-                return self.unit(drawn.unit)
+                return self.sample_unit(drawn.unit)
 
-        batch, made = with_smaller_calls(session.learner, session.terminal, sampled)
-        return Sampled(drawn, batch, made)
+        batch, samples = with_smaller_calls(session.learner, session.terminal, sampled)
+        return Sampled(drawn, batch, samples)
 
 
 @contextmanager

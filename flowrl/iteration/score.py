@@ -21,11 +21,11 @@ class UnitScorer:
     session: Session
     clock: PhaseClock
 
-    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+    def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
         del unit  # its samples are decoded
         session, samples = self.session, list[Samples]()
         with self.clock("score"):
-            for each in made.unit.samples:
+            for each in sampled.unit.samples:
                 assert isinstance(each, Samples), "they were decoded here"
                 samples.append(each)
             scores = [score_once(session.parallel, session.rewards, each) for each in samples]
@@ -37,26 +37,26 @@ class ScoreStage:
     """Scores this process's samples, and gathers the scores of all processes."""
 
     session: Session
-    unit: ScoresUnit
+    score_unit: ScoresUnit
 
     def __call__(self, samples: Sampled) -> Scored:
         session, drawn = self.session, samples.drawn
 
         def scored() -> UnitScores:
             with sampling_together(session, drawn.by):
-                return self.unit(drawn.unit, SampledUnit(samples.batch, samples.unit))
+                return self.score_unit(drawn.unit, SampledUnit(samples.batch, samples.unit))
 
-        found = with_smaller_calls(session.learner, session.terminal, scored)
+        unit = with_smaller_calls(session.learner, session.terminal, scored)
         gather = drawn.gatherer(session.parallel)
         weights = session.weights(drawn.iteration)
-        plans = [plan_scores(own, own.arranged(gather), weights) for own in found.plans]
-        return Scored(tuple(plans), found.samples, found.scored, found.reports)
+        plans = [plan_scores(own, own.arranged(gather), weights) for own in unit.plans]
+        return Scored(tuple(plans), unit.samples, unit.scored, unit.reports)
 
 
-def early_scores(unit: SamplingUnit, made: SampledUnit) -> UnitScores:
+def early_scores(unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
     """The scores of a unit that was scored while it was sampled."""
     del unit
-    return made.unit.table[EARLY]
+    return sampled.unit.table[EARLY]
 
 
 def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:

@@ -8,9 +8,10 @@
     update   evaluate policies, the loss, optimizer steps        flowrl/iteration/update.py
 
 Each stage gets the records of those before it (flowrl/iteration/records.py). The six files hold
-the plain path alone. A feature, such as a sampling budget or a joint run of two models, is a file
+the path of every run. A feature, such as a sampling budget or a joint run of two models, is a file
 of flowrl/iteration/features that wraps one or more stages; `flowrl/iteration/open.py` decides from
-a run's settings which ones do.
+a run's settings which ones do. One of them stands in every run on a GPU: features/overlap.py scores
+rollouts within `sample`, while the next ones are drawn.
 """
 
 from dataclasses import dataclass
@@ -100,4 +101,12 @@ class Stages:
         rows = self.rows(samples, scores, credit)
         updated = self.update(rows)
         metrics = {**rows.metrics, **updated.metrics, **self.clock.taken()}
-        return Iteration(iteration + 1, samples, scores, credit, rows, updated, metrics)
+        return Iteration(
+            number=iteration + 1,
+            samples=samples,
+            scores=scores,
+            credit=credit,
+            rows=rows,
+            updated=updated,
+            metrics=metrics,
+        )

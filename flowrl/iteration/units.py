@@ -143,24 +143,26 @@ class UnitSamples:
     table: Table = EMPTY
 
 
-EARLY: Column[UnitScores] = Column("scores that were made while sampling", "overlap", "whole")
+EARLY: Column[UnitScores] = Column("scores that were made while sampling", "sample", "whole")
+"""Of units that are scored where they are sampled: on a GPU, beside rewards that are waited for, on
+workers, and where turns have rewards of their own."""
 
 
 def joined_units(
     units: Sequence[SamplingUnit],
-    made: Sequence[tuple[UnitSamples, UnitScores]],
+    sampled: Sequence[tuple[UnitSamples, UnitScores]],
     join: Callable[[Sequence[SamplingUnit], Sequence[RolloutLike]], RolloutLike],
 ) -> UnitSamples:
     """The samples of all units of a share, by plan, with their scores as `EARLY`.
 
     `join` joins the rollouts of one plan.
     """
-    samples, scores = [each for each, _ in made], [each for _, each in made]
+    samples, scores = [each for each, _ in sampled], [each for _, each in sampled]
     by_plan = [
         all_samples([_placed(part, unit.first) for unit, part in zip(units, parts, strict=True)])
         for parts in zip(*(each.samples for each in scores), strict=True)
     ]
-    known = UnitScores(
+    scores_by_plan = UnitScores(
         tuple(Scores.joined(parts) for parts in zip(*(s.plans for s in scores), strict=True)),
         tuple(by_plan),
         sum(each.scored for each in scores),
@@ -172,7 +174,7 @@ def joined_units(
         all_statistics([each.statistics for each in samples]),
         sum(each.evaluations for each in samples),
         sum(each.scored for each in samples),
-        EMPTY.with_value(EARLY, known),
+        EMPTY.with_value(EARLY, scores_by_plan),
     )
 
 

@@ -39,13 +39,14 @@ from flowrl.session.record import Terminal
 from flowrl.session.smaller_calls import with_smaller_calls
 
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
-ChunkEntries = tuple[Entries, Tensor]  # of a loss, and their mask
+ChunkEntries = tuple[Entries, Tensor]
+"""The entries of a loss on a chunk of rows, and their mask [b t]."""
 
 
 @runtime_checkable
 class ChunkLoss(Protocol):
     def __call__(
-        self, learner: Learner, made: TrainingRows, chunk: Rows, equal: frozenset[str] | None
+        self, learner: Learner, training: TrainingRows, chunk: Rows, equal: frozenset[str] | None
     ) -> ChunkEntries:
         """The loss of a chunk of rows. `equal`: see `chunk_loss`."""
         ...
@@ -53,26 +54,30 @@ class ChunkLoss(Protocol):
 
 @runtime_checkable
 class Prepare(Protocol):
-    def __call__(self, learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+    def __call__(
+        self, learner: Learner, training: TrainingRows, shares: list[Chunks]
+    ) -> list[Chunks]:
         """The rows of all optimizer steps, before the first one. Collective."""
         ...
 
 
 @runtime_checkable
 class FirstCheck(Protocol):
-    def __call__(self, learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+    def __call__(
+        self, learner: Learner, training: TrainingRows, terminal: Terminal
+    ) -> TrainingRows:
         """Check the rows of a run's first iteration. Collective."""
         ...
 
 
-def unchanged(learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
-    del learner, made
+def unchanged(learner: Learner, training: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
+    del learner, training
     return shares
 
 
-def averages_in_use(learner: Learner) -> frozenset[str]:
-    """Averages used by the loss or for sampling, while they equal the trained weights on all
-    processes."""
+def averages_equal_to_trained(learner: Learner) -> frozenset[str]:
+    """Averages that the loss or the sampling reads, and whose weights still equal the trained ones
+    on all processes."""
     read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
     if read.isdisjoint(average.name for average in learner.policies.averages):
         return frozenset()
@@ -82,7 +87,7 @@ def averages_in_use(learner: Learner) -> frozenset[str]:
 
 def add_gradients(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     share: Chunks,
     equal: frozenset[str] | None,
     tally: Tally,
@@ -96,7 +101,7 @@ def add_gradients(
     with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
             rows = chunk.rows()
-            entries, mask = loss(learner, made, rows, equal)
+            entries, mask = loss(learner, training, rows, equal)
             if watch is not None:
                 watch.chunk(learner.algorithm.loss, rows, entries)
             value = reduced(entries, mask, counts)
@@ -112,7 +117,7 @@ def add_gradients(
 
 
 @torch.no_grad()
-def with_old(learner: Learner, made: TrainingRows, chunks: Chunks) -> Chunks:
+def with_old(learner: Learner, training: TrainingRows, chunks: Chunks) -> Chunks:
     """Evaluate the sampling policy, or the proximal one, for rows without its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
@@ -121,13 +126,13 @@ def with_old(learner: Learner, made: TrainingRows, chunks: Chunks) -> Chunks:
         return [
             chunk
             if chunk.has_old
-            else replace(chunk, old=evaluated_old(likelihood, made, chunk.rows()))
+            else replace(chunk, old=evaluated_old(likelihood, training, chunk.rows()))
             for chunk in chunks
         ]
 
 
-def evaluated_old(likelihood: Likelihood, made: TrainingRows, rows: Rows) -> Evaluation:
-    return with_replayed(likelihood.evaluate(made.policy, rows), rows)
+def evaluated_old(likelihood: Likelihood, training: TrainingRows, rows: Rows) -> Evaluation:
+    return with_replayed(likelihood.evaluate(training.policy, rows), rows)
 
 
 RoleEvaluation = Callable[[Learner, TrainingRows, Rows], Evaluation]
@@ -135,7 +140,7 @@ RoleEvaluation = Callable[[Learner, TrainingRows, Rows], Evaluation]
 
 def chunk_loss(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     chunk: Rows,
     equal: frozenset[str] | None = None,
     others: Mapping[str, RoleEvaluation] = {},
@@ -143,39 +148,66 @@ def chunk_loss(
     """Loss of a chunk: evaluate every policy that the loss reads, the trained one last.
 
     others  roles of the loss that are no policies of the learner, and how to evaluate them
-    equal   the policies whose weights still equal the trained ones; None once an optimizer step was
-    taken since sampling. They are not evaluated, but share the trained policy's evaluation
+    equal   the averages whose weights still equal the trained ones; None once an optimizer step was
+            taken since sampling
     """
-    algorithm, policies = learner.algorithm, learner.policies
-    likelihood, loss = algorithm.likelihood, algorithm.loss
+    evaluations = evaluated_roles(learner, training, chunk, equal, others)
+    loss = learner.algorithm.loss
+    entries = loss(learner.algorithm.likelihood, evaluations, chunk)
+    entries = entries._replace(new=evaluations["new"])
+    if "old" in evaluations:
+        unstepped = equal is not None and learner.sampler == "current"
+        stored = unstepped and not learner.run.budget.replay
+        mismatch = mismatch_metric(chunk, evaluations, stored)
+        entries = entries._replace(metrics={**mismatch, **entries.metrics})
+    return entries, chunk.mask
+
+
+def evaluated_roles(
+    learner: Learner,
+    training: TrainingRows,
+    chunk: Rows,
+    equal: frozenset[str] | None,
+    others: Mapping[str, RoleEvaluation],
+) -> dict[str, Evaluation]:
+    """Evaluations of a chunk by role: "new", with gradients, and every role of the loss. Arguments
+    as in `chunk_loss`."""
+    policies, likelihood = learner.policies, learner.algorithm.likelihood
+    roles = learner.algorithm.loss.roles
+    shared = roles_of_trained_weights(learner, chunk, equal)
     evaluations: dict[str, Evaluation] = {}
-    same = {"current", *(equal or ())}
-    shared = loss.roles & same
-    for role in sorted(loss.roles - {"old", *others} - shared):
+    for role in sorted(roles - {"old", *others} - shared):
         with torch.no_grad(), policies.using(policies.at_sampling(role)):
-            evaluations[role] = likelihood.evaluate(made.policy, chunk)
-    for role in loss.roles & others.keys():
-        evaluations[role] = others[role](learner, made, chunk)
-    old = learner.old  # an average under its own name, where its weights are those at sampling
-    fresh = (old in same or algorithm.behaviour in (equal or ())) and chunk.old is None
-    if "old" in loss.roles and not fresh:
-        with torch.no_grad(), policies.using(old):
-            evaluations["old"] = chunk.old or evaluated_old(likelihood, made, chunk)
-    new = evaluations["new"] = likelihood.evaluate(made.policy, chunk)
-    if fresh:  # before the first step the policy is the one that sampled: no second evaluation
-        shared |= {"old"}
-    for role in sorted(shared & loss.roles):
+            evaluations[role] = likelihood.evaluate(training.policy, chunk)
+    for role in roles & others.keys():
+        evaluations[role] = others[role](learner, training, chunk)
+    if "old" in roles - shared:
+        with torch.no_grad(), policies.using(learner.old):
+            evaluations["old"] = chunk.old or evaluated_old(likelihood, training, chunk)
+    new = evaluations["new"] = likelihood.evaluate(training.policy, chunk)
+    for role in sorted(shared):
         out = None if new.out is None else new.out.detach()
         evaluations[role] = Evaluation(new.logp.detach(), out)
-    if fresh and "old" in evaluations:
+    if "old" in shared:
         evaluations["old"] = with_replayed(evaluations["old"], chunk)
-    entries = loss(likelihood, evaluations, chunk)._replace(new=new)
-    if "old" in evaluations:
-        here = equal is not None and learner.sampler == "current"
-        stored = here and not learner.run.budget.replay
-        own = mismatch_metric(chunk, evaluations, stored)
-        entries = entries._replace(metrics={**own, **entries.metrics})
-    return entries, chunk.mask
+    return evaluations
+
+
+def roles_of_trained_weights(
+    learner: Learner, chunk: Rows, equal: frozenset[str] | None
+) -> frozenset[str]:
+    """Roles of the loss whose weights are the trained ones: they share its evaluation.
+
+    Rows have no `old` only before the first step, if the policy that samples is among these.
+    """
+    algorithm, averages = learner.algorithm, equal or frozenset[str]()
+    trained = {"current", *averages}
+    shared = algorithm.loss.roles & trained
+    # Under a lag `learner.old` names the weights kept from sampling, so the average is asked too.
+    sampled_now = learner.old in trained or algorithm.behaviour in averages
+    if "old" in algorithm.loss.roles and sampled_now and chunk.old is None:
+        shared |= {"old"}
+    return shared
 
 
 def mismatch_metric(
@@ -237,7 +269,7 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
 
 def update(
     learner: Learner,
-    made: TrainingRows,
+    training: TrainingRows,
     progress: Progress,
     keep_values: bool = False,
     loss: ChunkLoss = chunk_loss,
@@ -251,28 +283,37 @@ def update(
     """
     learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
     tally, seen = Tally(), IterationValues() if keep_values else None
-    meter = Meter(frozen=made.frozen)
-    made = replace(made, policy=meter(made.policy))
+    meter = Meter(frozen=training.frozen)
+    training = replace(training, policy=meter(training.policy))
     if learner.recomputes_old:
-        rows = [without_old(each, keep=learner.decouples) for each in made.rows]
-        made = replace(made, rows=tuple(rows))
-    shares = shares_of(learner, made, made.iteration)
-    with (
-        learner.parallel.together(),
-        bounded_call("training"),
-    ):  # a first step may wait for the weights that sampled, unless its rows come again
+        rows = [without_old(each, keep=learner.decouples) for each in training.rows]
+        training = replace(training, rows=tuple(rows))
+    shares = shares_of(learner, training, training.iteration)
+    # The first step's rows can share the trained policy's evaluation (`roles_of_trained_weights`),
+    # unless a later epoch reads them again, after the weights have changed.
+    with learner.parallel.together(), bounded_call("training"):
         waits = 1 if learner.run.train.epochs == 1 else 0
-        shares[waits:] = [with_old(learner, made, share) for share in shares[waits:]]
-    shares = prepare(learner, made, shares)
-    equal = averages_in_use(learner)
+        shares[waits:] = [with_old(learner, training, share) for share in shares[waits:]]
+    shares = prepare(learner, training, shares)
+    equal = averages_equal_to_trained(learner)
     norms: list[float] = []
     with nullcontext() if watch is None else watch.steps_of(learner):
         for number, share in enumerate(shares * learner.run.train.epochs):
             try:
-                before = None if number else equal
-                add_gradients(learner, made, share, before, tally, seen, loss, watch)
+                still_equal = None if number else equal
+                add_gradients(
+                    learner,
+                    training,
+                    share,
+                    still_equal,
+                    tally=tally,
+                    seen=seen,
+                    loss=loss,
+                    watch=watch,
+                )
             except CallTooLarge as error:
-                error.repeatable = not norms  # a step has changed the weights that sampled
+                # Once a step was taken, the weights that sampled are gone.
+                error.repeatable = not norms
                 raise
             norms.append(optimizer_step(learner, progress, tally))
     finite = [norm for norm in norms if math.isfinite(norm)]
@@ -342,8 +383,16 @@ class UpdateStage:
         def take() -> tuple[Updated, LearningWatch | None]:
             learner.policies.forget_gradients()
             watch, kept = self.learning.watch(), self.keep_values
-            made = update(learner, rows, self.progress, kept, self.loss, self.prepare, watch)
-            return made, watch
+            updated = update(
+                learner,
+                rows,
+                self.progress,
+                keep_values=kept,
+                loss=self.loss,
+                prepare=self.prepare,
+                watch=watch,
+            )
+            return updated, watch
 
         return with_smaller_calls(learner, self.terminal, take)
 

@@ -235,6 +235,8 @@ class Matching:
         return new.logp - old.logp
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b t"]:
+        """|v - v_ref|^2, averaged over dimensions, times the weight of its noise level that
+        `kl_weight` names."""
         moved = mse(new.out, ref.out, rows.free, rows.layout)
         if self.kl_weight == "uniform":
             return moved

@@ -39,8 +39,9 @@ Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average'
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
 PointMask = Bool[Tensor, "n k"]
 
-BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "ahead", "row")
-"""Of rows whose `old` is the evaluation of the proximal policy."""
+BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "update", "row")
+"""Of rows whose `old` is the evaluation of the proximal policy: samples of older weights, whose
+densities the update evaluates. Rows without it were sampled by `old`."""
 
 ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
@@ -49,7 +50,9 @@ optimizer steps; without it, their index among all of the iteration's rows."""
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of any kind. Rows are masked, never dropped, so that all processes hold equally many.
+    """Rows of any kind. What is not trained on is masked, so that all processes hold equally many
+    rows and counts do not depend on it; a budget alone drops rows, after the masks are known, whose
+    loss nobody reads (`trimmed`).
 
     `state` numbers the states that rows start from: rows of one prompt with the same number have
     the same x and sigma, so their velocity is evaluated once. None: every row has its own state.
@@ -177,8 +180,8 @@ def without_old(chunk: Rows, keep: bool = False) -> Rows:
     if chunk.old is None:
         return chunk
     if isinstance(chunk, TokenRows):
-        kept = chunk.old.logp if chunk.sampled is None else chunk.sampled
-        return replace(chunk, old=None, sampled=kept)
+        sampled = chunk.old.logp if chunk.sampled is None else chunk.sampled
+        return replace(chunk, old=None, sampled=sampled)
     table = chunk.table.with_value(BEHAVIOUR, chunk.old) if keep else chunk.table
     return replace(chunk, old=None, table=table)
 
@@ -288,8 +291,8 @@ def stacked(parts: Sequence[T]) -> T:
 def trimmed(rows: Rows, unit: int) -> Rows:
     """Drop units of rows without any entry in the loss; the loss and its denominators stay the
     same."""
-    some = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
-    return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
+    has_entries = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
+    return rows if bool(has_entries.all()) else take(rows, has_entries.nonzero()[:, 0])
 
 
 def restored(rows: RowsOf, device: torch.device) -> RowsOf:
@@ -299,17 +302,20 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
         return _sent(rows, device)
     if not isinstance(rows, StoredRows):
         return rows
-    sigma, found = rows.sigma, dict[str, Any]()
-    for each in fields(rows):
-        value = getattr(rows, each.name)
-        if each.name in rows.stored and (value.dtype, value.device) != (sigma.dtype, sigma.device):
-            found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
+    sigma, moved = rows.sigma, dict[str, Any]()
+    for column in fields(rows):
+        value = getattr(rows, column.name)
+        if column.name in rows.stored and (value.dtype, value.device) != (
+            sigma.dtype,
+            sigma.device,
+        ):
+            moved[column.name] = uploaded(value, sigma.device).to(sigma.dtype)
     if rows.old is not None and rows.old.out is not None:
-        found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
+        moved["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
     if rows.table.values:
         move = partial(uploaded, device=sigma.device)
-        found["table"] = rows.table.arranged(move, *OF_ROWS)
-    return replace(rows, **found) if found else rows
+        moved["table"] = rows.table.arranged(move, *OF_ROWS)
+    return replace(rows, **moved) if moved else rows
 
 
 def _sent(rows: T, device: torch.device) -> T:
@@ -341,14 +347,18 @@ def _sent(rows: T, device: torch.device) -> T:
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
     """Select the rows `index` of every tensor in `rows`; other fields stay unchanged."""
-    there: dict[torch.device, Tensor] = {index.device: index}
+    index_on: dict[torch.device, Tensor] = {index.device: index}
 
     def pick(value: Any) -> Any:
         if isinstance(value, Tensor | TokenSupport):
-            if value.device not in there:
-                there[value.device] = on_device(index, value.device)
-            at = there[value.device]
-            return value[at] if isinstance(value, TokenSupport) else picked(value, at)
+            if value.device not in index_on:
+                index_on[value.device] = on_device(index, value.device)
+            local_index = index_on[value.device]
+            return (
+                value[local_index]
+                if isinstance(value, TokenSupport)
+                else picked(value, local_index)
+            )
         if isinstance(value, Evaluation):
             return Evaluation(*(pick(each) for each in value))
         if isinstance(value, Table):

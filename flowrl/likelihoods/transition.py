@@ -218,6 +218,8 @@ class Transition:
         return q * ratio + mse(new.out, old.out, rows.free, rows.layout) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b t"]:
+        """Squared distance of the two means, averaged over dimensions and scaled by `kl_form`: in
+        nats per dimension for `exact`, |v - v_ref|^2 for `velocity`."""
         moved = mse(new.out, ref.out, rows.free, rows.layout)
         return scaled_by_step(self.kl_form, moved, rows)
 
@@ -250,7 +252,11 @@ def _divided(form: KlForm, moved: Tensor, q: Tensor, slope: Tensor, fall: Tensor
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
-    """Std of the step and d mean / d v; the mean of every kernel is affine in v."""
+    """Std of the step, and d mean / d v.
+
+    The slope is read off at x = 0 and v = 1, which is right for a kernel that is affine in x and
+    v. `kl_form: velocity` alone reads it, and `check_affine` refuses that for other kernels.
+    """
     if rows.sigma.device.type != "cpu":
         known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
         if known is not None:

@@ -14,14 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import AnyPlan, Choices
-from flowrl.credit.proxies import GATE, ProxyGate
+from flowrl.credit.proxies import GATE
 from flowrl.credit.steps import CarriesWeights
 from flowrl.credit.values import Transform
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood, Transition
-from flowrl.table import Column, columns_read
+from flowrl.table import Column, columns_provided, columns_read
 from samplers import Plan
 from samplers.host import host_copy, uploaded
 from samplers.kernels import is_affine
@@ -75,6 +75,16 @@ class Entries(NamedTuple):
 
 PolicyTerm = tuple[Float[Tensor, "b t"], Mapping[str, Metric]]
 """The policy term of a loss, or a factor on it, and metrics."""
+
+
+def past_low(ratio: Tensor, advantage: Tensor, low: float) -> Bool[Tensor, "b t"]:
+    """Bad entries whose gradient PPO's clip (arXiv:1707.06347, eq. 7) removes: r < 1 - low."""
+    return (advantage < 0) & (ratio < 1 - low)
+
+
+def past_high(ratio: Tensor, advantage: Tensor, high: float) -> Bool[Tensor, "b t"]:
+    """Good entries whose gradient PPO's clip removes: r > 1 + high."""
+    return (advantage > 0) & (ratio > 1 + high)
 
 
 class Counts(NamedTuple):
@@ -214,16 +224,29 @@ class Anchored(Protocol):
     def anchors(self) -> tuple[Anchor, ...]: ...
 
 
-def check_gate(loss: Objective, likelihood: Likelihood, gate: ProxyGate | None) -> None:
-    """UserError for a gate without a gated anchor, the reverse, or rows of several samples."""
-    gated = isinstance(loss, Anchored) and any(anchor.gated for anchor in loss.anchors)
-    if gated != (gate is not None):
+def check_columns(loss: Objective, likelihood: Likelihood, transforms: Sequence[Transform]) -> None:
+    """UserError for a column that is read but not provided, or the reverse, and for one value per
+    sample that a loss reads whose rows compare several samples."""
+    of_loss = columns_of(loss)
+    read = {*columns_read(transforms), *of_loss}
+    provided = {*columns_provided([*transforms, loss])}
+    for column in read - provided:
+        if column.part is not None:
+            raise UserError(
+                f"this algorithm reads {column.name}, which need {column.part}: add "
+                f"{column.part} to the advantage, or leave out what reads them"
+            )
+    for column in provided - read:
         raise UserError(
-            "a gated anchor of the loss and the transform ProxyGate need each other, but this "
-            "algorithm has only one of them"
+            f"{column.part} provides {column.name}, which nothing in this algorithm reads: leave "
+            f"{column.part} out, or add what reads them"
         )
-    if gated and likelihood.unit > 1:
-        raise UserError("ProxyGate weights single samples, but this loss compares several")
+    for column in of_loss:
+        if column.form == "sample" and likelihood.unit > 1:
+            raise UserError(
+                f"the loss reads {column.name}, one value per sample, but its rows compare "
+                f"{likelihood.unit} samples: choose another loss, or leave out what reads them"
+            )
 
 
 @runtime_checkable

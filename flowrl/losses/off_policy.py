@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import Entries, PolicyTerm, RatioLoss
+from flowrl.losses.base import Entries, PolicyTerm, RatioLoss, past_high, past_low
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ class REC(RatioLoss):
         return value, {"left_out": (~kept).to(a)}
 
     def _kept(self, ratio: Tensor, a: Tensor) -> Tensor:
-        below, above = ratio >= 1 - self.low, ratio <= 1 + self.high
+        """Entries [b t] that are trained on."""
         if self.keep == "all":
-            return torch.ones_like(below)
+            return torch.ones_like(a, dtype=torch.bool)
         if self.keep == "one_side":
-            return (above & (a >= 0)) | (below & (a <= 0))
+            return ~(past_low(ratio, a, self.low) | past_high(ratio, a, self.high))
+        within = (ratio >= 1 - self.low) & (ratio <= 1 + self.high)
         if self.keep == "two_side":
-            return below & above
+            return within
         back = ((a >= 0) & (ratio <= 1 - self.far_low)) | ((a <= 0) & (ratio >= 1 + self.far_high))
-        return (below & above) | back
+        return within | back
 
 
 @dataclass(frozen=True)

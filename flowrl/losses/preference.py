@@ -92,7 +92,10 @@ class GroupPreference:
         return _refuses("GroupPreference", self.group, choices)
 
     def outside(self, evaluations: Evaluations, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Rows [b 1] whose gradient the clip removes, and the ratios exp(d_slow - d)."""
+        """Rows [b 1] whose gradient the clip removes, and the ratios exp(d_slow - d).
+
+        Unlike PPO's clip (`past_low`), it also removes rows whose advantage is 0: see `clip_at`.
+        """
         if self.clip_at is None:
             return torch.zeros_like(rows.mask), torch.ones_like(rows.advantage)
         ratio = (evaluations["new"].logp.detach() - evaluations[self.slow].logp).exp()

@@ -20,7 +20,17 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood, entries, mse
-from flowrl.losses.base import Anchor, Derived, Entries, PolicyTerm, RatioLoss, anchored, roles
+from flowrl.losses.base import (
+    Anchor,
+    Derived,
+    Entries,
+    PolicyTerm,
+    RatioLoss,
+    anchored,
+    past_high,
+    past_low,
+    roles,
+)
 from samplers.kernels import per_row
 
 _LARGE = 80.0  # e^80 is finite in float32; an infinite slope times a clip's 0 is NaN
@@ -91,10 +101,10 @@ def clip_counts(
     given = (log_ratio.detach(), advantage)
 
     def below(log_ratio: Tensor, advantage: Tensor) -> Tensor:
-        return (advantage < 0) & (log_ratio.exp() < 1 - low)
+        return past_low(log_ratio.exp(), advantage, low)
 
     def above(log_ratio: Tensor, advantage: Tensor) -> Tensor:
-        return (advantage > 0) & (log_ratio.exp() > 1 + high)
+        return past_high(log_ratio.exp(), advantage, high)
 
     def bounded(log_ratio: Tensor, advantage: Tensor) -> Tensor:
         return (advantage < 0) & (log_ratio.exp() > (dual or math.inf))

@@ -5,7 +5,7 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import PolicyTerm, entropies
+from flowrl.losses.base import PolicyTerm, entropies, past_high, past_low
 from flowrl.table import Column
 from samplers.host import wide
 
@@ -106,6 +106,7 @@ class Decoupled:
     low..high.
     """
 
+    reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
     likelihood: Likelihood
     mode: Literal["truncate", "mask", "none"] = "mask"
     high: float = 3.0
@@ -145,6 +146,7 @@ class BehindClip:
     Metric: `behind_clipped`, the share of these rows.
     """
 
+    reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
     likelihood: Likelihood
     low: float
     high: float
@@ -158,9 +160,9 @@ class BehindClip:
         else:
             return torch.ones_like(old.logp), {}
         ratio = self.likelihood.log_ratio(old, behaviour, rows).detach().exp()
-        good, bad = rows.advantage > 0, rows.advantage < 0
-        past = ((bad & (ratio < 1 - self.low)) | (good & (ratio > 1 + self.high))).to(ratio)
-        return 1 - past, {"behind_clipped": past}
+        below = past_low(ratio, rows.advantage, self.low)
+        clipped = (below | past_high(ratio, rows.advantage, self.high)).to(ratio)
+        return 1 - clipped, {"behind_clipped": clipped}
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def check_before_weights(run: Run) -> None:
     elif isinstance(run.model, LanguageSettings):
         refuse_images(run, run.model.language)
         _check_language(run, run.model)
-    if run.before is not None:
-        check_before_weights(run.before)
+    if run.prompt_writer is not None:
+        check_before_weights(run.prompt_writer)
 
 
 def _check_pipeline(run: Run, m: PipelineSettings) -> None:

@@ -152,8 +152,8 @@ def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | R
     """`evaluation_policy` of the image model and, in a joint run, of its language model."""
     if not isinstance(model, RewrittenPolicy):
         return evaluation_policy(model, run)
-    assert run.before is not None
-    text = evaluation_policy(model.text, run.before)
+    assert run.prompt_writer is not None
+    text = evaluation_policy(model.text, run.prompt_writer)
     return replace(model, text=text, image=evaluation_policy(model.image, run))
 
 

@@ -64,15 +64,15 @@ class RunFolder:
         if not isinstance(settings, Mapping):
             raise UserError(f"{file} does not contain settings of a run")
         return cls(
-            folder,
-            settings,
-            chosen_settings(settings),
-            list(_metrics(folder / "metrics.jsonl")),
-            read_evaluations(folder),
-            read_trees(folder),
-            read_starts(folder),
-            read_alarms(folder),
-            list(_votes(folder)),
+            folder=folder,
+            settings=settings,
+            chosen=chosen_settings(settings),
+            metrics=list(_metrics(folder / "metrics.jsonl")),
+            evaluations=read_evaluations(folder),
+            trees=read_trees(folder),
+            starts=read_starts(folder),
+            alarms=read_alarms(folder),
+            votes=list(_votes(folder)),
         )
 
     @property

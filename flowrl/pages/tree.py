@@ -147,7 +147,17 @@ class TreeView:
         value = level.values[node] if own else value
         label = y + 18 if lower else y - 10
         shown = own if len(own) <= FITS else f"{own[: FITS - 1]}…"
-        return Dot(x, y, radius, sign(advantage), depth, words, value, label, shown)
+        return Dot(
+            x=x,
+            y=y,
+            r=radius,
+            sign=sign(advantage),
+            depth=depth,
+            words=words,
+            value=value,
+            label=label,
+            text=shown,
+        )
 
 
 def _look(level: LevelRecord) -> str:

@@ -27,7 +27,7 @@ def opd(
 ) -> Algorithm:  # fmt: skip
     """OPD, on-policy distillation, arXiv:2605.15055 (DiffusionOPD) and arXiv:2605.08063 (Flow-OPD's
     `gkd`): the student samples, and each of its noisy steps is pulled towards the step of the
-    teacher for that prompt's task. SD3.5-M, OCR (verl-omni): 10 steps, Flow-CPS with noise 0.8 in a
+    teacher for that prompt's task. SD3.5-M, OCR (verl-omni): 10 steps, Flow-CPS with eta 0.8 in a
     window of 3 of the first 5, 8 samples, no KL. Rewards are only monitored, and a group may have a
     single sample.
 

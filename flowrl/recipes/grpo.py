@@ -65,7 +65,7 @@ def flow_grpo(
     scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] | Kernel = "flow_sde",
     kl_form: KlForm = "published", credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
+    """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, eta 0.7, group 24, clip 1e-4, KL 0.04
     (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
     `credit` is one of `flowrl/recipes/credit_choices.py` (gdpo, aapo, best_gap), and `blend` the
     share of the batch's advantage in groups without spread. Wan 2.1: its own noise (`kernel="wan"`,
@@ -91,7 +91,7 @@ def flow_grpo_fast(
     scale: Scale = "batch",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO-Fast (same repository): noise in a window at a random start in the first half of
-    the steps. Published with Flow-CPS (arXiv:2509.05952): noise level 0.8, window 3, clip 1e-5,
+    the steps. Published with Flow-CPS (arXiv:2509.05952): eta 0.8, window 3, clip 1e-5,
     no KL.
 
     With CPS the log-ratio is the published score's, -|x_next - mean|^2. Differences: one window
@@ -192,7 +192,7 @@ def grpo_guard(
     scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """GRPO-Guard, arXiv:2510.22319: RatioNorm, and steps reweighted by 1/h. SD3.5-M: 10 steps,
-    noise level 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.
+    eta 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.
 
     Differences: each row has its own correction of the ratio, where the code averages it over the
     micro-batch, so that clipped samples receive other samples' gradients; 1/h is relative to its

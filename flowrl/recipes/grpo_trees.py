@@ -35,7 +35,7 @@ def temp_flow(
     kl: float = 0.004, scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """TempFlow-GRPO, arXiv:2508.04324: at every step 6 noisy children leave an ODE trunk, and are
-    credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
+    credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, eta 0.7 (FLUX 0.9),
     KL 0.004 (PickScore 0.001), a step's loss weighted by its std over the steps' mean std.
 
     The weight is exact, where the code has a constant (2.25 for SD3, 1.73 for FLUX). Statistics are

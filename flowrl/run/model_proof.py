@@ -104,9 +104,9 @@ class StartProof:
     def prove(self) -> None:
         """Prove the model unless a proof is cached, and print the proof's sentences."""
         policy, say = self.session.learner.policy, self.session.terminal.say
-        if (before := self.session.before) is not None:
-            given = instructed(before.template, self.rows[0])
-            for sentence in before.learner.policy.proofs(given, before.algorithm.steps):
+        if (writer := self.session.prompt_writer) is not None:
+            given = instructed(writer.template, self.rows[0])
+            for sentence in writer.learner.policy.proofs(given, writer.algorithm.steps):
                 say(sentence)
         if isinstance(policy, PipelinePolicy):
             policy.check_all_rows(self.rows[1])

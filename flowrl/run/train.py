@@ -102,11 +102,11 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
         search_sizes(session)
     terminal.say(f"rows per call: {session.learner.policy.sizes}")
     observers = open_observers(session, progress)
-    values = any(each.reads_values for each in observers)
+    values = any(observer.reads_values for observer in observers)
     stages = open_stages(session, progress, values)
     loop = TrainingLoop(session, progress, alarms, stages, observers)
-    for each in loop.observers:
-        each.on_start(resume is not None)
+    for observer in loop.observers:
+        observer.on_start(resume is not None)
     with session.parallel.together():
         if session.parallel.main:
             keep_settings(session)
@@ -162,14 +162,14 @@ class TrainingLoop:
         """Iterate to the end, or until a signal, which is returned."""
         began, start = time.perf_counter(), self.progress.seconds
         with ExitStack() as contexts:
-            for each in self.observers:
-                contexts.enter_context(each.during())
+            for observer in self.observers:
+                contexts.enter_context(observer.during())
             while not self.over:
-                made = iterate(self.stages, self.progress)
+                iteration = iterate(self.stages, self.progress)
                 self.progress.seconds = self.of_main(start + time.perf_counter() - began)
-                if stop := self.finish(made, interrupt):
+                if stop := self.finish(iteration, interrupt):
                     return stop
-                del made  # its states would fill a GPU beside those of the next one
+                del iteration  # its states would fill a GPU beside those of the next one
         if why := early_end(self.session.run, self.progress):
             self.session.terminal.say(f"done after iteration {self.progress.iteration}: {why}")
         return None
@@ -186,25 +186,25 @@ class TrainingLoop:
             return seconds
         return self.session.parallel.every(seconds)[0]
 
-    def finish(self, made: Iteration, interrupt: Interrupt) -> int | None:
+    def finish(self, iteration: Iteration, interrupt: Interrupt) -> int | None:
         """Observe, evaluate, record and save whatever is due after an iteration. Returns a signal
         that arrived before the last iteration."""
-        session, run, metrics = self.session, self.session.run, made.metrics
+        session, run, metrics = self.session, self.session.run, iteration.metrics
         self.settle()
-        self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
-        for each in self.observers:
-            each.on_iteration(made)
+        self.alarm(raised_by_training(session, self.alarms, metrics, iteration.number), metrics)
+        for observer in self.observers:
+            observer.on_iteration(iteration)
         self.progress.samples += metrics.get("count/scored", 0.0)
         last = self.over
-        evaluates = last or made.number % run.evaluate.every == 0
+        evaluates = last or iteration.number % run.evaluate.every == 0
         if evaluates and not last and run.train.alarms != "stop":  # which must stop at once
-            asked = ask_workers(session, made.number)
-            if asked is not None:
-                return self.hold(metrics, asked, interrupt)
+            trial = ask_workers(session, iteration.number)
+            if trial is not None:
+                return self.hold(metrics, trial, interrupt)
         self.record(metrics, evaluates, last)
         last = self.over  # a held-out score may have ended it
         stop = interrupt.pending(session.accelerator)
-        if last or stop or made.number % run.checkpoint.every == 0:
+        if last or stop or iteration.number % run.checkpoint.every == 0:
             self.save()
         return None if last else stop
 
@@ -250,21 +250,21 @@ class TrainingLoop:
 
     def settle(self) -> None:
         """Record what was held, as of its iteration."""
-        for each in self.held:
-            with self.progress.as_of(each.progress):
-                self.record(each.metrics, True, asked=each.asked)
-                if each.taken is not None:
-                    self.save(each.taken)
+        for line in self.held:
+            with self.progress.as_of(line.progress):
+                self.record(line.metrics, True, asked=line.asked)
+                if line.taken is not None:
+                    self.save(line.taken)
         self.held.clear()
 
     def evaluate(self, asked: AskedTrial | None = None) -> dict[str, float]:
         """Evaluate and return the metrics; none without held-out prompts."""
-        made = evaluate_and_keep(self.session, self.progress, asked)
-        if made is None:
+        evaluation = evaluate_and_keep(self.session, self.progress, asked)
+        if evaluation is None:
             return {}
-        for each in self.observers:
-            each.on_evaluation(made)
-        return made.metrics
+        for observer in self.observers:
+            observer.on_evaluation(evaluation)
+        return evaluation.metrics
 
     def alarm(self, raised: Raised, metrics: dict[str, float]) -> None:
         """Warn about signs of trouble, or stop before the next iteration (`train.alarms: stop`)."""
@@ -273,8 +273,8 @@ class TrainingLoop:
             return
         for text in raised.texts:
             session.terminal.warn(text)
-        for each in self.observers:
-            each.on_alarms(raised.texts)
+        for observer in self.observers:
+            observer.on_alarms(raised.texts)
         if raised.signs and session.run.train.alarms == "stop" and not self.over:
             session.accelerator.log(metrics, step=progress.iteration)
             checkpoint.save_checkpoint(session, progress, self.alarms)
@@ -282,8 +282,8 @@ class TrainingLoop:
             raise UserError(f"stopped by train.alarms: stop; {' '.join(raised.signs)}")
 
     def recorded(self) -> None:
-        for each in self.observers:
-            each.on_record()
+        for observer in self.observers:
+            observer.on_record()
 
     def save(self, taken: checkpoint.SavedState | None = None) -> None:
         checkpoint.save_checkpoint(self.session, self.progress, self.alarms, taken)
@@ -291,25 +291,25 @@ class TrainingLoop:
 
     def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:
         """Call the callbacks with these events and their metrics, on the main process."""
-        session, done = self.session, self.progress.iteration
+        session, number = self.session, self.progress.iteration
         if not session.live.callbacks:
             return
-        saved = session.folder / "checkpoints" / f"{done:06d}"
+        saved = session.folder / "checkpoints" / f"{number:06d}"
         with session.parallel.together():
             session.writer.wait()  # a callback may read the files of its moment
             for kind, metrics in moments.items() if session.parallel.main else ():
                 folder = saved if kind == "checkpoint" else session.folder
-                session.live.call(Event(kind, done, dict(metrics), folder))
+                session.live.call(Event(kind, number, dict(metrics), folder))
 
 
 def iterate(stages: Stages, progress: Progress) -> Iteration:
     """Run one iteration and advance `progress`."""
-    began, cpu = time.perf_counter(), time.process_time()
-    made = stages.iterate(progress.iteration)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    iteration = stages.iterate(progress.iteration)
     progress.iteration += 1
-    progress.optimizer_steps += made.updated.steps
+    progress.optimizer_steps += iteration.updated.steps
     seconds = {
         "seconds": time.perf_counter() - began,
-        "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
+        "seconds/cpu": time.process_time() - cpu_began,  # of this process, all its threads
     }
-    return replace(made, metrics={**made.metrics, **seconds})
+    return replace(iteration, metrics={**iteration.metrics, **seconds})

@@ -155,9 +155,15 @@ class GivenSamples:
         x0 = torch.stack([self.encoded(batch, item) for item in items])
         sigmas = batch.owner.schedule(algorithm.steps).sigmas
         rollout = Rollout(
-            Plan(steps_of(sigmas), roots=self.file.group), x0, prompt.to(x0.device), tuple(ids), (),
-            run.train.seed, iteration, GIVEN_INDEX,
-        )  # fmt: skip
+            plan=Plan(steps_of(sigmas), roots=self.file.group),
+            x0=x0,
+            prompt=prompt.to(x0.device),
+            draws=tuple(ids),
+            edges=(),
+            seed=run.train.seed,
+            iteration=iteration,
+            index=GIVEN_INDEX,
+        )
         some = torch.ones(len(items), 1, dtype=torch.bool)
         assert isinstance(algorithm.likelihood, Matching)
         return [*algorithm.likelihood.rows(rollout, advantage[:, None], some)]

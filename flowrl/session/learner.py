@@ -36,9 +36,9 @@ class Learner:
     """One model of a run as losses and updates need it, without prompts, rewards and folder.
 
     evaluator   the policy at the guidance and size of evaluations, with the same weights
-    before      the learner whose texts are this one's prompts; None: prompts are the run's
+    prompt_writer  the learner whose texts are this one's prompts; None: prompts are the run's
     name        of the model in metrics, checkpoints and folders; "" if rewards score its samples
-    template    the text that `before` gets, with {prompt} for the prompt
+    template    the text that the prompt writer gets, with {prompt} for the prompt
     loss_weight factor of the loss
     """
 
@@ -51,7 +51,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
     merging: MergedAdapters
-    before: "Learner | None" = None
+    prompt_writer: "Learner | None" = None
     name: str = ""
     template: str = "{prompt}"
     loss_weight: float = 1.0
@@ -59,7 +59,7 @@ class Learner:
     @property
     def chain(self) -> "tuple[Learner, ...]":
         """The models that produce a sample, in the order of sampling; this one is the last."""
-        return (*(() if self.before is None else self.before.chain), self)
+        return (*(() if self.prompt_writer is None else self.prompt_writer.chain), self)
 
     @property
     def learns(self) -> bool:
@@ -100,22 +100,22 @@ class Learner:
     def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
         """Load and shard the models. UserError for a model or processes that cannot run."""
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
-        if how is not None and run.before is not None:
+        if how is not None and run.prompt_writer is not None:
             raise UserError(
                 "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
                 "out, so that each process holds both"
             )
         own = cls._one(run, folder, accelerator, how, run.learns)
-        if run.before is None:
+        if run.prompt_writer is None:
             return own
         joint, rewriter = run.joint, run.rewriter
         assert joint is not None and rewriter is not None
-        before = cls._one(run.before, folder, accelerator, None, joint.train != "image")
-        before = replace(before, name=REWRITER, template=rewriter.template)
-        text: Any = before.evaluator
+        writer = cls._one(run.prompt_writer, folder, accelerator, None, joint.train != "image")
+        writer = replace(writer, name=REWRITER, template=rewriter.template)
+        text: Any = writer.evaluator
         image: Any = own.evaluator
-        pair = RewrittenPolicy(text, image, rewriter.template, run.before.evaluation_steps)
-        return replace(own, before=before, evaluator=pair, loss_weight=joint.weight)
+        pair = RewrittenPolicy(text, image, rewriter.template, run.prompt_writer.evaluation_steps)
+        return replace(own, prompt_writer=writer, evaluator=pair, loss_weight=joint.weight)
 
     @classmethod
     def _one(
@@ -194,9 +194,9 @@ class Learner:
 
     def __str__(self) -> str:
         """Device, precision and trained parameters in one line per model."""
-        if self.before is not None:
-            own = replace(self, before=None)
-            return f"{self.before}, which rewrites the prompts\n{own}"
+        if self.prompt_writer is not None:
+            own = replace(self, prompt_writer=None)
+            return f"{self.prompt_writer}, which rewrites the prompts\n{own}"
         m, device = self.run.model, self.parallel.device
         name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
         tf32 = " by TF32" if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 else ""
@@ -249,11 +249,11 @@ def load_policy(
 def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
     """The run's model as commands open it: in a joint run both models, with their trained parts."""
     own = load_policy(run, device, learns=run.learns)
-    if run.before is None or run.joint is None or run.rewriter is None:
+    if run.prompt_writer is None or run.joint is None or run.rewriter is None:
         return own
     learns = run.joint.train != "image"
-    text = load_policy(run.before, device, learns=learns)
-    template, length = run.rewriter.template, run.before.evaluation_steps
+    text = load_policy(run.prompt_writer, device, learns=learns)
+    template, length = run.rewriter.template, run.prompt_writer.evaluation_steps
     return RewrittenPolicy(text, own, template, length, (learns, run.learns))
 
 

@@ -110,10 +110,10 @@ class Session:
         return self.learner.algorithm
 
     @cached_property
-    def before(self) -> "Session | None":
+    def prompt_writer(self) -> "Session | None":
         """The session of the model that writes the prompts; None if prompts are used as given."""
-        before = self.learner.before
-        return None if before is None else replace(self, learner=before, tracker=None)
+        writer = self.learner.prompt_writer
+        return None if writer is None else replace(self, learner=writer, tracker=None)
 
     @property
     def template(self) -> str:
@@ -145,14 +145,14 @@ class Session:
     @cached_property
     def reporting(self) -> Mapping[str, Reward]:
         """The rewards that report numbers for the log, or have a member that does."""
-        found = self.rewards.items()
-        return {label: each for label, each in found if [*parts_of(each, Reports)]}
+        rewards = self.rewards.items()
+        return {label: each for label, each in rewards if [*parts_of(each, Reports)]}
 
     def placed(self, iteration: int, draws: Draws) -> Draws:
         """The draws of an iteration without rows that nothing can win. Collective."""
         return draws if self.placing is None else self.placing.placed(iteration, draws)
 
-    def drawn(self, samples: Samples) -> Samples:
+    def shown(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""
         return shown_by(self.learner.policy, samples)
 
@@ -197,10 +197,10 @@ def load_rewards(
             rewards[spec.label] = _of_sets(elsewhere[spec.label], spec)
             continue
         try:
-            given = live.rewards.get(spec.label)
-            spec.refuse_python(given is not None)
-            found = load(spec.name, **spec.settings) if given is None else given
-            rewards[spec.label] = _of_sets(found, spec)
+            live_reward = live.rewards.get(spec.label)
+            spec.refuse_python(live_reward is not None)
+            reward = load(spec.name, **spec.settings) if live_reward is None else live_reward
+            rewards[spec.label] = _of_sets(reward, spec)
         except (ValueError, ImportError) as error:
             raise UserError(f"reward {spec.label}: {error}") from error
     return rewards
@@ -218,10 +218,10 @@ class OfSets:
         return [row for row, columns in enumerate(meta) if columns.get(DATA_SET) in self.sets]
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
-        found = RewardScores.nowhere(len(samples.prompts))
+        scores = RewardScores.nowhere(len(samples.prompts))
         if rows := self.rows(samples.meta):
-            found.put(rows, reward_scores(self.label, self.reward, samples.take(rows)))
-        return found.plain
+            scores.put(rows, reward_scores(self.label, self.reward, samples.take(rows)))
+        return scores.plain
 
 
 def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
@@ -310,8 +310,8 @@ def on_cpu(run: Run) -> bool:
             f"model.device: {device!r} is not known; use one of {', '.join(_DEVICES)} "
             "(CUDA_VISIBLE_DEVICES selects among several GPUs)"
         )
-    there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
-    if not there[device]:
+    available = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
+    if not available[device]:
         raise UserError(
             f"model.device: {device} is not available to PyTorch on this machine; set "
             "model.device: auto, or install PyTorch for it"
@@ -341,8 +341,10 @@ def keep_freed_memory() -> None:
     Otherwise glibc returns them to the system, and every network call requests them again page by
     page: 150,000 page faults in an iteration with 600 MB of activations. Do nothing without glibc,
     or if the user has set glibc's environment variables."""
-    own = ("MALLOC_", "GLIBC_TUNABLES")
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
+    glibc_settings = ("MALLOC_", "GLIBC_TUNABLES")
+    if platform.libc_ver()[0] != "glibc" or any(
+        name.startswith(glibc_settings) for name in os.environ
+    ):
         return
     libc = ctypes.CDLL(None)
     libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)  # alone, the next line would end glibc's own rule

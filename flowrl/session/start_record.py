@@ -252,7 +252,7 @@ def _names_media(value: Any) -> bool:
 
 def _ends(run: Run) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None and isinstance(each.model, LanguageSettings):
             given = each.given is not None and each.given.kind != "images"
             yield from changed_ends(place_of_model(each.model.language), each.model, given)
@@ -380,7 +380,7 @@ def _own_base(run: Run) -> dict[str, str]:
 def _adapters(run: Run) -> Iterator[tuple[str, str]]:
     """Digests of the adapters, the rewriter and the quantized file that a run starts with, by
     their setting."""
-    folder = None if run.before is None else local_folder(run.before.model.source)
+    folder = None if run.prompt_writer is None else local_folder(run.prompt_writer.model.source)
     for name, digest in _base(folder) if folder else ():
         yield f"model.rewriter ({name})", digest
     quantized = run.model.quantized

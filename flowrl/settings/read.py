@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 import rewards
 from flowrl.algorithm import Algorithm
-from flowrl.credit.proxies import named_rewards
+from flowrl.credit.choices import named_rewards
+from flowrl.credit.prompt_weights import PROMPT_ROWS, check_prompt_rows
 from flowrl.errors import UserError
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
@@ -312,7 +313,7 @@ def check_plan(run: Run) -> None:
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None:
             own = algorithm if each is run else each.algorithm()
             levels, labels = each.levels(own.steps), [spec.label for spec in each.rewards]
@@ -371,6 +372,13 @@ def check_rewards(run: Run, given: Collection[str] = ()) -> None:
                 raise UserError(f"{place}: {error}") from error
 
 
+def _check_prompt_rows(run: Run) -> None:
+    """UserError for a prompt whose row lacks what credit reads."""
+    prompts = run.prompts.read("train")
+    rows = prompts.meta or [{} for _ in prompts.texts]
+    check_prompt_rows(run.algorithm().transforms, rows)
+
+
 def check_named_rewards(run: Run) -> None:
     """UserError unless the rewards that credit reads by name are the run's, untrained, and have
     scored all samples that it compares."""
@@ -410,7 +418,7 @@ def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
     reading weights. `given`: rewards that are Python objects, by their labels."""
     for check in run_checks(run, given):
         check()
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None:
             check_hub(each.model)
 
@@ -431,11 +439,13 @@ def run_checks(
     read = hub or not run.prompts.on_hub("train")
     if read and (asked := run.algorithm().information) is not None:
         yield lambda: check_answers(asked, run.prompts.read("train"))
+    if read and PROMPT_ROWS in run.algorithm().reads:
+        yield partial(_check_prompt_rows, run)
     if (teachers := run.teachers) is not None:
         adapters = run.model.lora is not None
         yield lambda: teachers.check(run.prompts.read("train") if read else None, adapters)
     yield partial(check_optimizer, run.train.optimizer)
-    for each in filter(None, (run, run.before)):
+    for each in filter(None, (run, run.prompt_writer)):
         yield partial(check_model, each.model)
         if (environment := each.environment) is not None:
             yield partial(_check_turn_rewards, environment, each)

@@ -32,7 +32,8 @@ HEAD = """# Configurations for the models people have
 A file for each model, with its sampling, its memory and the hardware that it needs:
 
 ```bash
-flowrl plan models/flux1_dev --memory 24GiB   # what an iteration does, and what makes it fit
+# what an iteration does, and what makes it fit
+flowrl plan models/flux1_dev --memory 24GiB --prompts.train mine.txt --prompts.held_out held_out.txt
 flowrl train models/flux1_dev --prompts.train mine.txt --prompts.held_out held_out.txt
 ```
 
@@ -47,6 +48,8 @@ rewards: [my_reward.py:warmth]
 
 * Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base.
   A recipe of another name replaces the base's whole, whose settings are those of its own recipe.
+  The option `--recipe.name` does not: the file's steps, group and other settings stay where the new
+  recipe has them too. Write a file with a base for another recipe's own numbers.
 * What you name takes the place of what it excludes in the base: `model: {lora: {from: FILE}}` that
   of rank, alpha and targets, `model: {language: NAME}` that of a pipeline and its settings.
 * `base` is relative to the file that it stands in; a name that begins with `configs/` may also be

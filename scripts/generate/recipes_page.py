@@ -38,10 +38,12 @@ Every recipe takes `plan`, `advantage` (one transform, or a list of them), `like
 `tracker` in place of its own, as NAME, `{name: NAME, ...settings}` or `FILE.py:NAME`; `kernel` and
 `solver` too, where they are listed. NAME is a part's class in snake case: `PassAtK` is pass_at_k. A
 new part keeps the settings that both have in common; `{...settings}` without a name changes the
-recipe's own part; what does not fit is refused. `recipe.name` takes a recipe of your own: see
-[extending.md](extending.md).
+recipe's own part; what does not fit is refused. `node_values` in a table has no name of its own: it
+always comes first, and the setting `fusion` of recipes of trees chooses how it joins leaves.
+`recipe.name` takes a recipe of your own: see [extending.md](extending.md).
 
-The tables say what recipes rest on. *Parts*: plan, advantage, likelihood and loss. *Gain here*: in
+The tables say what recipes rest on. *Parts*: plan, advantage, likelihood and loss; the
+policy that samples is the recipe's own choice, and has no setting. *Gain here*: in
 a held-out score of a small world, with its 95 % interval over seeds, as
 [results/methods.md](results/methods.md) measured it, or in a short run of one seed. *On a GPU*: an
 iteration on one had the CPU's reward, loss and gradient norm

@@ -58,7 +58,7 @@ ROWS = (
      "if sample not in MEASURED and train not in MEASURED:", "if False:",
      "models/test_guidance_rules.py"),
     ("ratio-random", "flowrl/iteration/ratio_check.py",
-     "if repeated_floor(learner, made) > REPEATED * floor:", "if False:",
+     "if repeated_floor(learner, training) > REPEATED * floor:", "if False:",
      "iteration/test_ratio_causes.py"),
     ("evaluate-unpaired", EVALUATE, "gains = column - column.new_tensor(base[name])",
      "gains = column", "run/test_evaluate.py"),

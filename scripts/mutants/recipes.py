@@ -33,7 +33,7 @@ ROWS = (
     ("gate-larger", PROXIES, "share *= 1.1", "share *= 1.2", DOUBTED),
     ("gate-smaller", PROXIES, "mean < min(means)", "mean < max(means)", DOUBTED),
     ("gate-window", PROXIES, "(*means, mean)[-REMEMBERED:]", "(*means, mean)", DOUBTED),
-    ("gate-now", PROXIES, "share = adapted(GateHistory(*history), float(high.mean())).share", "share = history[0]", DOUBTED),
+    ("gate-now", PROXIES, "share = adapted(context.table[GATE_HISTORY], float(high.mean())).share", "share = context.table[GATE_HISTORY].share", DOUBTED),
     ("diverse-mean", PROXIES, "d.double() / mean, 1.0", "d.double(), 1.0", DOUBTED),
     ("diverse-above", PROXIES, "plain.value > 0, factor", "plain.value < 9, factor", DOUBTED),
     ("gate-anchor", "flowrl/losses/base.py", "kl = kl * rows.table[GATE]", "pass", DOUBTED),

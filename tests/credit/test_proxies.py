@@ -11,6 +11,7 @@ import torch
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator, Standardize
+from flowrl.credit.choices import named_rewards
 from flowrl.credit.proxies import GATE as GATE_COLUMN
 from flowrl.credit.proxies import (
     Diverse,
@@ -20,10 +21,9 @@ from flowrl.credit.proxies import (
     adapted,
     doubt,
     gate_of,
-    named_rewards,
     standing,
 )
-from flowrl.credit.values import Context, TrackedStatistics
+from flowrl.credit.values import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, TransitionRows
@@ -239,8 +239,9 @@ CREDIT = Estimator((Standardize(), GATE))
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((4, CHAIN, CREDIT, Transition(), CLIP), "need each other"),
-        ((4, CHAIN, Estimator((Standardize(),)), Transition(), GATED), "need each other"),
+        ((4, CHAIN, CREDIT, Transition(), CLIP), "which nothing in this algorithm reads"),
+        ((4, CHAIN, Estimator((Standardize(),)), Transition(), GATED),
+         "which need ProxyGate: add ProxyGate to the advantage"),
         ((4, Tree(FlowSDE(), (0, 1)), CREDIT, Transition(), GATED), "ProxyGate needs independent"),
         ((4, Tree(FlowSDE(), (0, 1)), Estimator((Diverse("d"),)), Transition(), CLIP),
          "Diverse needs independent"),
@@ -250,7 +251,7 @@ CREDIT = Estimator((Standardize(), GATE))
 )  # fmt: skip
 def test_what_cannot_be_gated_is_refused(parts, message):
     if message is None:
-        assert Algorithm(*parts).gate is GATE
+        assert gate_of(Algorithm(*parts).transforms) is GATE
         return
     with pytest.raises(UserError, match=message):
         Algorithm(*parts)
@@ -272,8 +273,7 @@ def test_impossible_settings_are_refused():
         Refresh(0)
     with pytest.raises(UserError, match=r"not 5 and 0\.0"):
         Refresh(5, 0.0)
-    assert named_rewards((Diverse("d"), GATE)) == ("one", "two", "d") and gate_of(()) is None
-    assert TrackedStatistics().gate is None
+    assert named_rewards((Diverse("d"), GATE)) == ("d", "one", "two") and gate_of(()) is None
 
 
 @pytest.mark.parametrize(("group", "refused"), [(1, True), (2, False)])

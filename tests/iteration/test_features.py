@@ -5,15 +5,16 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS
+from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS, feature
 from flowrl.paths import PROJECT
 from flowrl.settings.parts.names import part_classes
-from flowrl.table import Column
+from flowrl.table import STAGES, Column
 from tests.support import every_recipe, runs, text_runs, tiny_lm
 from tests.votes.test_asking import RUN
 
@@ -125,11 +126,30 @@ def run_all(wanted: dict[str, dict[str, Any]], folder: Path, tree: Path) -> dict
     return json.loads(made.stdout.splitlines()[-1])
 
 
+def columns() -> set[Column[Any]]:
+    """All columns that the package defines."""
+    source = PROJECT / "flowrl"
+    defining = [p for p in source.rglob("*.py") if ": Column[" in p.read_text()]
+    names = [".".join(("flowrl", *p.relative_to(source).with_suffix("").parts)) for p in defining]
+    modules = [import_module(name) for name in names]
+    return {each for m in modules for each in vars(m).values() if isinstance(each, Column)}
+
+
 def owners() -> set[str]:
-    """Features that the columns of parts name."""
-    modules = {sys.modules[kind.__module__] for kind in part_classes()}
-    columns = [each for m in modules for each in vars(m).values() if isinstance(each, Column)]
-    return {column.owner for column in columns}
+    """Features that columns name."""
+    return {column.owner for column in columns()} - {*STAGES}
+
+
+def test_every_column_has_an_owner_that_a_reader_can_open() -> None:
+    """A part that declares a column in `reads` opens its owner by `wrap`, unless a stage writes the
+    column; and parts that a column needs exist."""
+    found = columns()
+    parts = {kind.__name__ for kind in part_classes()}
+    for column in found:
+        assert column.owner in STAGES or callable(feature(column.owner).wrap), column
+        assert column.part is None or column.part in parts, column
+    names = [column.name for column in found]
+    assert len(found) > 15 and len({*names}) == len(names), sorted(names)
 
 
 def test_every_file_of_features_is_opened_by_a_name() -> None:

@@ -1,6 +1,7 @@
 """Credit weighted by a column of the prompt file, which reaches it as a column of a feature."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.prompt_weights import PROMPT_ROWS, PromptWeight
+from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
 from flowrl.table import Table
 from rewards import Scores
 from samplers import Columns
@@ -63,6 +66,14 @@ def run_tree(pipeline: Path, folder: Path, prices: list[object]) -> dict:
 ADVANTAGE = [{"name": "standardize"}, {"name": "prompt_weight", "column": "price", "mean": False}]
 
 
+def test_what_a_tracker_reads_is_opened_too() -> None:
+    class Priced(NoTracker):
+        reads = (PROMPT_ROWS,)
+
+    plain = RECIPES["flow_grpo"]()
+    assert PROMPT_ROWS in replace(plain, tracker=Priced).reads and PROMPT_ROWS not in plain.reads
+
+
 @pytest.mark.slow
 def test_a_run_weighs_its_rows(pipeline: Path, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "priced")]
@@ -77,11 +88,11 @@ def test_a_run_weighs_its_rows(pipeline: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(a.advantage[:, 0] * each, b.advantage[:, 0])
 
 
-def test_a_file_without_the_column_is_refused_before_sampling(
+def test_a_file_without_the_column_is_refused_before_weights_load(
     pipeline: Path, tmp_path: Path, capsys
 ) -> None:
     tree = run_tree(pipeline, tmp_path, [1, 1, 1, None])
     code = runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run")
     said = capsys.readouterr()
-    assert code != 0 and "row 4 of prompts.train has None in the column price" in said.err
-    assert "iteration 1" not in said.out
+    assert code == 2 and "row 4 of prompts.train has None in the column price" in said.err
+    assert not (tmp_path / "run").exists(), "a mistake in a file leaves no folder"

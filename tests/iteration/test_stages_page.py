@@ -1,5 +1,6 @@
 """The page of the stages: docs/architecture.md shows them as the code has them."""
 
+import ast
 import inspect
 import re
 from dataclasses import fields
@@ -44,6 +45,35 @@ def test_every_stage_has_its_file_and_every_record_its_line() -> None:
     for line in drawn():
         assert (PROJECT / line.split()[-1]).is_file()
         assert f"| {line.partition('->')[2].split()[0]} |" in PAGE
+
+
+def changed_by(feature: str) -> set[str]:
+    """The stages that a feature's `wrap` and `wrap_unit` replace, read from their source."""
+    names = {field.name for field in fields(Stages)}
+    path = PROJECT / FEATURES.replace(".", "/") / f"{feature}.py"
+    changed: set[str] = set()
+    for function in ast.parse(path.read_text()).body:
+        if not isinstance(function, ast.FunctionDef) or "wrap" not in function.name:
+            continue
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            called = ast.unparse(call.func)
+            if called == "estimating":
+                changed.add("credit")
+            elif called == "UnitStages":
+                changed |= {"sample", "score"}
+            elif called == "stages._replace" or [*map(ast.unparse, call.args[:1])] == ["stages"]:
+                changed |= {each.arg for each in call.keywords if each.arg in names}
+    return changed
+
+
+def test_the_table_says_which_stages_a_feature_changes() -> None:
+    table = PAGE.partition("| feature | a run needs it if |")[2].partition("\n\n")[0]
+    row = r"^\| ([a-z_, ]+) \| [^|]+ \| ([a-z, ]+)(?::[^|]+)? \|$"
+    rows = re.findall(row, table, re.MULTILINE)
+    assert len(rows) > 15
+    for features, said in rows:
+        wrapped = set[str]().union(*map(changed_by, features.split(", ")))
+        assert {*said.split(", ")} == wrapped, features
 
 
 def test_every_feature_has_its_row() -> None:

@@ -10,8 +10,9 @@ import torch
 
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
+from flowrl.credit.choices import named_rewards
 from flowrl.credit.comparisons import Exponential
-from flowrl.credit.proxies import GATE, named_rewards
+from flowrl.credit.proxies import GATE, gate_of
 from flowrl.errors import UserError
 from flowrl.iteration.features.intermediate import intermediate_scores
 from flowrl.likelihoods.matching import Matching
@@ -130,10 +131,10 @@ class Loop:
             scores = with_named(scores, rollout, named)
         context = Context(rollout.columns, torch.eye(1 + len(named))[0], logp)
         credit, found = self.algorithm.advantage(scores, context), []
-        if self.algorithm.gate is not None:
-            gate = self.algorithm.gate.weights(scores, context, credit[1].any(1))[:, None]
-            table = Table({GATE: gate})
-            assert (gate > 0).sum() < len(gate) / 4  # none where the most doubted are equal
+        if (gate := gate_of(self.algorithm.transforms)) is not None:
+            weights = gate.weights(scores, context, credit[1].any(1))[:, None]
+            table = Table({GATE: weights})
+            assert (weights > 0).sum() < len(weights) / 4  # none where the most doubted are equal
         for rows in self.algorithm.likelihood.rows(rollout, *credit):
             rows = with_table(rows, table)
             if rows.old is None:

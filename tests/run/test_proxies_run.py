@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowrl.credit.proxies import GATE
+from flowrl.credit.proxies import GATE, gate_of
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
 from flowrl.session.progress import Progress
@@ -94,7 +94,7 @@ def test_samples_of_several_sizes_have_their_own_gates(tmp_path):
     sizes = [{"height": 16, "width": 12}, {}, {"height": 12}, {"width": 12}]
     session = runs.opened(runs.sized(settings, sizes), tmp_path)
     made = collect(session, 0)
-    gate = session.algorithm.gate
+    gate = gate_of(session.algorithm.transforms)
     assert gate is not None and made.first is not None
     rollout = made.first.part.rollout
     context = Context(rollout.columns, torch.tensor([1.0, 0.0, 0.0]))
@@ -187,7 +187,10 @@ def test_a_resumed_run_has_the_same_bits(pipeline, tmp_path, recipe):
         (lambda t: t.update(budget={"flat": "drop"}), "budget: this recipe compares all"),
         (lambda t: t["recipe"].update(auxiliary=[]), "name one in auxiliary"),
         (lambda t: t["recipe"].update(kl=0), "an anchor's weight must be above 0"),
-        (lambda t: t["recipe"].update(loss={"name": "surrogate", "anchors": []}), "each other"),
+        (
+            lambda t: t["recipe"].update(loss={"name": "surrogate", "anchors": []}),
+            "which nothing in this",
+        ),
     ],
 )
 def test_what_a_run_lacks_is_said_before_weights_load(pipeline, tmp_path, change, message):

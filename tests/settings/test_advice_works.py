@@ -62,6 +62,16 @@ IMAGES_OF = {"file": "g.jsonl", "kind": "images"}
 SUPERVISED = {"name": "text", "loss": "reinforce"}
 MATCHED = {"name": "rwr", "anchor": 0.0}
 CASES = [
+    Advice(
+        "which nothing in this algorithm reads: leave",
+        {"recipe.advantage": ["standardize", {"name": "proxy_gate", "auxiliary": ["b"]}]},
+        {"recipe.advantage": ["standardize"]},
+    ),
+    Advice(
+        "to the advantage, or leave out what reads them",
+        {"recipe.loss": {"anchors": [{"weight": 0.1, "gated": True}]}},
+        {"recipe.loss": {"anchors": [{"weight": 0.1}]}},
+    ),
     Advice("eta has no effect", {"model.call": {"eta": 1.0}}, {"model.call": {}}),
     Advice(
         "the average that is evaluated and saved is still",

@@ -102,6 +102,6 @@ def test_a_misspelt_kind_is_named():
 def test_the_rewriter_of_a_joint_run_is_a_language_model():
     tree = tree_of(PipelineSettings, rewriter={"language": "c/d", "stop": ["."]})
     run = run_from(tree | {"recipe": {"name": "joint", "text": "text_grpo", "image": "nft"}}, "run")
-    assert run.rewriter is not None and run.before is not None
+    assert run.rewriter is not None and run.prompt_writer is not None
     assert run.rewriter.model() == LanguageSettings(language="c/d", stop=(".",))
     assert Run.model_validate(run.model_dump(by_alias=True)) == run

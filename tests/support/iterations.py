@@ -132,7 +132,7 @@ def with_rows(made: Collected, *rows: Rows) -> Collected:
 
 def sample_units(session: Session, unit: SamplingUnit) -> UnitSamples:
     """A unit's samples as the stage of a run makes them: in several units, if it asks for them."""
-    return open_stages(session, Progress()).sample.unit(unit).unit
+    return open_stages(session, Progress()).sample.sample_unit(unit).unit
 
 
 def unit_of(

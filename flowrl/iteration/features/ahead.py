@@ -158,4 +158,4 @@ class IterationsAhead:
             self.started[int(key)] = Started(draws, int(each["version"]), units, each["more"])
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Nothing to end: samples are drawn in this process, when they are asked for."""

@@ -69,19 +69,19 @@ class RoundsOfSamples:
     score: Score
 
     def __call__(self, first: Drawn) -> Sampled:
-        asked, each = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
-        outcomes, of_round = list[RoundScores](), first
+        call, rounds = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
+        outcomes, drawn = list[RoundScores](), first
         while True:
-            samples = self.sample(of_round)
-            each.append((samples, self.score(samples)))
-            plans = each[-1][1].plans
-            outcomes.append(RoundScores(of_round.draws, tuple(plan.totals for plan in plans)))
-            draws = self.spending.draws(asked, outcomes)
+            samples = self.sample(drawn)
+            rounds.append((samples, self.score(samples)))
+            plans = rounds[-1][1].plans
+            outcomes.append(RoundScores(drawn.draws, tuple(plan.totals for plan in plans)))
+            draws = self.spending.draws(call, outcomes)
             if draws is None:
                 break
-            of_round = draws_here(self.session, first.iteration, draws)
-        kept = self.spending.kept(asked, outcomes)
-        samples, scores = joined_rounds(self.session, each)
+            drawn = draws_here(self.session, first.iteration, draws)
+        kept = self.spending.kept(call, outcomes)
+        samples, scores = joined_rounds(self.session, rounds)
         table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
         return replace(samples, table=table)
 
@@ -92,44 +92,46 @@ def known_scores(samples: Sampled) -> Scored:
 
 
 def joined_rounds(
-    session: Session, each: Sequence[tuple[Sampled, Scored]]
+    session: Session, rounds: Sequence[tuple[Sampled, Scored]]
 ) -> tuple[Sampled, Scored]:
     """All rounds as one: their draws one after the other, with the first round's samples for pages
     and its statistics."""
-    if len(each) == 1:
-        return each[0]
-    samples, scores = [pair[0] for pair in each], [pair[1] for pair in each]
-    of, units, first = [made.drawn for made in samples], list[SamplingUnit](), 0
-    for made in of:
-        units.append(replace(made.unit, first=first))
+    if len(rounds) == 1:
+        return rounds[0]
+    samples, scores = [sampled for sampled, _ in rounds], [scored for _, scored in rounds]
+    drawn, units, first = [sampled.drawn for sampled in samples], list[SamplingUnit](), 0
+    for part in drawn:
+        units.append(replace(part.unit, first=first))
         first += len(units[-1].ids)
     draws = Draws(
-        tuple(draw for made in of for draw in made.draws.ids),
-        tuple(row for made in of for row in made.draws.rows),
-        tuple(count for made in of for count in made.draws.merged),
+        tuple(draw for part in drawn for draw in part.draws.ids),
+        tuple(row for part in drawn for row in part.draws.rows),
+        tuple(count for part in drawn for count in part.draws.merged),
     )
-    shares = tuple(share for made in of for share in made.shares)
+    shares = tuple(share for part in drawn for share in part.shares)
     join = join_of(session)
-    by_plan = zip(*(made.rollouts for made in samples), strict=True)
-    counted = [made for made in each if made[0].drawn.counts]
+    by_plan = zip(*(sampled.rollouts for sampled in samples), strict=True)
+    counted = [pair for pair in rounds if pair[0].drawn.counts]
     unit = replace(
         samples[0].unit,
         rollouts=tuple(join(units, parts) for parts in by_plan),
-        evaluations=sum(made.unit.evaluations for made in samples),
-        scored=sum(made.unit.scored for made, _ in counted),
+        evaluations=sum(sampled.unit.evaluations for sampled in samples),
+        scored=sum(sampled.unit.scored for sampled, _ in counted),
     )
-    whole = replace(
+    joined = replace(
         samples[0],
-        drawn=replace(of[0], draws=draws, shares=shares),
+        drawn=replace(drawn[0], draws=draws, shares=shares),
         unit=unit,
-        metrics=added([made.metrics for made in samples]),
+        metrics=added([sampled.metrics for sampled in samples]),
     )
-    plans = [joined_plans(parts) for parts in zip(*(made.plans for made in scores), strict=True)]
-    return whole, replace(
+    plans = [
+        joined_plans(parts) for parts in zip(*(scored.plans for scored in scores), strict=True)
+    ]
+    return joined, replace(
         scores[0],
         plans=tuple(plans),
-        scored=sum(made.scored for _, made in counted),
-        table=added_tables([made.table for made in scores]),
+        scored=sum(scored.scored for _, scored in counted),
+        table=added_tables([scored.table for scored in scores]),
     )
 
 
@@ -161,11 +163,11 @@ class KeptEstimate:
     session: Session
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        learned = given.context.table.get(LEARNED, given.scores)
-        kept = given.samples.table[KEPT]
-        merged = merged_groups(given.samples.drawn.draws.merged, kept)
-        return estimate_in_groups(self.session, self.inner, given, learned, kept, merged)
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        learned = inputs.context.table.get(LEARNED, inputs.scores)
+        kept = inputs.samples.table[KEPT]
+        merged = merged_groups(inputs.samples.drawn.draws.merged, kept)
+        return estimate_in_groups(self.session, self.inner, inputs, learned, kept, merged)
 
 
 def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
@@ -177,7 +179,7 @@ def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
 def estimate_in_groups(
     session: Session,
     inner: Estimate,
-    given: CreditInput,
+    inputs: CreditInput,
     learned: Scores,
     kept: Tensor,
     merged: tuple[int, ...],
@@ -188,25 +190,30 @@ def estimate_in_groups(
     learned  scores that are trained on
     merged   number of draws in each group
     """
-    draws, group = kept.nonzero()[:, 0], given.context.columns.group
+    draws, group = kept.nonzero()[:, 0], inputs.context.columns.group
     groups, samples = Groups(merged, group), samples_of(draws, group)
 
     def arranged(scores: Scores) -> Scores:
         return groups.scores(scores.arranged(lambda column: column[samples]))
 
-    context, scores = groups.context(given.context, draws), arranged(learned)
-    if learned is not given.scores:
-        context = context.with_column(SAMPLED_SCORES, arranged(given.scores))
+    context, scores = groups.context(inputs.context, draws), arranged(learned)
+    if learned is not inputs.scores:
+        context = context.with_column(SAMPLED_SCORES, arranged(inputs.scores))
     summed = session.algorithm.advantage.summed(scores, context)
-    made = inner(replace(given, scores=scores, context=context, summed=summed))
+    credit = inner(replace(inputs, scores=scores, context=context, summed=summed))
 
-    def whole(column: Tensor) -> Tensor:
-        found = torch.zeros(len(given.scores.values), *column.shape[1:]).to(column)
-        found[samples] = column[groups.place]
-        return found
+    def of_all_samples(column: Tensor) -> Tensor:
+        spread = torch.zeros(len(inputs.scores.values), *column.shape[1:]).to(column)
+        spread[samples] = column[groups.place]
+        return spread
 
-    table = made.table.arranged(whole, "sample")
-    return replace(made, advantages=whole(made.advantages), mask=whole(made.mask), table=table)
+    table = credit.table.arranged(of_all_samples, "sample")
+    return replace(
+        credit,
+        advantages=of_all_samples(credit.advantages),
+        mask=of_all_samples(credit.mask),
+        table=table,
+    )
 
 
 @dataclass(frozen=True)

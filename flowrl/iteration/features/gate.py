@@ -16,18 +16,19 @@ class GatedEstimate:
     gate: ProxyGate
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        tracker, context = self.session.tracker, given.context
-        if tracker is not None:  # its share, before this iteration's scores change it
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        tracker, context = self.session.tracker, inputs.context
+        if tracker is not None:
+            # `inner` gives this iteration's scores to the tracker, which changes its share.
             context = tracker.before(context)
-        made = self.inner(given)
-        weights = self.gate.weights(given.scores, context, made.mask.any(1))
+        credit = self.inner(inputs)
+        weights = self.gate.weights(inputs.scores, context, credit.mask.any(1))
         gated = {"gated": float((weights > 0).double().mean())}
-        table = made.table.with_value(GATE, weights[:, None])
-        return replace(made, table=table, metrics={**made.metrics, **gated})
+        table = credit.table.with_value(GATE, weights[:, None])
+        return replace(credit, table=table, metrics={**credit.metrics, **gated})
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
     gate = gate_of(session.algorithm.transforms)
-    assert gate is not None, "`check_gate` asks for one"
+    assert gate is not None, "`check_columns` asks for one"
     return estimating(stages, lambda inner: GatedEstimate(session, gate, inner))

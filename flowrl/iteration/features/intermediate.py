@@ -34,7 +34,7 @@ class IntermediateScorer:
 
     def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
         session = self.session
-        own = (
+        weights = (
             session.intermediate_weights(self.iteration)
             if session.run.intermediate_rewards
             else None
@@ -43,8 +43,10 @@ class IntermediateScorer:
         def score(samples: Samples) -> Scores:
             return score_once(session.parallel, session.intermediate_rewards, samples)
 
-        way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
-        return replace(scores, intermediate=None if way is None else way._replace(weights=own))
+        scored = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
+        return replace(
+            scores, intermediate=None if scored is None else scored._replace(weights=weights)
+        )
 
 
 def intermediate_scores(
@@ -58,66 +60,66 @@ def intermediate_scores(
     noted = seen_of(rollout)
     if not isinstance(rollout, Rollout) or not noted:
         return None
-    each = [
+    scored_states = [
         (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, notes=(), edges=())))
         for seen in noted
     ]
-    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
+    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), scored_states[0][1]
     values = first.values.new_zeros(n, steps, len(first.names))
-    known, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
-    for seen, own in each:
+    has_score, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
+    for seen, of_states in scored_states:
         leaves = n // len(seen.x0)
-        values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
-        known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
-        abstained[:, seen.step] = (~own.applies).repeat_interleave(leaves, 0)
-    return IntermediateScores(values, known, abstained=abstained)
+        values[:, seen.step] = of_states.values.repeat_interleave(leaves, 0)
+        has_score[:, seen.step] = of_states.scored.repeat_interleave(leaves, 0)
+        abstained[:, seen.step] = (~of_states.applies).repeat_interleave(leaves, 0)
+    return IntermediateScores(values, has_score, abstained=abstained)
 
 
 def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
     """`unscored_way`: share of the leaves' intermediate states without a score."""
-    looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
-    known = scores.complete[:, looked].double()
-    return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}
+    scored_steps = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
+    has_score = scores.complete[:, scored_steps].double()
+    return {"unscored_way": float(1 - has_score.mean()) if has_score.numel() else 1.0}
 
 
 @dataclass(frozen=True)
-class ScoredOnTheWay:
+class WithIntermediateScores:
     """Adds the scores of intermediate states to a unit's scores."""
 
     session: Session
     clock: PhaseClock
     inner: ScoresUnit
 
-    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
-        known, rollouts = self.inner(unit, made), made.unit.rollouts
+    def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
+        scored, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
         seen = sum(len(each.x0) for rollout in rollouts for each in seen_of(rollout))
         if not seen:
-            return known
+            return scored
         with self.clock("way"):
-            decode = unit_decoder(self.session, made.batch, unit)
-            asked = IntermediateScorer(self.session, unit.iteration, decode)
+            decode = unit_decoder(self.session, sampled.batch, unit)
+            score_states = IntermediateScorer(self.session, unit.iteration, decode)
             plans = tuple(
-                asked(rollout, scores)
-                for rollout, scores in zip(rollouts, known.plans, strict=True)
+                score_states(rollout, scores)
+                for rollout, scores in zip(rollouts, scored.plans, strict=True)
             )
-        return replace(known, plans=plans, scored=known.scored + seen)
+        return replace(scored, plans=plans, scored=scored.scored + seen)
 
 
 @dataclass(frozen=True)
-class WayMetrics:
+class IntermediateMetrics:
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        made, way = self.inner(given), given.scores.intermediate
-        if way is None:
-            return made
-        return replace(made, metrics={**made.metrics, **intermediate_metrics(way)})
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        credit, scores = self.inner(inputs), inputs.scores.intermediate
+        if scores is None:
+            return credit
+        return replace(credit, metrics={**credit.metrics, **intermediate_metrics(scores)})
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
-    return stages._replace(score=ScoredOnTheWay(session, clock, stages.score))
+    return stages._replace(score=WithIntermediateScores(session, clock, stages.score))
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
     del session
-    return estimating(stages, WayMetrics)
+    return estimating(stages, IntermediateMetrics)

@@ -222,13 +222,13 @@ class MergedEstimate:
     session: Session
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        counts = given.samples.drawn.draws.merged
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        counts = inputs.samples.drawn.draws.merged
         if all(count == 1 for count in counts):
-            return self.inner(given)
+            return self.inner(inputs)
         kept = torch.ones(sum(counts), dtype=torch.bool)
         return estimate_in_groups(
-            self.session, self.inner, given, given.scores, kept, tuple(counts)
+            self.session, self.inner, inputs, inputs.scores, kept, tuple(counts)
         )
 
 
@@ -244,20 +244,30 @@ class RowsOfBoth:
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
         rows, written = self.inner(samples, scores, credit), samples.table[REWRITINGS]
         table = written.texts.table.with_value(IMAGES, scores).with_value(REWRITINGS, written)
-        own = replace(written.texts, table=table)
-        scored = self.texts.score(own)
-        credited = self.texts.credit(own, scored)
+        texts = replace(written.texts, table=table)
+        scored = self.texts.score(texts)
+        credited = self.texts.credit(texts, scored)
         joint = self.session.run.joint
         assert joint is not None
         if joint.credit == "shared":
             credited = replace(credited, plans=(self.shared(samples, credit),))
-        of_texts = self.texts.rows(own, scored, credited)
-        known = of_texts.metrics
-        shown = {"flat_groups", "reward_std", "count/sampling"} | (known.keys() - rows.metrics)
+        of_texts = self.texts.rows(texts, scored, credited)
+        text_metrics = of_texts.metrics
+        shown = {"flat_groups", "reward_std", "count/sampling"} | (
+            text_metrics.keys() - rows.metrics
+        )
         named = self.writer.learner.named
-        metrics = {named(name): value for name, value in known.items() if name in shown}
-        nothing = Updated({}, 0)
-        part = Iteration(rows.iteration + 1, own, scored, credited, of_texts, nothing, dict(known))
+        metrics = {named(name): value for name, value in text_metrics.items() if name in shown}
+        not_updated = Updated({}, 0)
+        part = Iteration(
+            number=rows.iteration + 1,
+            samples=texts,
+            scores=scored,
+            credit=credited,
+            rows=of_texts,
+            updated=not_updated,
+            metrics=dict(text_metrics),
+        )
         return replace(
             rows,
             table=rows.table.with_value(WRITER, part),
@@ -326,7 +336,7 @@ def plain_update(update: Update) -> UpdateStage:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    writer, images = session.before, stages.update
+    writer, images = session.prompt_writer, stages.update
     assert writer is not None, "the feature is the joint run's"
     plain = plain_update(images)
     base = plain_stages(writer, plain.progress, stages.clock, plain.keep_values)

@@ -199,8 +199,8 @@ class ScoreParts(Generic[R]):
             self.parts.leave_device()
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
-        """Decode the remaining rollouts; returns the samples of all rollouts. None if parts leave
-        the device and no reward scores them together: see `on_cpu`."""
+        """Decode the remaining rollouts; returns the samples of all rollouts. An empty list if
+        parts leave the device, where no reward scores them together: see `on_cpu`."""
         if not self.parts.decoded:
             return self.whole.media(rollouts)
         assert len(rollouts) == 1, "parts belong to a single plan"

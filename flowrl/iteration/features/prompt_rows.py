@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flowrl.credit.prompt_weights import PROMPT_ROWS, PromptWeight
+from flowrl.credit.prompt_weights import PROMPT_ROWS
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
 from flowrl.session.session import Session
@@ -24,8 +24,4 @@ class WithPromptRows:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    rows = session.prompts.meta
-    for part in session.algorithm.transforms:
-        if isinstance(part, PromptWeight):
-            part.weights(rows, range(len(rows)))  # before an iteration is sampled
     return replace(stages, score=WithPromptRows(session, stages.score))

@@ -111,12 +111,12 @@ class PenaltyMetrics:
 
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        made = self.inner(given)
-        kept = made.mask.any(1)
-        moved = given.context.table[REFERENCE].log_ratios[kept].nansum()
-        kl = float(moved / kept.sum().clamp(min=1))
-        return replace(made, metrics={**made.metrics, "kl_sample": kl})
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        credit = self.inner(inputs)
+        trained = credit.mask.any(1)
+        moved = inputs.context.table[REFERENCE].log_ratios[trained].nansum()
+        kl = float(moved / trained.sum().clamp(min=1))
+        return replace(credit, metrics={**credit.metrics, "kl_sample": kl})
 
 
 @dataclass(frozen=True)

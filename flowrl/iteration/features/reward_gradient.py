@@ -287,18 +287,18 @@ class GradedRows:
 
 
 def path_loss(
-    learner: Learner, made: TrainingRows, chunk: Rows, equal: frozenset[str] | None = None
+    learner: Learner, training: TrainingRows, chunk: Rows, equal: frozenset[str] | None = None
 ) -> ChunkEntries:
     """The loss of a chunk: minus the rewards of the rebuilt samples."""
     del equal  # every policy is asked along the path
-    velocity: Any = made.policy  # `Algorithm` refuses gradient methods of texts
-    path = made.table[GRADED_SAMPLES].path
+    velocity: Any = training.policy  # `Algorithm` refuses gradient methods of texts
+    path = training.table[GRADED_SAMPLES].path
     return path_entries(learner, velocity, path, chunk), chunk.mask
 
 
-def check_agreement(learner: Learner, made: TrainingRows, terminal: Terminal) -> TrainingRows:
+def check_agreement(learner: Learner, training: TrainingRows, terminal: Terminal) -> TrainingRows:
     """Compare the scores with gradients and the plain ones on the first samples."""
-    path, samples, scores = made.table[GRADED_SAMPLES]
+    path, samples, scores = training.table[GRADED_SAMPLES]
     with learner.parallel.together():  # an error on one process ends the others
         sentence, close = path.check(samples, scores)
     terminal.say(sentence)
@@ -307,7 +307,7 @@ def check_agreement(learner: Learner, made: TrainingRows, terminal: Terminal) ->
             "the loss uses a differentiable score that differs from the logged score: see "
             "`differentiable` in docs/own_rewards.md"
         )
-    return made
+    return training
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,9 @@ def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[st
     return Evaluation(torch.cat([part.logp for part in parts])[order], torch.cat(out)[order])
 
 
-def of_teachers(learner: Learner, made: TrainingRows, chunk: Rows) -> Evaluation:
+def of_teachers(learner: Learner, training: TrainingRows, chunk: Rows) -> Evaluation:
     """The role TEACHER of a loss."""
-    return judged_by_teachers(learner, made.policy, chunk, made.table[TASKS])
+    return judged_by_teachers(learner, training.policy, chunk, training.table[TASKS])
 
 
 taught_loss = partial(chunk_loss, others={TEACHER: of_teachers})

@@ -37,13 +37,13 @@ class TrackedEstimate:
     tracker: Tracker
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        context = self.tracker.before(given.context)
-        summed = self.session.algorithm.advantage.summed(given.scores, context)
-        made = self.inner(replace(given, context=context, summed=summed))
-        seen = given.context.table.get(SAMPLED_SCORES, given.scores)
-        self.tracker.after(seen, context)
-        return made
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        context = self.tracker.before(inputs.context)
+        summed = self.session.algorithm.advantage.summed(inputs.scores, context)
+        credit = self.inner(replace(inputs, context=context, summed=summed))
+        sampled = inputs.context.table.get(SAMPLED_SCORES, inputs.scores)
+        self.tracker.after(sampled, context)
+        return credit
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

@@ -119,13 +119,13 @@ class ScoredTurns:
     clock: PhaseClock
     inner: ScoresUnit
 
-    def __call__(self, unit: SamplingUnit, made: SampledUnit) -> UnitScores:
-        known, rollouts = self.inner(unit, made), made.unit.rollouts
-        asked = TurnScorer(self.session, unit.iteration, made.batch, unit.by)
+    def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
+        known, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
+        asked = TurnScorer(self.session, unit.iteration, sampled.batch, unit.by)
         plans = list[Scores]()
         with self.clock("way"):
             for rollout, samples, scores in zip(
-                rollouts, made.unit.samples, known.plans, strict=True
+                rollouts, sampled.unit.samples, known.plans, strict=True
             ):
                 assert isinstance(samples, Samples), "texts stay with their scores"
                 plans.append(asked(rollout, samples, scores))
@@ -160,12 +160,12 @@ class TurnMetrics:
     session: Session
     inner: Estimate
 
-    def __call__(self, given: CreditInput) -> SampleCredit:
-        made = self.inner(given)
-        if given.scores.intermediate is None:
-            return made
-        metrics = turn_metrics(given.scores, self.session.algorithm.by_turn)
-        return replace(made, metrics={**made.metrics, **metrics})
+    def __call__(self, inputs: CreditInput) -> SampleCredit:
+        credit = self.inner(inputs)
+        if inputs.scores.intermediate is None:
+            return credit
+        metrics = turn_metrics(inputs.scores, self.session.algorithm.by_turn)
+        return replace(credit, metrics={**credit.metrics, **metrics})
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:

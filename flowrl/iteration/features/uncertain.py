@@ -26,13 +26,15 @@ class MarksUncertain:
     share: float
     inner: Prepare
 
-    def __call__(self, learner: Learner, made: TrainingRows, shares: list[Chunks]) -> list[Chunks]:
-        return with_uncertain(learner, made, self.inner(learner, made, shares), self.share)
+    def __call__(
+        self, learner: Learner, training: TrainingRows, shares: list[Chunks]
+    ) -> list[Chunks]:
+        return with_uncertain(learner, training, self.inner(learner, training, shares), self.share)
 
 
 @torch.no_grad()
 def with_uncertain(
-    learner: Learner, made: TrainingRows, shares: list[Chunks], part: float
+    learner: Learner, training: TrainingRows, shares: list[Chunks], part: float
 ) -> list[Chunks]:
     """Mark the most uncertain tokens of the iteration under the policy that sampled; if the loss
     trains only on a share of them. They are chosen once, so that the choice depends neither on
@@ -40,12 +42,12 @@ def with_uncertain(
     chunks = [chunk for share in shares for chunk in share]
     using = learner.policies.using(learner.sampler)
     with learner.parallel.together(), bounded_call("training"), using:
-        values = [_entropies(learner, made, chunk.rows()) for chunk in chunks]
-    own = [column.cpu()[on_host(c.mask)] for c, column in zip(chunks, values, strict=True)]
-    every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))
-    if len(every) == 0:
+        values = [_entropies(learner, training, chunk.rows()) for chunk in chunks]
+    unmasked = [column.cpu()[on_host(c.mask)] for c, column in zip(chunks, values, strict=True)]
+    entropies_of_all = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *unmasked])))
+    if len(entropies_of_all) == 0:
         return shares
-    bound = share_bound(every, part)
+    bound = share_bound(entropies_of_all, part)
     pairs = zip(chunks, values, strict=True)
     marked = iter(
         [
@@ -56,11 +58,11 @@ def with_uncertain(
     return [[next(marked) for _ in share] for share in shares]
 
 
-def _entropies(learner: Learner, made: TrainingRows, rows: Rows) -> Tensor:
+def _entropies(learner: Learner, training: TrainingRows, rows: Rows) -> Tensor:
     """Entropies from `old` if it was recomputed, and from a new evaluation if it was stored."""
     if rows.old is not None and rows.old.out is not None:
         return rows.old.out
-    return entropies(learner.algorithm.likelihood.evaluate(made.policy, rows))
+    return entropies(learner.algorithm.likelihood.evaluate(training.policy, rows))
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

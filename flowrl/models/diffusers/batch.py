@@ -167,9 +167,15 @@ class MediaBatch:
             velocity = self.ending(self, velocity)
         metered = self.meter(velocity)
         latents = Latents(
-            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage,
-            owner.held(self.conditioning, self.steps), owner.noise, owner.layout,
-        )  # fmt: skip
+            shape=owner.shape(self.steps),
+            device=owner.device,
+            dtype=owner.arithmetic,
+            begin=begin,
+            storage=owner.storage,
+            held=owner.held(self.conditioning, self.steps),
+            noise=owner.noise,
+            layout=owner.layout,
+        )
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
         if len(parts) < 2 or sampling.on_part is None:

@@ -254,10 +254,22 @@ class CausalPolicy:
             check_room(prompts, contexts, steps, self.context)
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return TextBatch(
-            self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
-            self.rows_per_call, self.server, answers, self.stop_texts, self.packing, images,
-            self.steps, self.calls, template=self.template,
-        )  # fmt: skip
+            model=self.model,
+            tokenizer=self.tokenizer,
+            contexts=contexts,
+            stop=self.stop,
+            steps=steps,
+            separate_head=self._separate_head,
+            rows_per_call=self.rows_per_call,
+            server=self.server,
+            answers=answers,
+            stop_texts=self.stop_texts,
+            packing=self.packing,
+            images=images,
+            cut=self.steps,
+            calls=self.calls,
+            template=self.template,
+        )
 
     def _read(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]

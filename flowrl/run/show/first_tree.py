@@ -72,7 +72,7 @@ class FirstSamples:
 def tree_of(session: Session, made: Iteration) -> FirstTree | None:
     """The tree of one draw of an iteration; None if pages show other samples than credit's."""
     first = FirstSamples.of(session, made)
-    if first is None or session.before is None:
+    if first is None or session.prompt_writer is None:
         return None if first is None else first_tree(session, first)
     from flowrl.iteration.features.joint import WRITER  # a plain run does not import it
 

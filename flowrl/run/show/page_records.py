@@ -161,7 +161,7 @@ def record_evaluation(
     places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
     own: dict[int, SampleRecord] = {}
     with _harmless(session):
-        own = own_samples(session.parallel, result, trial, places.every, session.drawn)
+        own = own_samples(session.parallel, result, trial, places.every, session.shown)
     shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
     if not session.accelerator.is_main_process:
         return
@@ -231,26 +231,26 @@ def record_tree(session: Session, made: Iteration) -> None:
             leaves_of = _first_leaves(tree.node[:, k])
             levels.append(
                 LevelRecord(
-                    None if tree.sigmas is None else tree.sigmas[k],
-                    tree.noisy[k],
-                    tree.trained[k],
-                    tree.node[:, k].tolist(),
-                    _numbers(tree.values[leaves_of, k]),
-                    _numbers(tree.advantages[leaves_of, k]),
-                    [shortened(tree.texts[i], MOST_TEXT // 10) for i in leaves_of]
+                    sigma=None if tree.sigmas is None else tree.sigmas[k],
+                    noisy=tree.noisy[k],
+                    trained=tree.trained[k],
+                    node=tree.node[:, k].tolist(),
+                    values=_numbers(tree.values[leaves_of, k]),
+                    advantages=_numbers(tree.advantages[leaves_of, k]),
+                    texts=[shortened(tree.texts[i], MOST_TEXT // 10) for i in leaves_of]
                     if tree.texts and not k
                     else [],
                 )
             )
         record = TreeRecord(
-            iteration,
-            _kind(samples),
-            shortened(str(samples.prompts[tree.start]), MOST_TEXT // 10),
-            tree.plans,
-            tree.roots,
-            levels,
-            _samples(session.drawn, samples, scores, leaves, LEAF_SIDE),
-            _numbers(weighted[tree.start : tree.start + group]),
+            iteration=iteration,
+            kind=_kind(samples),
+            prompt=shortened(str(samples.prompts[tree.start]), MOST_TEXT // 10),
+            plans=tree.plans,
+            roots=tree.roots,
+            levels=levels,
+            leaves=_samples(session.shown, samples, scores, leaves, LEAF_SIDE),
+            totals=_numbers(weighted[tree.start : tree.start + group]),
         )
         write_record(session.folder, record)
 

@@ -65,7 +65,7 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
     scores: list[ShownScore] = [_shown(result.scores, i, column) for i in pick]
     mean = f"{result.metrics[key]:.3f}" if key in result.metrics else "applies to no sample"
     title = f"{session.folder.name}, iteration {iteration}: {key} {mean}"
-    samples, folder = session.drawn(result.samples.take(pick)), session.folder / "samples"
+    samples, folder = session.shown(result.samples.take(pick)), session.folder / "samples"
     page = Page(samples, scores, title)
     rows = [_shown_row(result, i) for i in pick]
     columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
@@ -106,7 +106,7 @@ def save_training_samples(session: Session, made: Iteration) -> None:
     taken = shown.take(pick)
     lines = list(_lines(session, made, pick, taken))
     folder = session.folder / "samples" / "training"
-    samples = session.drawn(taken)
+    samples = session.shown(taken)
     title = f"{session.folder.name}, training, iteration {iteration}"
     outside = made.scores.plans[0].own.outside.tolist()
     rewards: list[ShownScore] = [

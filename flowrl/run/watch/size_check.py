@@ -47,7 +47,7 @@ def _check_mixed(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
     sizes = set[tuple[int | None, ...]]()
     for size in set(row_sizes(prompts.meta)):
         sizes.add(tuple(size.given.get(name, value) for name, value in own.items()))
-    alone = {"the recipe joint": run.before is not None and len(sizes) > 1}
+    alone = {"the recipe joint": run.prompt_writer is not None and len(sizes) > 1}
     if place == "train":
         scores = asks_intermediate(run.algorithm())
         alone |= {

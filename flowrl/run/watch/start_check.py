@@ -23,7 +23,7 @@ def check_start(run: Run, given: Mapping[str, Reward] = {}) -> None:
     are Python objects, by their labels."""
     for check in _checks(run, given):
         check()
-    for each in (run, run.before):
+    for each in (run, run.prompt_writer):
         if each is not None:
             check_hub(each.model)
 
@@ -146,7 +146,7 @@ def unchecked(run: Run) -> Iterator[str]:
     """Sentences on what `plan` could not check here, and why."""
     from flowrl.models.description import local_folder
 
-    for each in filter(None, (run.before, run)):
+    for each in filter(None, (run.prompt_writer, run)):
         source = each.model.source
         if not isinstance(each.model, OwnSettings) and local_folder(source) is None:
             yield (

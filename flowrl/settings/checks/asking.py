@@ -41,7 +41,7 @@ def check_asking(run: Run, algorithm: Algorithm) -> None:
     elsewhere = {
         "workers": run.workers != WorkerSettings(),
         "budget.flat: resample": run.budget.flat == "resample",
-        "recipe joint": run.before is not None,
+        "recipe joint": run.prompt_writer is not None,
         "given": run.given is not None,
         "steer, and recipes that score intermediate samples": asks_intermediate(algorithm),
     }

@@ -72,7 +72,7 @@ def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
 
 def check_joint(run: Run) -> None:
     """UserError for settings that a run of two models does not support."""
-    if run.before is None:
+    if run.prompt_writer is None:
         if run.train.rewriter_lr is not None:
             raise UserError("train.rewriter_lr: the run has no model.rewriter: leave it out")
         return
@@ -87,7 +87,7 @@ def check_joint(run: Run) -> None:
         if used:
             raise UserError(f"{place} does not support two models (recipe joint): leave it out")
     try:
-        algorithm = run.before.algorithm()
+        algorithm = run.prompt_writer.algorithm()
     except UserError as error:
         raise UserError(f"recipe.text: {error}") from error
     if run.train.updates > run.prompts.per_iteration * algorithm.group:

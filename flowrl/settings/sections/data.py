@@ -83,9 +83,15 @@ class DataSet(Settings):
         """The data set in the form that `flowrl.prompts` reads."""
         select = Selection(self.where, self.shuffle, self.limit, self.keep)
         return DataSource(
-            self.source, self.column or column, self.config, self.split, self.revision, select,
-            self.columns, self.drop_reply,
-        )  # fmt: skip
+            source=self.source,
+            column=self.column or column,
+            config=self.config,
+            split=self.split,
+            revision=self.revision,
+            selection=select,
+            columns=self.columns,
+            drop_reply=self.drop_reply,
+        )
 
 
 def _listed(value: Any) -> Any:

@@ -198,7 +198,7 @@ class Run(Settings):
         return self.recipe if isinstance(self.recipe, JointSettings) else None
 
     @property
-    def before(self) -> "Run | None":
+    def prompt_writer(self) -> "Run | None":
         """The run of the language model that writes this run's prompts: the same prompts, rewards
         and iterations with its own recipe, model and learning rate. None: prompts are used as
         given."""
@@ -233,7 +233,7 @@ class Run(Settings):
     @property
     def rewritings(self) -> int:
         """Draws per prompt: one, or in a joint run one per rewriting."""
-        return 1 if self.before is None else self.before.algorithm().group
+        return 1 if self.prompt_writer is None else self.prompt_writer.algorithm().group
 
     @property
     def asked_intermediate(self) -> tuple[RewardSpec, ...]:
