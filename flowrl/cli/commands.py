@@ -131,7 +131,7 @@ def _finish(result: "object", run: Run) -> int:
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")
-    if result.weights is not None and run.before is None:
+    if result.weights is not None and run.prompt_writer is None:
         _how_to_load(run, result.weights)
     return code
 

@@ -90,7 +90,8 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
         )
     except (*FAILURES, OSError) as error:
         raise UserError(f"convert: {_why(file, kind, error)}") from error
-    lacking = [n for n, p in denoiser.named_parameters() if p.is_meta]
+    module: Any = denoiser  # its class, a mixin, says nothing of parameters
+    lacking = [n for n, p in module.named_parameters() if p.is_meta]
     if lacking:
         raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
     pipeline: Any = pipeline_class(index, str(folder))

@@ -12,13 +12,16 @@ from flowrl.settings.checks.guidance import scale_word
 def check_guidance(run: Run) -> None:
     """UserError for a matching recipe that would train a guided velocity. A model whose
     configuration is not on this machine is judged by its proof, once it is loaded."""
-    if not isinstance(run.model, PipelineSettings) or not isinstance(
-        run.algorithm().likelihood, Matching
-    ):
+    if not isinstance(run.model, PipelineSettings):
+        return
+    algorithm = run.algorithm()
+    if not isinstance(algorithm.likelihood, Matching):
         return
     scale = run.training_guidance
     described = None if scale == "none" else describe(run.model)
-    if described is not None and rows_per_state(described, scale) > 1:
+    if described is None:
+        return
+    if max(rows_per_state(described, scale, algorithm.steps)) > 1:
         raise UserError(guided_target(run))
 
 
