@@ -12,7 +12,7 @@ from flowrl.cli.restarts import FOLDER, RESUME, grants, launched, split_keys, tr
 from flowrl.errors import FolderInUse, UserError
 from flowrl.paths import find, run_file
 from flowrl.run.watch.start_check import check_model_of, check_start, refusals, unchecked
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -111,7 +111,7 @@ def _go_on(words: Sequence[str], folder: Path, cache: bool, trust: Trust, wait: 
             time.sleep(WAIT_SECONDS)
 
 
-def _finish(result: "object", run: Run) -> int:
+def _finish(result: "object", run: RunSettings) -> int:
     from accelerate import PartialState
 
     from flowrl.run.train import Result
@@ -136,7 +136,7 @@ def _finish(result: "object", run: Run) -> int:
     return code
 
 
-def _how_to_load(run: Run, weights: Path) -> None:
+def _how_to_load(run: RunSettings, weights: Path) -> None:
     """Print the lines that load a pipeline's trained weights without flowrl."""
     m = run.model
     if not isinstance(m, PipelineSettings):

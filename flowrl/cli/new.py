@@ -13,7 +13,7 @@ from flowrl.paths import find, removed_on_error
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run.watch.start_check import check_model_of
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.file.inherit import with_base
 from flowrl.settings.file.strict_yaml import parse_yaml
@@ -96,7 +96,7 @@ def _next(folder: Path, files: Files, found: PipelineStart | None) -> None:
         print(note)
 
 
-def _guesses(run: Run) -> str:
+def _guesses(run: RunSettings) -> str:
     """Values of the run that a model's card says, and no file of it."""
     scale, m = run.evaluation_guidance, run.model
     assert isinstance(m, PipelineSettings)

@@ -18,7 +18,7 @@ from statistics import mean
 import tyro
 from experiment import flowrl, over_seeds, read
 
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import read_run
 
 STRICTER = "{{name: {}, kind: strict, iou: 0.85, aspect: 0.8}}"
@@ -32,7 +32,7 @@ class Arguments:
     out: Path = Path("runs/figures.jsonl")
 
 
-def confirmed(folder: Path, weights: str, run: Run) -> float:
+def confirmed(folder: Path, weights: str, run: RunSettings) -> float:
     judge = run.judges[0].name
     assert run.prompts.held_out is not None
     prompts = run.prompts.held_out[0].source.replace("held_out", "test")

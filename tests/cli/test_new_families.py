@@ -14,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.models import model_index
 from flowrl.models.description import describe
 from flowrl.models.model_index import fetch_unknown, read_index
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.read import check_plan, read_run
 from tests.support.hub.repositories import Hub, files, serving, table
@@ -60,7 +60,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield made
 
 
-def begun(name: str, folder: Path) -> Run:
+def begun(name: str, folder: Path) -> RunSettings:
     write_new_run(New(folder, model=name))
     return read_run(folder / "run.yaml")
 
