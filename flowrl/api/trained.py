@@ -26,7 +26,7 @@ from flowrl.session.atomic import numbered_folders
 from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.progress import deciding
 from flowrl.session.session import load_rewards
-from flowrl.settings import PromptFiles, RewardSpec, Run
+from flowrl.settings import PromptFiles, RewardSpec, RunSettings
 from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from, run_of
 from flowrl.settings.trust import SAMPLED_PARTS, Trust
@@ -64,7 +64,7 @@ class TrainedRun:
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
     @property
-    def settings(self) -> Run:
+    def settings(self) -> RunSettings:
         """All settings, as in run.yaml."""
         return self._opened(SAMPLED_PARTS).run
 
@@ -188,7 +188,7 @@ class TrainedRun:
         specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
         return load_rewards(specs, Live(read.objects))
 
-    def _held_out(self, run: Run, prompts: GivenPrompts | None) -> PromptSet:
+    def _held_out(self, run: RunSettings, prompts: GivenPrompts | None) -> PromptSet:
         if prompts is None:
             if run.prompts.held_out is None:
                 raise UserError(f"{self.folder} has no held-out prompts: pass prompts")
@@ -216,7 +216,7 @@ def check_counts(place: str, counts: Mapping[str, Any]) -> None:
             raise UserError(f"{place}: {name} must be a whole number from 1, not {value!r:.50}")
 
 
-def _with_model(run: Run, changed: Mapping[str, Any]) -> Run:
+def _with_model(run: RunSettings, changed: Mapping[str, Any]) -> RunSettings:
     tree = dump(run)
     tree["model"] |= changed
     return run_from(tree, "sample") if changed else run

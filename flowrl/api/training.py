@@ -18,7 +18,7 @@ from flowrl.paths import find
 from flowrl.run import start as starting
 from flowrl.run.watch.start_check import check_start
 from flowrl.session.live import Callback, Live
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.read import OpenedFolder, dump, open_folder, run_from
 from flowrl.settings.trust import Trust
@@ -60,7 +60,7 @@ class Given:
     settings: Mapping[str, Any] | str | Path | None
     samples: Mapping[str, Any] | None = None
 
-    def start(self, files: Path) -> tuple[Run, dict[str, Any]]:
+    def start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
         """Settings of a new run, and rewards passed as objects. Writes into `files`."""
         tree = _tree(self.settings)
         if self.recipe is not None:
@@ -257,7 +257,7 @@ def checked_callbacks(given: Sequence[Callback] | Callback) -> tuple[Callback, .
     return found
 
 
-def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
+def _read(given: Given, files: Path) -> tuple[RunSettings, dict[str, Any]]:
     """A new run's settings, checked. Errors name files without the temporary folder."""
     try:
         run, objects = given.start(files)

@@ -14,11 +14,11 @@ from flowrl.session.row_answers import (
 )
 from flowrl.session.row_checks import refusal_of_rows
 from flowrl.session.session import load_rewards
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from rewards.load import may_know
 
 
-def report_rows(run: Run) -> bool:
+def report_rows(run: RunSettings) -> bool:
     """Print how many rows can be won, and those that cannot. Returns whether a start accepts them.
 
     UserError if the prompts or a reward cannot be read.

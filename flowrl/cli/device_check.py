@@ -36,7 +36,7 @@ from flowrl.run.model_proof import StartProof
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import override, read_run
 from samplers import Sampling
 
@@ -103,12 +103,12 @@ class DeviceTrial:
         return self.device == "cuda"
 
     @cached_property
-    def run(self) -> Run:
+    def run(self) -> RunSettings:
         small = SMALL_DEMO if self.chosen is None else []
         words = ["--model.device", self.device, "--model.dtype", "bfloat16", *small, *QUIET]
         return override(read_run(_file(self.chosen or DEMO)), words)
 
-    def open(self, run: Run, name: str) -> Session:
+    def open(self, run: RunSettings, name: str) -> Session:
         folder = self.folder / name
         folder.mkdir()
         return open_session(run, folder, open_accelerator(run, folder))

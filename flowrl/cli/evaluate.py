@@ -27,7 +27,7 @@ from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.session.session import load_rewards, prove_rewards
-from flowrl.settings import EvaluateSettings, OwnSettings, PromptFiles, RewardSpec, Run
+from flowrl.settings import EvaluateSettings, OwnSettings, PromptFiles, RewardSpec, RunSettings
 from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from flowrl.settings.file.strict_yaml import parse_yaml
@@ -124,13 +124,13 @@ def _fitting(specs: Sequence[RewardSpec], other: bool) -> list[RewardSpec]:
     return [spec.model_copy(update={"sets": ()}) if other else spec for spec in specs]
 
 
-def proven_form(policy: Policy, prompts: PromptSet, run: Run) -> MediaForm:
+def proven_form(policy: Policy, prompts: PromptSet, run: RunSettings) -> MediaForm:
     """Form of the samples of a user's own model, from its checks."""
     policy.proofs(prompts.texts[:2], run.evaluation_steps, prompts.meta[:2])
     return made_form(policy)
 
 
-def evaluation_settings(run: Run, given: EvaluateArguments) -> EvaluateSettings:
+def evaluation_settings(run: RunSettings, given: EvaluateArguments) -> EvaluateSettings:
     """A run's `evaluate` settings with the command line's options. UserError if they do not fit."""
     e = run.evaluate
     changes: dict[str, Any] = {

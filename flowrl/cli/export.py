@@ -29,7 +29,7 @@ from flowrl.paths import new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
 from flowrl.settings.trust import SAMPLED_PARTS
@@ -47,7 +47,7 @@ def export_run(given: ExportArguments) -> None:
         print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
 
 
-def _export(given: ExportArguments, run: Run) -> Path:
+def _export(given: ExportArguments, run: RunSettings) -> Path:
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)
@@ -75,7 +75,7 @@ def _export(given: ExportArguments, run: Run) -> Path:
 
 def _write(
     given: ExportArguments,
-    run: Run,
+    run: RunSettings,
     weights: Path,
     forms: Sequence[KeyFormat],
     denoisers: Sequence[nn.Module],
@@ -105,7 +105,7 @@ def _weights(given: ExportArguments) -> Path:
     return weights
 
 
-def _denoisers(run: Run) -> list[nn.Module]:
+def _denoisers(run: RunSettings) -> list[nn.Module]:
     """The denoisers, from their configurations alone, in the order of the adapter's files."""
     described = describe(run.model)
     if described is None:
@@ -164,7 +164,7 @@ def _convert(
         yield path
 
 
-def _merge(run: Run, weights: Path, folder: Path) -> None:
+def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
     """Write the whole model with the adapter merged, in the dtype of the run."""
     from flowrl.models.diffusers.policy import PipelinePolicy
     from flowrl.models.own.policy import OwnPolicy

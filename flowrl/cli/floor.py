@@ -18,7 +18,7 @@ from flowrl.models.adapters import adapter_switch
 from flowrl.run.train import iterate
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from rewards import Samples, score_all
 
 CallCounts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradients
@@ -44,7 +44,7 @@ class Opened:
     samples: Samples | None = None
 
     @classmethod
-    def of(cls, run: Run, folder: Path) -> "Opened":
+    def of(cls, run: RunSettings, folder: Path) -> "Opened":
         """Open a run and do one iteration that is not timed."""
         folder.mkdir(parents=True, exist_ok=True)
         kept = cls(open_session(run, folder, open_accelerator(run, folder)))

@@ -19,7 +19,7 @@ from flowrl.paths import find
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import numbered_folders
 from flowrl.session.learner import load_models, load_policy
-from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, Run
+from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
@@ -35,14 +35,14 @@ TEXT_ADAPTER = "adapter_config.json"  # peft's name
 TEXT_LENGTH = 256  # of a text, where no run has set it
 
 
-def device_of(run: Run) -> torch.device:
+def device_of(run: RunSettings) -> torch.device:
     """The run's device; auto means the first GPU, if there is one."""
     if run.model.device != "auto":
         return torch.device(run.model.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def policy_of(run: Run, folder: Path, weights: str) -> Model:
+def policy_of(run: RunSettings, folder: Path, weights: str) -> Model:
     """The run's model with its last, best, base or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
     policy = load_models(run, device_of(run))
@@ -50,7 +50,7 @@ def policy_of(run: Run, folder: Path, weights: str) -> Model:
     return policy
 
 
-def load_into(policy: Model, run: Run, chosen: Path | None) -> None:
+def load_into(policy: Model, run: RunSettings, chosen: Path | None) -> None:
     """Load the weights of a folder or checkpoint; None keeps the base weights."""
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
@@ -85,7 +85,7 @@ class GivenModel:
     limits   of what the run's settings may use; None: they are the user's
     """
 
-    run: Run
+    run: RunSettings
     folder: Path | None
     weights: Path | None
     name: str
@@ -187,7 +187,7 @@ def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:
     return EVALUATED_PARTS - own - (set(REWARDS) if given.rewards else set())
 
 
-def model_run(source: str, adapter: Path | None) -> Run:
+def model_run(source: str, adapter: Path | None) -> RunSettings:
     """Settings of a run for a model: defaults, without training."""
     if adapter is not None and not adapter.is_dir():
         raise UserError(f"--adapter: no folder {adapter}")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
 from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
 from flowrl.recipes import RECIPES
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
 from flowrl.settings.model.kinds import MODEL_KINDS
@@ -30,7 +30,7 @@ _BASE = (
 def make_schema() -> dict[str, Any]:
     return {
         "commands": {name: _command(each.words) for name, each in COMMANDS.items() if each.words},
-        "settings": list(_settings((Run,), "")),
+        "settings": list(_settings((RunSettings,), "")),
         "recipes": {
             name: {
                 "about": inspect.cleandoc(recipe.__doc__ or ""),
@@ -115,7 +115,7 @@ def _reward(name: str) -> dict[str, Any]:
 def run_schema() -> dict[str, Any]:
     """The JSON schema of a run file. Required settings are only required in files without a
     base."""
-    schema = Run.model_json_schema(by_alias=True)
+    schema = RunSettings.model_json_schema(by_alias=True)
     prompts = schema["$defs"]["PromptFiles"]
     named = {"not": {"type": "object"}}  # a short form, which is the training prompts
     whole_prompts = {

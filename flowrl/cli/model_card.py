@@ -20,7 +20,7 @@ from flowrl.pages.curves import DIVERSITIES, RunCharts
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
-from flowrl.settings import OwnSettings, PipelineSettings, Run
+from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.unlike import unlike_training
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
@@ -37,7 +37,7 @@ class CardSubject:
     """An exported run. `weights` are the exported weights; `repository` is its name on the hub, or
     None."""
 
-    run: Run
+    run: RunSettings
     folder: Path
     weights: Path
     repository: str | None = None
@@ -125,7 +125,7 @@ def _metadata(subject: CardSubject) -> ModelCardData:
     return data
 
 
-def _recipe(run: Run) -> str:
+def _recipe(run: RunSettings) -> str:
     return str(run.recipe.name)  # type: ignore[attr-defined]
 
 
@@ -283,7 +283,7 @@ def _prompts(subject: CardSubject) -> CardRows:
     return [*rows, ("an iteration", f"{prompts.per_iteration} prompts")]
 
 
-def _examples(run: Run) -> list[str]:
+def _examples(run: RunSettings) -> list[str]:
     try:
         if run.prompts.on_disk("train"):
             texts = run.prompts.read("train").texts[:_EXAMPLES]

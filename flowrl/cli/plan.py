@@ -12,13 +12,13 @@ from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
 from flowrl.run.watch.text_facts import text_length
 from flowrl.session.given_check import described_given
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
 from samplers.picture import describe_text_plan
 
 
-def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
+def describe_run(run: RunSettings, iteration: int, svg: Path | None) -> str:
     """Describe a run: a table of its plans, and the evaluations, samples and training rows of an
     iteration."""
     algorithm = run.algorithm()
@@ -42,7 +42,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
 
 
-def _rewriter(before: Run, iteration: int) -> str:
+def _rewriter(before: RunSettings, iteration: int) -> str:
     """The plan of the language model that writes the prompts."""
     algorithm = before.algorithm()
     plans: Any = algorithm.planned(before.levels(algorithm.steps), iteration, before.train.seed)
@@ -52,7 +52,7 @@ def _rewriter(before: Run, iteration: int) -> str:
     )
 
 
-def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
+def _near_zero(run: RunSettings, algorithm: Algorithm, iteration: int) -> Iterator[str]:
     """A line if the plan depends on whether the model's levels end near 0, which only its own call,
     with its weights, shows."""
     falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
@@ -68,7 +68,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
         )
 
 
-def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
+def _describe_texts(run: RunSettings, plans: Sequence[TextPlan], svg: Path | None) -> str:
     if svg is not None:
         raise UserError("--svg draws noise levels, which texts do not have: leave it out")
     draws = run.drawn
@@ -83,7 +83,7 @@ def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> st
     )
 
 
-def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
+def _describe_images(run: RunSettings, plans: Sequence[Plan], svg: Path | None) -> str:
     if svg is not None:
         try:
             svg.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     )
 
 
-def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
+def _through(run: RunSettings, plans: Sequence[Plan], likelihood: Pathwise) -> str:
     """The work of a gradient method."""
     draws, loss = run.prompts.per_iteration * run.rewritings, run.algorithm().loss
     others = len(loss.roles)
@@ -139,7 +139,7 @@ def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
     )
 
 
-def _training_prompts(run: Run) -> PromptSet | None:
+def _training_prompts(run: RunSettings) -> PromptSet | None:
     """The training prompts, if they are on this machine and can be read."""
     if run.prompts.on_hub("train"):
         return None

@@ -17,7 +17,7 @@ from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, w
 from flowrl.run.watch.start_check import check_model_of
 from flowrl.session.learner import load_policy
 from flowrl.session.start_record import StartRecord
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import ProveArguments
 from flowrl.settings.read import check_plan, override, read_run, run_from
@@ -57,7 +57,7 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
     return 0
 
 
-def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool) -> None:
+def _prove(run: RunSettings, prompts: PromptSet, held_out: PromptSet | None, cache: bool) -> None:
     policy, rows = load_policy(run, device_of(run)), proof_prompts(prompts, held_out)
     if not isinstance(policy, PipelinePolicy):
         for sentence in policy.proofs(rows[0], run.algorithm().steps, rows[1]):
@@ -87,7 +87,7 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
 
 
 def _whole(
-    run: Run, policy: PipelinePolicy, rows: PromptColumns, own_size: bool
+    run: RunSettings, policy: PipelinePolicy, rows: PromptColumns, own_size: bool
 ) -> tuple[WholeProof, ...]:
     """The proofs over whole samples, with the steps, guidance scales and sizes of the run's
     training and evaluations. UserError if one fails. Rows with another size than the run's

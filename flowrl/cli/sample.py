@@ -36,7 +36,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.session import load_rewards
-from flowrl.settings import PipelineSettings, RewardSpec, Run
+from flowrl.settings import PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.command_line.arguments import SampleArguments
 from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
@@ -236,7 +236,7 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
 
 
 def with_rows(
-    run: Run,
+    run: RunSettings,
     texts: tuple[str, ...],
     image: str | Path | Image | None = None,
     given: Collection[str] = (),
@@ -266,7 +266,7 @@ def with_image(prompts: PromptSet, image: str | Path | Image | None) -> PromptSe
     return replace(prompts, meta=tuple({**row, "image": whole} for row in prompts.meta))
 
 
-def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:
+def _rows_of_run(run: RunSettings, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:
     known = _rows_by_prompt(run)
     for text in dict.fromkeys(texts):
         if text not in known:
@@ -274,7 +274,7 @@ def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[
     return [dict(known.get(text, {"prompt": text})) for text in texts]
 
 
-def _rows_by_prompt(run: Run) -> dict[str, Mapping[str, Any]]:
+def _rows_by_prompt(run: RunSettings) -> dict[str, Mapping[str, Any]]:
     """The first row of each prompt in the run's files that are on this machine."""
     known: dict[str, Mapping[str, Any]] = {}
     for place in run.prompts.given:
@@ -310,7 +310,7 @@ def check_takes_image(policy: Policy | RewrittenPolicy, image: object) -> bool:
     return takes
 
 
-def _rows_have_images(run: Run) -> bool:
+def _rows_have_images(run: RunSettings) -> bool:
     """Whether the run's own prompts have a column `image`, if one of their files is on this
     machine."""
     prompts = run.prompts

@@ -9,13 +9,13 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.paths import find
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.settings import ModelSettings, PipelineSettings, PromptFiles, Run
+from flowrl.settings import ModelSettings, PipelineSettings, PromptFiles, RunSettings
 from flowrl.settings.sections.data import PromptPlace
 
 Shares = tuple[tuple[float, RowSize], ...]
 
 
-def size_shares(run: Run, place: PromptPlace = "train") -> Shares:
+def size_shares(run: RunSettings, place: PromptPlace = "train") -> Shares:
     """The share of prompts with each size of their own, which the pipeline takes. One without sizes
     for prompts that are not on this machine, or cannot be read."""
     described = describe(run.model) if isinstance(run.model, PipelineSettings) else None
@@ -51,7 +51,7 @@ def at_size(m: ModelSettings, size: Mapping[str, int]) -> ModelSettings:
     return m.model_copy(update={**sides, "call": call})
 
 
-def described_sizes(run: Run) -> Iterator[str]:
+def described_sizes(run: RunSettings) -> Iterator[str]:
     """A line about the sizes of training prompts, if any has its own."""
     shares = size_shares(run)
     if any(size.given for _, size in shares):

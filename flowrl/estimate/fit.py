@@ -11,7 +11,7 @@ from flowrl.estimate import sizes
 from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.memory import estimate, rows_per_call, size
 from flowrl.models.description import unknown_because
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.read import override
 
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -36,7 +36,7 @@ def parsed(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def advice(run: Run, limit: int | None = None) -> list[str]:
+def advice(run: RunSettings, limit: int | None = None) -> list[str]:
     """Settings that lower the estimate, with their savings, until the limit is met."""
     first = estimate(run)
     if first is None:
@@ -57,7 +57,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
     return changes
 
 
-def _words(change: str, run: Run) -> list[str] | None:
+def _words(change: str, run: RunSettings) -> list[str] | None:
     """Return the words of an override; None if the run already has it, or it does not apply."""
     name, *value = change.split()
     m, t = run.model, run.train
@@ -81,7 +81,7 @@ def _words(change: str, run: Run) -> list[str] | None:
     return None
 
 
-def _keeps_unused_experts(run: Run, m: PipelineSettings) -> bool:
+def _keeps_unused_experts(run: RunSettings, m: PipelineSettings) -> bool:
     """Whether one of several denoisers waits on the device, and may wait elsewhere."""
     if m.lora is None or m.offload_experts or m.compile:
         return False
@@ -90,7 +90,7 @@ def _keeps_unused_experts(run: Run, m: PipelineSettings) -> bool:
 
 
 # savings that only pipelines have, and whether a run still lacks one
-_SAVED_BY_PIPELINES: Mapping[str, Callable[[Run, PipelineSettings], bool]] = {
+_SAVED_BY_PIPELINES: Mapping[str, Callable[[RunSettings, PipelineSettings], bool]] = {
     "--model.offload": lambda _, m: not m.offload,
     "--model.vae.slicing": lambda _, m: not m.vae.slicing,
     "--model.offload-experts": _keeps_unused_experts,
@@ -124,7 +124,7 @@ def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit
     return MemoryLimit(device.total_memory, device.name)
 
 
-def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
+def fits(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> bool:
     """Whether the estimate is within the limit, sharded over several devices; True if either is
     unknown."""
     if limit.most is None:
@@ -135,7 +135,7 @@ def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
     return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
 
 
-def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
+def memory_report(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> str:
     """Text for `flowrl plan`: the estimate, whether it fits, and changes that make it fit."""
     needed = estimate(run, iteration)
     if needed is None:

@@ -25,7 +25,7 @@ from flowrl.settings import (
     ModelSettings,
     OwnSettings,
     PipelineSettings,
-    Run,
+    RunSettings,
 )
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.sections.train import CallKind
@@ -100,7 +100,7 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 
 
-def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
+def estimate(run: RunSettings, iteration: int = 0) -> MemoryEstimate | None:
     """Estimate a run's memory, for a joint run of both models, at the largest size of its prompts;
     None if a model is not on this machine."""
     sizes = [at_size(run.trained_model, size.given) for _, size in size_shares(run)]
@@ -139,7 +139,7 @@ def _together(before: MemoryEstimate, own: MemoryEstimate, on_cpu: bool) -> Memo
     )
 
 
-def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
+def _of_model(run: RunSettings, iteration: int) -> MemoryEstimate | None:
     algorithm, m = run.algorithm(), run.model
     pipeline = m if isinstance(m, PipelineSettings) else None
     model = sizes.of(m, algorithm.steps)
@@ -187,7 +187,7 @@ def _of_model(run: Run, iteration: int) -> MemoryEstimate | None:
     )
 
 
-def _gathered(run: Run, model: Sizes) -> int:
+def _gathered(run: RunSettings, model: Sizes) -> int:
     """Bytes that one call under FSDP2 gathers: a block that is used and the next one; of a language
     model also what is outside of blocks, with its gradients."""
     count = 2 * model.block
@@ -196,7 +196,7 @@ def _gathered(run: Run, model: Sizes) -> int:
     return count * BYTES[run.model.dtype]
 
 
-def _samples_whole(run: Run) -> bool:
+def _samples_whole(run: RunSettings) -> bool:
     """Whether a model of texts samples, or is sent to a server that does."""
     server = run.server
     keeps_weights = server is not None and server.sync == "none" and run.prompts.held_out is None
@@ -215,12 +215,12 @@ def _adapters(how: Lora, model: Sizes) -> int:
     return count or model.adapters * how.rank
 
 
-def trained_weights(run: Run, model: Sizes) -> int:
+def trained_weights(run: RunSettings, model: Sizes) -> int:
     """Number of trained weights."""
     return model.trained if run.model.lora is None else _adapters(run.model.lora, model)
 
 
-def _weights(run: Run, model: Sizes) -> dict[str, int]:
+def _weights(run: RunSettings, model: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
     fine = max(wide, 4)  # what steps are taken of is float32 at least
     trained = trained_weights(run, model)
@@ -265,7 +265,7 @@ def _frozen(m: ModelSettings, model: Sizes) -> int:
     return sum(int(n * small.get(name, wide)) for name, n in model.frozen.items())
 
 
-def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
+def rows_per_call(run: RunSettings, model: Sizes, kind: CallKind) -> int:
     """Rows per call as `Policy.automatic` chooses them; a search on a GPU may find other
     numbers."""
     given = run.train.call_sizes[kind]
@@ -278,7 +278,7 @@ def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
     return max(1, min(128, 2**18 // max(1, model.latent)))
 
 
-def _most_trained(run: Run, iteration: int) -> int:
+def _most_trained(run: RunSettings, iteration: int) -> int:
     """The maximum rows of an update call: the texts of an optimizer step, or its samples, which are
     evaluated at one step of the plan at a time."""
     algorithm, draws, updates = (
@@ -294,25 +294,25 @@ def _most_trained(run: Run, iteration: int) -> int:
     return draws * -(-groups // updates)
 
 
-def _most_generated(run: Run) -> int:
+def _most_generated(run: RunSettings) -> int:
     """The maximum texts of a generation call: of an iteration, or of an evaluation."""
     evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
     return max(run.prompts.per_iteration * run.algorithm().group, evaluated)
 
 
-def _most_decoded(run: Run, iteration: int) -> int:
+def _most_decoded(run: RunSettings, iteration: int) -> int:
     """The maximum samples of a decoder call."""
     evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
     return max(run.prompts.per_iteration * run.rewritings * max(_groups(run, iteration)), evaluated)
 
 
-def _groups(run: Run, iteration: int) -> list[int]:
+def _groups(run: RunSettings, iteration: int) -> list[int]:
     algorithm = run.algorithm()
     plans = algorithm.planned(run.levels(algorithm.steps), iteration, run.train.seed)
     return [plan.group for plan in plans]
 
 
-def _activations(run: Run, model: Sizes, rows: int) -> int:
+def _activations(run: RunSettings, model: Sizes, rows: int) -> int:
     """Bytes that one call keeps for `backward`."""
     m, wide = run.model, BYTES[run.model.dtype]
     if (counted := kept_by_call(m)) is not None:
@@ -329,7 +329,7 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
     return int(whole)
 
 
-def _states(run: Run, model: Sizes, iteration: int) -> int:
+def _states(run: RunSettings, model: Sizes, iteration: int) -> int:
     """Count bytes of the latents of trained steps and intermediate samples, or of clean and noised
     latents of matching losses."""
     algorithm = run.algorithm()

@@ -21,7 +21,7 @@ from flowrl.estimate.memory import BYTES, rows_per_call
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.models.description import Description, describe, unknown_because
-from flowrl.settings import LanguageSettings, ModelSettings, PipelineSettings, Run
+from flowrl.settings import LanguageSettings, ModelSettings, PipelineSettings, RunSettings
 from samplers import Plan, evaluations
 from samplers.completions import TextPlan
 
@@ -46,7 +46,7 @@ class IterationWork:
 
 
 def iteration_work(
-    run: Run, iteration: int = 0, levels: Sequence[float] | None = None
+    run: RunSettings, iteration: int = 0, levels: Sequence[float] | None = None
 ) -> IterationWork:
     """Count the evaluations of one iteration, as `count/...` in metrics.jsonl does for images.
     `levels` are the model's; without them `run.levels` is used, and E-GRPO may merge other steps.
@@ -74,7 +74,7 @@ def iteration_work(
     return IterationWork(sampling, rows * run.train.epochs, frozen + once, samples)
 
 
-def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
+def _trained_inputs(run: RunSettings, plans: Sequence[Plan]) -> float:
     draws, likelihood, loss = (
         run.drawn * run.rewritings,
         run.algorithm().likelihood,
@@ -88,7 +88,7 @@ def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
     return float(draws * sum(plan.trained_states for plan in plans))
 
 
-def _given_inputs(run: Run) -> float:
+def _given_inputs(run: RunSettings) -> float:
     if run.given is None:
         return 0.0
     likelihood = run.algorithm().likelihood
@@ -97,7 +97,7 @@ def _given_inputs(run: Run) -> float:
     return float(count * levels * (2 if run.given.kind == "pairs" else 1))
 
 
-def _old_share(run: Run) -> float:
+def _old_share(run: RunSettings) -> float:
     """The share of inputs on which the sampling policy is evaluated again."""
     algorithm = run.algorithm()
     stored = not isinstance(algorithm.likelihood, Matching) and not run.recomputes_old
@@ -130,7 +130,7 @@ class TimeEstimate:
 
 
 def estimate_time(
-    run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0
+    run: RunSettings, devices: DeviceGroup, utilisation: float, iteration: int = 0
 ) -> TimeEstimate | None:
     """Estimate the seconds of an iteration, on average over the sizes of its prompts; None if the
     model's operations are unknown. `count` is that of the first size."""
@@ -171,7 +171,7 @@ def at_work(draws: int, devices: int, members: int) -> float:
     return min(members, devices) * draws / -(-draws // groups)
 
 
-def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
+def reading_weights(run: RunSettings, devices: DeviceGroup, samples: int) -> float:
     """Seconds for reading all weights once per token of each batch of texts."""
     model = sizes.of(run.trained_model, run.algorithm().steps)
     assert model is not None
@@ -182,7 +182,7 @@ def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
 
 
 def _evaluation(
-    run: Run, described: Description, speed: float, devices: DeviceGroup
+    run: RunSettings, described: Description, speed: float, devices: DeviceGroup
 ) -> float | None:
     e, m, steps = run.evaluate, run.trained_model, run.evaluation_steps
     if isinstance(m, PipelineSettings):
@@ -204,7 +204,9 @@ def _evaluation(
     return max(seconds, share * reading_weights(run, devices, e.samples))
 
 
-def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0) -> str:
+def time_report(
+    run: RunSettings, devices: DeviceGroup, utilisation: float, iteration: int = 0
+) -> str:
     """Text for `flowrl plan --devices`: seconds, with the included and excluded work."""
     found = estimate_time(run, devices, utilisation, iteration)
     if found is None:
@@ -236,7 +238,7 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
     return "\n".join(lines)
 
 
-def _counting(run: Run, count: FlopCount) -> str:
+def _counting(run: RunSettings, count: FlopCount) -> str:
     what = "a whole text" if isinstance(run.model, LanguageSettings) else "a state"
     how = "counted on the meta device" if count.counted else "from weights, tokens and attention"
     decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"

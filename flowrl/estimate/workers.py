@@ -9,7 +9,7 @@ from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.memory import BYTES, MemoryEstimate, estimate, size, trained_weights
 from flowrl.estimate.sizes import Sizes
 from flowrl.estimate.time import duration, estimate_time
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from samplers import Plan
 
 SHOWN_STATISTICS = 5  # of each image or video, on pages: float32
@@ -33,7 +33,7 @@ class Traffic:
     bound: bool = False
 
 
-def traffic(run: Run, iteration: int = 0) -> Traffic | None:
+def traffic(run: RunSettings, iteration: int = 0) -> Traffic | None:
     """Bytes of an iteration; None if the model is not on this machine."""
     algorithm = run.algorithm()
     model = sizes.of(run.trained_model, algorithm.steps)
@@ -60,7 +60,7 @@ def traffic(run: Run, iteration: int = 0) -> Traffic | None:
     return Traffic(wide * count, draws * each, draws * media)
 
 
-def _rollout_bytes(run: Run, plan: Plan, model: Sizes) -> int:
+def _rollout_bytes(run: RunSettings, plan: Plan, model: Sizes) -> int:
     """Bytes of one draw under a plan: each distinct state once."""
     kept = run.train.states.dtype
     stored = model.latent * (4 if kept is None else BYTES[kept])
@@ -75,7 +75,7 @@ def _rollout_bytes(run: Run, plan: Plan, model: Sizes) -> int:
 
 
 def workers_report(
-    run: Run, devices: DeviceGroup | None, utilisation: float, iteration: int = 0
+    run: RunSettings, devices: DeviceGroup | None, utilisation: float, iteration: int = 0
 ) -> Iterator[str]:
     """Lines of `flowrl plan` for a run with workers."""
     w = run.workers
@@ -114,14 +114,14 @@ def workers_report(
     yield from _waiting(run, devices, utilisation, iteration)
 
 
-def _units(run: Run) -> str:
+def _units(run: RunSettings) -> str:
     unit, draws = run.workers.unit, run.drawn
     if unit is None:
         return f"; {draws} draws in one unit: set workers.unit to distribute them"
     return f"; {-(-draws // unit)} units of {unit} draws"
 
 
-def _sampling_memory(run: Run, held: MemoryEstimate) -> int:
+def _sampling_memory(run: RunSettings, held: MemoryEstimate) -> int:
     names = ("trained model", "merged weights", "adapters", "masters", "frozen parts")
     parts = sum(n for name, n in held.parts.items() if name in names)
     unit = run.workers.unit or run.drawn
@@ -130,7 +130,7 @@ def _sampling_memory(run: Run, held: MemoryEstimate) -> int:
 
 
 def _waiting(
-    run: Run, devices: DeviceGroup | None, utilisation: float, iteration: int
+    run: RunSettings, devices: DeviceGroup | None, utilisation: float, iteration: int
 ) -> Iterator[str]:
     w = run.workers
     if not w.sampling or devices is None:

@@ -11,7 +11,7 @@ from flowrl.importing.draft import LeafKind, LeafLine, RunDraft
 from flowrl.importing.sources import read_source
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.sections.recipe_kinds import recipe_kind
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from flowrl.settings.trust import Need, asked
 from flowrl.settings.words.sentences import settings_at
 
@@ -151,7 +151,7 @@ def _ours(setting: str, recipe: Any) -> Any:
     if section == "recipe":
         fields = recipe_kind(recipe).model_fields if recipe else {}
         return _plain(fields[rest].default) if rest in fields else _MISSING
-    kind: Any = Run
+    kind: Any = RunSettings
     value: Any = _MISSING
     for part in setting.split("."):
         fields = {f.alias or name: f for name, f in kind.model_fields.items()}

@@ -2,10 +2,10 @@
 
 import math
 
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 
-def learning_rate(run: Run, iteration: int) -> float:
+def learning_rate(run: RunSettings, iteration: int) -> float:
     """Learning rate as a pure function of the iteration, so that no state is saved."""
     t = run.train
     warm = min(1.0, (iteration + 1) / (t.schedule.warmup + 1))

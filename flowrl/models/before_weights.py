@@ -25,14 +25,14 @@ from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
-from flowrl.settings import LanguageSettings, PipelineSettings, Run
+from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import pipeline_index, read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
 
 TRIED = 64  # prompts of a file that its chat template renders before a start
 
 
-def check_before_weights(run: Run) -> None:
+def check_before_weights(run: RunSettings) -> None:
     """UserError for a model that this run could not drive or train, in the words of its load.
     Checks nothing of a model whose configuration is not on this machine."""
     if isinstance(run.model, PipelineSettings):
@@ -44,7 +44,7 @@ def check_before_weights(run: Run) -> None:
         check_before_weights(run.before)
 
 
-def _check_pipeline(run: Run, m: PipelineSettings) -> None:
+def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
     folder = local_folder(m.pipeline)
     if folder is not None and m.form == "classic" and (folder / PIPELINE_INDEX).is_file():
         index = pipeline_index(folder)
@@ -106,7 +106,9 @@ def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> N
         checks.prediction(own, owner)
 
 
-def _check_savings(run: Run, m: PipelineSettings, kind: type, described: Description) -> None:
+def _check_savings(
+    run: RunSettings, m: PipelineSettings, kind: type, described: Description
+) -> None:
     denoisers = described.denoisers
     if m.attention is not None:
         savings.attention(denoisers.values(), m.attention)
@@ -126,7 +128,7 @@ def _named_like(kind: type, parts: Mapping[str, Any]) -> Any:
     return type(kind.__name__, (SimpleNamespace,), {})(**parts)
 
 
-def _check_language(run: Run, m: LanguageSettings) -> None:
+def _check_language(run: RunSettings, m: LanguageSettings) -> None:
     """UserError for a language model without what a setting needs, and for prompts that its chat
     template refuses."""
     folder = local_folder(m.source)

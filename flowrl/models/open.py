@@ -16,7 +16,13 @@ from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
 from flowrl.prompts import has_images
 from flowrl.prompts.row_sizes import RowSize, row_sizes
-from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings, Run
+from flowrl.settings import (
+    LanguageSettings,
+    ModelSettings,
+    OwnSettings,
+    PipelineSettings,
+    RunSettings,
+)
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
@@ -33,7 +39,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+def open_model(run: RunSettings, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is a training run's; other uses never sample from a server."""
     set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
     m = run.model
@@ -47,7 +53,7 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
     return policy
 
 
-def compiles(run: Run, device: torch.device) -> bool:
+def compiles(run: RunSettings, device: torch.device) -> bool:
     """Whether `model.compile` asks for compiled blocks on this device."""
     return run.model.compiles is True or (run.model.compiles == "auto" and device.type == "cuda")
 
@@ -63,7 +69,7 @@ def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: boo
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool) -> Policy:
+def _pipeline(run: RunSettings, m: PipelineSettings, device: torch.device, trains: bool) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.call.levels.user_levels import UserLevels
@@ -108,13 +114,13 @@ def _pipeline(run: Run, m: PipelineSettings, device: torch.device, trains: bool)
     return policy
 
 
-def _rows(run: Run, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
+def _rows(run: RunSettings, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
     """Rows of prompts on this machine. Rows of evaluations at another size have their own."""
     others = place == "held_out" and run.evaluation_size
     return run.prompts.read(place).meta if run.prompts.on_disk(place) and not others else ()
 
 
-def _own(run: Run, m: OwnSettings, device: torch.device) -> Policy:
+def _own(run: RunSettings, m: OwnSettings, device: torch.device) -> Policy:
     from flowrl.models.own.policy import OwnPolicy
 
     model = m.own.build()
@@ -127,7 +133,7 @@ def _own(run: Run, m: OwnSettings, device: torch.device) -> Policy:
     return policy
 
 
-def _storage(run: Run) -> Storage:
+def _storage(run: RunSettings) -> Storage:
     states = run.train.states
     device = None if states.device is None else torch.device(states.device)
     return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
@@ -140,13 +146,15 @@ def _encoding_cache(m: PipelineSettings) -> "EncodingCache | None":
     return None if how.keep == "no" else EncodingCache(how.keep, how.most * MIB)
 
 
-def call_sizes(run: Run, automatic: int) -> CallSizes:
+def call_sizes(run: RunSettings, automatic: int) -> CallSizes:
     """The limits of `train.rows_per_call`, with a number in place of auto."""
     rows = run.train.call_sizes
     return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
 
 
-def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | RewrittenPolicy:
+def whole_at_evaluation(
+    model: Policy | RewrittenPolicy, run: RunSettings
+) -> Policy | RewrittenPolicy:
     """`evaluation_policy` of the image model and, in a joint run, of its language model."""
     if not isinstance(model, RewrittenPolicy):
         return evaluation_policy(model, run)
@@ -155,14 +163,14 @@ def whole_at_evaluation(model: Policy | RewrittenPolicy, run: Run) -> Policy | R
     return replace(model, text=text, image=evaluation_policy(model.image, run))
 
 
-def refuse_sizes(run: Run, owner: str, parameters: Collection[str]) -> None:
+def refuse_sizes(run: RunSettings, owner: str, parameters: Collection[str]) -> None:
     """UserError for a size of evaluations that the pipeline's call does not take."""
     if unknown := set(run.evaluation_size) - set(parameters):
         name = min(unknown)
         raise UserError(f"evaluate.{name}: {owner} takes no {name}: leave it out")
 
 
-def evaluation_policy(policy: Policy, run: Run) -> Policy:
+def evaluation_policy(policy: Policy, run: RunSettings) -> Policy:
     """The policy at `evaluate`'s guidance, size and arguments, or the same policy if they equal the
     model's.
 
@@ -194,7 +202,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=kept))
 
 
-def _language(run: Run, m: LanguageSettings, device: torch.device) -> "CausalPolicy":
+def _language(run: RunSettings, m: LanguageSettings, device: torch.device) -> "CausalPolicy":
     from flowrl.models.language.policy import CausalPolicy
 
     refuse_images(run, m.language)
@@ -206,7 +214,7 @@ def _language(run: Run, m: LanguageSettings, device: torch.device) -> "CausalPol
     return policy
 
 
-def set_up_language(policy: "CausalPolicy", run: Run, m: LanguageSettings) -> None:
+def set_up_language(policy: "CausalPolicy", run: RunSettings, m: LanguageSettings) -> None:
     """Apply a run's settings to its language model. UserError for those that do not fit it."""
     from flowrl.models.language.head import float32_head
 
@@ -226,7 +234,7 @@ def set_up_language(policy: "CausalPolicy", run: Run, m: LanguageSettings) -> No
         policy.reply_by(m.environment)
 
 
-def refuse_images(run: Run, source: str) -> None:
+def refuse_images(run: RunSettings, source: str) -> None:
     """UserError, before weights load, for prompts with images that the model does not read."""
     from transformers import AutoConfig
 
@@ -251,7 +259,7 @@ def refuse_long_stops(policy: "CausalPolicy") -> None:
 
 
 def _connect(
-    policy: "CausalPolicy", run: Run, m: LanguageSettings, s: Server, folder: Path
+    policy: "CausalPolicy", run: RunSettings, m: LanguageSettings, s: Server, folder: Path
 ) -> None:
     from accelerate import PartialState
 
@@ -307,7 +315,7 @@ def modular_source(m: ModelSettings) -> "ModularSource | None":
     return ModularSource(place(m.pipeline), m.rights, m.guider)
 
 
-def with_guider(run: Run) -> Run:
+def with_guider(run: RunSettings) -> RunSettings:
     """The run with the class and settings of its modular pipeline's guider, which its folder does
     not hold."""
     m, source = run.model, modular_source(run.model)

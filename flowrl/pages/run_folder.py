@@ -23,7 +23,7 @@ from flowrl.pages.records import (
     read_trees,
 )
 from flowrl.paths import no_run_in
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.file.strict_yaml import read_yaml
 from flowrl.settings.model.kinds import MODEL_KINDS
 from flowrl.settings.sections.recipe import RECIPE_SETTINGS
@@ -190,7 +190,7 @@ def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's settings that differs from the defaults or has no default, as a tree of
     plain data. A page may be made from an untrusted folder, so no file that it names is imported:
     all settings of a user's own recipe count as chosen."""
-    known = _defaults(Run)
+    known = _defaults(RunSettings)
     recipe = settings.get("recipe")
     name = recipe.get("name") if isinstance(recipe, Mapping) else None
     if isinstance(name, str) and name in RECIPE_SETTINGS:

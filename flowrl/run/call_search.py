@@ -13,7 +13,7 @@ from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import rows_by_size
 from flowrl.session.session import Session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.sections.train import CallKind
 
 SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts
@@ -44,7 +44,7 @@ def search_sizes(session: Session) -> None:
     policy.sizes.take({**vars(policy.sizes), **own})
 
 
-def later_bytes(run: Run, processes: int) -> int:
+def later_bytes(run: RunSettings, processes: int) -> int:
     """Bytes that each process holds after its first iteration but not yet at its start: gradients,
     the optimizer's moments, merged weights, stored states, and media until they are scored. Rewards
     and averages are there already. 0 if unknown."""

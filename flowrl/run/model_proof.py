@@ -19,7 +19,7 @@ from flowrl.models.rewritten import instructed
 from flowrl.prompts import PromptSet
 from flowrl.session.session import Session
 from flowrl.session.start_record import StartRecord
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
 
 PromptColumns = tuple[
@@ -42,7 +42,7 @@ def whole_prompts(rows: PromptColumns) -> PromptColumns:
 
 
 def proof_digest(
-    run: Run,
+    run: RunSettings,
     policy: PipelinePolicy,
     rows: PromptColumns,
     held_out: PromptSet | None,

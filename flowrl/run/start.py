@@ -35,7 +35,7 @@ from flowrl.session.session import (
     open_session,
 )
 from flowrl.session.smaller_calls import explained
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
 from flowrl.votes.asking import with_asking
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def start(
-    run: Run, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
+    run: RunSettings, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state, run = meet(on_cpu(run)), with_guider(with_full_paths(run))
@@ -57,7 +57,7 @@ def start(
 
 
 def _start(
-    run: Run, name: str, folder: Path | None, cache: bool, live: Live, state: PartialState
+    run: RunSettings, name: str, folder: Path | None, cache: bool, live: Live, state: PartialState
 ) -> Result:
     check_shares(run, state.num_processes)
     reserved = agreed(state, lambda: str(claim(run, folder, name, live)), shutil.rmtree)
@@ -80,20 +80,20 @@ def _start(
             raise
 
 
-def begun_before(run: Run, folder: Path) -> bool:
+def begun_before(run: RunSettings, folder: Path) -> bool:
     """Whether a launcher starts these processes again after it has begun this run in this folder.
     The main process decides for all: other nodes may count other restarts, or lag behind in what
     they see of the folder."""
     return agreed(meet(on_cpu(run)), lambda: meeting().launch.has_begun(folder))
 
 
-def folder_state(run: Run, folder: Path) -> FolderState:
+def folder_state(run: RunSettings, folder: Path) -> FolderState:
     """Whether a folder has this run, and its end; the main process decides for all. UserError for a
     folder that has no run."""
     return agreed(meet(on_cpu(run)), lambda: _folder_state(run, folder))
 
 
-def _folder_state(run: Run, folder: Path) -> FolderState:
+def _folder_state(run: RunSettings, folder: Path) -> FolderState:
     if not folder.exists():
         return "absent"
     if not (folder / "run.yaml").is_file():
@@ -106,7 +106,7 @@ def _folder_state(run: Run, folder: Path) -> FolderState:
     return "finished" if done and (folder / run.exported).is_dir() else "begun"
 
 
-def claim(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
+def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Reserve the run's folder, and let the launcher's later attempts know that this launch has
     begun it. Not that of a run which stands there already: a restart must not resume that."""
     launch = meeting().launch
@@ -120,7 +120,7 @@ def claim(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -
         raise
 
 
-def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
+def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Create the run's folder: the given one, or the next free one in `runs`.
 
     It appears with its run.yaml inside, so that a run can be resumed at whatever time it was
@@ -148,7 +148,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
     return chosen
 
 
-def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:
+def resume(run: RunSettings, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:
     """Resume from the newest intact checkpoint in a run's folder, or from the start if there is
     none.
 
@@ -160,7 +160,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
         return _resume(run, folder, cache, live, state)
 
 
-def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState) -> Result:
+def _resume(run: RunSettings, folder: Path, cache: bool, live: Live, state: PartialState) -> Result:
     check_shares(run, state.num_processes)
     terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:
@@ -191,7 +191,7 @@ def _resume(run: Run, folder: Path, cache: bool, live: Live, state: PartialState
 
 
 @contextmanager
-def on_cluster(run: Run, state: PartialState) -> Iterator["Cluster | None"]:
+def on_cluster(run: RunSettings, state: PartialState) -> Iterator["Cluster | None"]:
     """Ray for a run with workers, otherwise None; it ends with the run."""
     if not run.workers.any:
         yield None

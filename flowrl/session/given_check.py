@@ -8,12 +8,12 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
 from flowrl.models.image_check import check_images
 from flowrl.session.given_file import GivenFile, check_samples_of
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.given import GivenSettings
 
 
-def check_given(run: Run) -> None:
+def check_given(run: RunSettings) -> None:
     """UserError for given samples that cannot be read or trained on."""
     if run.given is None:
         return
@@ -25,7 +25,7 @@ def check_given(run: Run) -> None:
         check_samples_of(file, run.given, (run.model.height, run.model.width))
 
 
-def described_given(run: Run) -> Iterator[str]:
+def described_given(run: RunSettings) -> Iterator[str]:
     """A line about the given samples, if their file can be read."""
     if run.given is not None:
         try:
@@ -34,7 +34,7 @@ def described_given(run: Run) -> Iterator[str]:
             return
 
 
-def check_choices(run: Run, given: GivenSettings) -> None:
+def check_choices(run: RunSettings, given: GivenSettings) -> None:
     """UserError for a kind of given samples that does not fit the recipe or the model."""
     algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
     _check_recipe(algorithm, given, name)

@@ -15,7 +15,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.sections.given import GivenSettings
 from rewards.perception.files import DAMAGE, header_size
 from rewards.perception.moving import MEDIA_FORMATS
@@ -51,7 +51,7 @@ class GivenFile:
         return len(self.rows[0])
 
     @classmethod
-    def read(cls, run: Run) -> "GivenFile":
+    def read(cls, run: RunSettings) -> "GivenFile":
         """Read `given.file`. UserError, with the file and the line or row, if it cannot be read."""
         given = run.given
         assert given is not None

@@ -27,7 +27,7 @@ from flowrl.processes.sharding import VISION_ADAPTERS, Sharding
 from flowrl.session import optimizers
 from flowrl.session.policies import Policies
 from flowrl.session.teachers import load_teachers
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.sections.run import EVALUATION
 
 
@@ -42,7 +42,7 @@ class Learner:
     loss_weight factor of the loss
     """
 
-    run: Run
+    run: RunSettings
     algorithm: Algorithm
     parallel: Parallel
     policy: Policy
@@ -97,7 +97,7 @@ class Learner:
             each.policy.close()
 
     @classmethod
-    def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
+    def open(cls, run: RunSettings, folder: Path, accelerator: Accelerator) -> "Learner":
         """Load and shard the models. UserError for a model or processes that cannot run."""
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
         if how is not None and run.before is not None:
@@ -120,7 +120,7 @@ class Learner:
     @classmethod
     def _one(
         cls,
-        run: Run,
+        run: RunSettings,
         folder: Path,
         accelerator: Accelerator,
         how: Sharding | None,
@@ -213,7 +213,7 @@ class Learner:
 
 
 def load_policy(
-    run: Run, device: torch.device, folder: Path | None = None, learns: bool = True
+    run: RunSettings, device: torch.device, folder: Path | None = None, learns: bool = True
 ) -> Policy:
     """Load the model with new adapters, or with all weights trainable; unchanged if it does not
     learn."""
@@ -238,7 +238,7 @@ def load_policy(
     return policy
 
 
-def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
+def load_models(run: RunSettings, device: torch.device) -> Policy | RewrittenPolicy:
     """The run's model as commands open it: in a joint run both models, with their trained parts."""
     own = load_policy(run, device, learns=run.learns)
     if run.before is None or run.joint is None or run.rewriter is None:
@@ -249,6 +249,6 @@ def load_models(run: Run, device: torch.device) -> Policy | RewrittenPolicy:
     return RewrittenPolicy(text, own, template, length, (learns, run.learns))
 
 
-def evaluated(run: Run) -> str:
+def evaluated(run: RunSettings) -> str:
     """Name of the policy that evaluations and exports use."""
     return EVALUATION if run.evaluate.average is not None else "current"

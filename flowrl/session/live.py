@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import dump, run_from
 from rewards import Reward
 from rewards.guard import kept_settings
@@ -73,7 +73,7 @@ class Live:
                 error.add_note(CALLBACK)
                 raise
 
-    def placed(self, run: Run, folder: Path) -> Run:
+    def placed(self, run: RunSettings, folder: Path) -> RunSettings:
         """The run with its files placed in the run's folder."""
         if self.files is None:
             return run

@@ -15,7 +15,7 @@ from typing import Any
 import rewards
 from flowrl.errors import UserError
 from flowrl.session.start_record import StartRecord, files_named, prompt_digests, source_digests
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.read import dump, run_from
 from rewards.rules import changed_rules
 
@@ -37,7 +37,7 @@ class Incomparable:
     best: bool = False
 
     @classmethod
-    def of(cls, run: Run, checkpoint: Path) -> "Incomparable":
+    def of(cls, run: RunSettings, checkpoint: Path) -> "Incomparable":
         """Compare a run's settings and files with the record of a checkpoint, if there is one."""
         before = StartRecord.read(checkpoint)
         if before is None:
@@ -139,7 +139,7 @@ class Progress:
             self.best = self.best_iteration = None
 
 
-def _trial(run: Run) -> tuple[Any, ...]:
+def _trial(run: RunSettings) -> tuple[Any, ...]:
     """All settings that an evaluation's samples depend on, besides the weights."""
     e, tree = run.evaluate, dump(run)
     own = [getattr(e, name) for name in EVALUATE]
@@ -159,11 +159,11 @@ def _sources(spec: RewardSpec) -> Iterator[str]:
     return (name for name, path in named if not path.is_relative_to(own))
 
 
-def _deciding(run: Run) -> str:
+def _deciding(run: RunSettings) -> str:
     return run.checkpoint.best or run.judges[0].label
 
 
-def deciding(run: Run, first: Mapping[str, float]) -> str:
+def deciding(run: RunSettings, first: Mapping[str, float]) -> str:
     """The held-out reward that decides which weights are the best: `checkpoint.best`, or the first
     one that applies to a sample of the first evaluation, whose means by reward are `first`."""
     labels = [spec.label for spec in run.judges]

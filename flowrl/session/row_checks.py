@@ -36,7 +36,7 @@ from flowrl.session.row_answers import (
     rows_named,
 )
 from flowrl.session.session import Session
-from flowrl.settings import OwnSettings, Run
+from flowrl.settings import OwnSettings, RunSettings
 
 RECORD = "row_checks.jsonl"  # in a run's folder
 FIRST = 8  # iterations whose rows are asked for at the start
@@ -132,7 +132,7 @@ def _recorded(record: Path, digest: str, count: int) -> list[int] | None:
     return found
 
 
-def _first_rows(run: Run, prompts: PromptSet) -> list[int]:
+def _first_rows(run: RunSettings, prompts: PromptSet) -> list[int]:
     """The rows of the first iterations, as a run without a budget draws them."""
     every = [prompts.draw(k, run.drawn, run.train.seed).rows for k in range(FIRST)]
     return list(dict.fromkeys(row for rows in every for row in rows))

@@ -29,7 +29,7 @@ from flowrl.session.record import JsonlTracker, Terminal
 from flowrl.session.start_record import StartRecord
 from flowrl.session.waiting import scores_in_turn
 from flowrl.session.writer import FileWriter
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import RewardSpec, RunSettings
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, Untested, check_sum, self_test
 from rewards.combine import blamed, reward_scores
@@ -102,7 +102,7 @@ class Session:
     placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
 
     @property
-    def run(self) -> Run:
+    def run(self) -> RunSettings:
         return self.learner.run
 
     @property
@@ -241,7 +241,7 @@ def _tested(name: str, reward: Reward, shown: Prompts) -> str:
 
 
 def prove_rewards(
-    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, form: MediaForm
+    rewards: Mapping[str, Reward], run: RunSettings, prompts: PromptSet, form: MediaForm
 ) -> Iterator[str]:
     """Test rewards on samples of the form that the model generates. Returns a sentence for each
     reward that passes; UserError, or a warning, for others."""
@@ -272,7 +272,7 @@ def prove_rewards(
 
 
 def open_session(
-    run: Run,
+    run: RunSettings,
     folder: Path,
     accelerator: Accelerator,
     live: Live = NOTHING_LIVE,
@@ -302,7 +302,7 @@ def open_session(
     )
 
 
-def on_cpu(run: Run) -> bool:
+def on_cpu(run: RunSettings) -> bool:
     """Whether a run uses the CPU. UserError if `model.device` is unknown or unavailable."""
     device, cuda = run.model.device, torch.cuda.is_available()
     if device not in _DEVICES:
@@ -321,7 +321,7 @@ def on_cpu(run: Run) -> bool:
     return device == "cpu" or (device == "auto" and not cuda)
 
 
-def open_accelerator(run: Run, folder: Path) -> Accelerator:
+def open_accelerator(run: RunSettings, folder: Path) -> Accelerator:
     trackers = [JsonlTracker(folder), *run.track.trackers]
     cpu = on_cpu(run)
     first = PartialState().device if PartialState._shared_state else None

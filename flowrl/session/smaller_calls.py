@@ -14,7 +14,7 @@ from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
 from flowrl.session.learner import Learner
 from flowrl.session.live import of_callback
 from flowrl.session.record import Terminal
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.read import dump, override
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def _setting(learner: Learner) -> Any:
 
 
 @contextmanager
-def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
+def explained(run: RunSettings, policy: HasSizes | None = None) -> Iterator[None]:
     """Turn an out-of-memory error of the run into a UserError that names settings to change, based
     on the policy's current call sizes. Errors of rewards, judges and callbacks pass through."""
     try:
@@ -93,7 +93,7 @@ def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
         raise UserError(f"out of memory ({reason}){about}: set {way}") from error
 
 
-def _advice(run: Run, policy: HasSizes | None) -> tuple[str, str]:
+def _advice(run: RunSettings, policy: HasSizes | None) -> tuple[str, str]:
     """The memory that the run needs, and settings that lower it."""
     if policy is not None:
         now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
@@ -103,7 +103,7 @@ def _advice(run: Run, policy: HasSizes | None) -> tuple[str, str]:
     return about, ", ".join(changes) if changes else _plain_way(run)
 
 
-def _plain_way(run: Run) -> str:
+def _plain_way(run: RunSettings) -> str:
     """Settings that lower the memory of a run whose sizes are unknown, as far as it has them."""
     moves = isinstance(run.model, PipelineSettings) and not run.model.offload
     words = [

@@ -22,7 +22,7 @@ from flowrl.models.language.older_ends import changed_ends
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
-from flowrl.settings import LanguageSettings, OwnSettings, Run
+from flowrl.settings import LanguageSettings, OwnSettings, RunSettings
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import IN_PYTHON
@@ -55,7 +55,7 @@ class StartRecord:
     reward_rules: int = 1  # the version of the rules of flowrl's rewards
 
     @classmethod
-    def of(cls, run: Run, processes: int) -> "StartRecord":
+    def of(cls, run: RunSettings, processes: int) -> "StartRecord":
         """Create the record. Files that are not on this machine are left out."""
         folder = None if isinstance(run.model, OwnSettings) else local_folder(run.model.source)
         return cls(
@@ -90,12 +90,12 @@ class StartRecord:
         return asdict(self)
 
 
-def source_digests(run: Run) -> dict[str, str]:
+def source_digests(run: RunSettings) -> dict[str, str]:
     """Digests of the source files that a run file names, and of its rewards."""
     return {name: _digest(path) for name, path in _sources(run) if path.is_file()}
 
 
-def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
+def changes(run: RunSettings, folder: Path, checkpoint: Path, processes: int) -> list[str]:
     """Compare a run with its checkpoint; returns one sentence per difference.
 
     UserError for a change that prevents a resume.
@@ -126,7 +126,7 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
     return lines
 
 
-def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
+def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
     """Lines about an older version that assigned this run's samples to other steps or calls."""
     if run.algorithm().text and not (before and before.texts_by_length):
         yield (
@@ -168,7 +168,7 @@ def _moved(before: StartRecord | None, run: Run) -> Iterator[str]:
         )
 
 
-def _has_other_parents(run: Run) -> bool:
+def _has_other_parents(run: RunSettings) -> bool:
     """Whether credit compares nodes with their parents, which an older version inferred from the
     numbers of nodes and took for others."""
     algorithm = run.algorithm()
@@ -188,7 +188,7 @@ def _inferred(columns: Columns) -> tuple[int, ...]:
     return tuple(families)
 
 
-def _may_abstain(run: Run) -> bool:
+def _may_abstain(run: RunSettings) -> bool:
     """Whether a reward of the run may return None: a user's own, a served one, or one of some data
     sets."""
     specs = (*run.rewards, *run.judges, *run.intermediate_rewards)
@@ -206,7 +206,7 @@ def _names_own(value: Any) -> bool:
     return value == "remote" or value.startswith(IN_PYTHON) or own_name(value) is not None
 
 
-def rules_changed_since(before: StartRecord | None, run: Run) -> list[str]:
+def rules_changed_since(before: StartRecord | None, run: RunSettings) -> list[str]:
     """A clause for each rule of the run's rewards that has changed since a checkpoint."""
     version = 1 if before is None else before.reward_rules
     clauses = [
@@ -217,7 +217,7 @@ def rules_changed_since(before: StartRecord | None, run: Run) -> list[str]:
     return list(dict.fromkeys(clauses))
 
 
-def _reads_media(run: Run) -> bool:
+def _reads_media(run: RunSettings) -> bool:
     """Whether the run reads files of images or videos: given samples, or cells of its prompts."""
     if run.given is not None and not isinstance(run.model, LanguageSettings):
         return True
@@ -242,7 +242,7 @@ def _names_media(value: Any) -> bool:
     return isinstance(value, bytes)
 
 
-def _ends(run: Run) -> Iterator[str]:
+def _ends(run: RunSettings) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
     for each in (run, run.before):
         if each is not None and isinstance(each.model, LanguageSettings):
@@ -250,7 +250,7 @@ def _ends(run: Run) -> Iterator[str]:
             yield from changed_ends(place_of_model(each.model.language), each.model, given)
 
 
-def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
+def _settings(before: StartRecord, run: RunSettings, folder: Path) -> Iterator[str]:
     try:
         old = dump(run_from(before.settings, "checkpoint"))  # fills in settings of later versions
     except UserError:
@@ -273,7 +273,7 @@ def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
             yield name if max(map(len, texts)) > LONG else f"{name} {' -> '.join(texts)}"
 
 
-def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Iterator[str]:
+def _files(before: StartRecord, now: StartRecord, run: RunSettings, folder: Path) -> Iterator[str]:
     changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
     if changed:
         revisions = before.revision, now.revision
@@ -298,14 +298,14 @@ def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Ite
             yield f"the source {name}"
 
 
-def remembers_prompts(run: Run) -> bool:
+def remembers_prompts(run: RunSettings) -> bool:
     """Whether the budget or the credit stores numbers by the index of a prompt in the file."""
     b = run.budget
     by_rate = b.order == "uncertain" or b.rates is not None or b.repeat > 1 or b.replay > 0
     return by_rate or run.algorithm().tracker is not NoTracker
 
 
-def on_resume(run: Run, path: tuple[str, ...]) -> OnResume:
+def on_resume(run: RunSettings, path: tuple[str, ...]) -> OnResume:
     """Whether a setting may change on resume; the answer for a section applies to everything in
     it."""
     kind, place = OnResume.SAID, run
@@ -345,13 +345,13 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, _digest(path)
 
 
-def _own_base(run: Run) -> dict[str, str]:
+def _own_base(run: RunSettings) -> dict[str, str]:
     """The digest of the weights of a user's own model."""
     weights = run.model.weights if isinstance(run.model, OwnSettings) else None
     return {} if weights is None else {Path(weights).name: _digest(find(weights))}
 
 
-def _adapters(run: Run) -> Iterator[tuple[str, str]]:
+def _adapters(run: RunSettings) -> Iterator[tuple[str, str]]:
     """Digests of the adapters, the rewriter and the quantized file that a run starts with, by
     their setting."""
     folder = None if run.before is None else local_folder(run.before.model.source)
@@ -368,7 +368,7 @@ def _adapters(run: Run) -> Iterator[tuple[str, str]]:
                 yield f"{setting} ({file.name})", _digest(file)
 
 
-def prompt_digests(run: Run) -> Iterator[tuple[str, str]]:
+def prompt_digests(run: RunSettings) -> Iterator[tuple[str, str]]:
     """Digests of prompt files and of the chosen rows of hub data sets, which may have a new
     revision. Files that are not on this machine are left out."""
     for place in run.prompts.given:
@@ -403,7 +403,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sources(run: Run) -> Iterator[tuple[str, Path]]:
+def _sources(run: RunSettings) -> Iterator[tuple[str, Path]]:
     """Find the files of rewards (including rewards in a reward's settings), of the recipe, its
     parts and the levels, of the environment, and the weights of teachers."""
     for folder in () if run.teachers is None else run.teachers.folders.values():

@@ -5,10 +5,10 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
 from flowrl.paths import find
 from flowrl.session.policies import NamedWeights
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 
-def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
+def load_teachers(run: RunSettings, policy: Policy) -> dict[str, NamedWeights]:
     """Load the weights of all teachers, by policy name (`teacher/TASK`). UserError if they do not
     fit the student."""
     if run.teachers is None:

@@ -17,7 +17,7 @@ from flowrl.settings.sections.recipe import (
     recipe_settings,
 )
 from flowrl.settings.sections.recipe_kinds import recipe_kind
-from flowrl.settings.sections.run import Run, Steer
+from flowrl.settings.sections.run import RunSettings, Steer
 from flowrl.settings.sections.train import (
     Checkpoint,
     EvaluateSettings,
@@ -42,7 +42,7 @@ __all__ = [
     "PromptFiles",
     "RecipeSettings",
     "RewardSpec",
-    "Run",
+    "RunSettings",
     "ScheduleSettings",
     "Server",
     "Settings",

@@ -44,7 +44,7 @@ from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.recipe_kinds import recipe_kind
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from flowrl.settings.trust import (
     ALL_PARTS,
     Need,
@@ -71,7 +71,7 @@ _NAME = "--recipe.name"
 PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RunSettings:
     """Read a run file, with its base if it has one. Errors name the file and the key."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: give a run's file, such as configs/demo.yaml")
@@ -89,7 +89,7 @@ class OpenedFolder:
     """
 
     folder: Path
-    run: Run
+    run: RunSettings
     limits: Limits | None
     asks: frozenset[tuple[Right, str]]
 
@@ -104,7 +104,7 @@ class OpenedFolder:
             run = override(self.run, arguments)
         return self.changed(run)
 
-    def changed(self, run: Run) -> "OpenedFolder":
+    def changed(self, run: RunSettings) -> "OpenedFolder":
         """With other settings, which the user gave."""
         if self.limits is None:
             return replace(self, run=run)
@@ -116,7 +116,7 @@ class OpenedFolder:
         return within(self.limits)
 
 
-def run_of(folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS) -> Run:
+def run_of(folder: Path, trust: Trust = False, parts: Collection[str] = ALL_PARTS) -> RunSettings:
     """Settings of a run's folder: see `open_folder`."""
     return open_folder(folder, trust, parts).run
 
@@ -125,7 +125,7 @@ def open_folder(
     folder: Path,
     trust: Trust = False,
     parts: Collection[str] = ALL_PARTS,
-    beside: Run | None = None,
+    beside: RunSettings | None = None,
 ) -> OpenedFolder:
     """Read the settings of a run's folder. UserError for a folder from elsewhere whose sections
     `parts`, which the caller uses, ask for rights that neither `trust` nor a record grants, nor
@@ -207,7 +207,7 @@ def _tree_of(
     return *with_base(read_yaml(file), file, check=check), outside
 
 
-def run_from(tree: Any, source: str) -> Run:
+def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
         raise UserError(
@@ -222,14 +222,14 @@ def run_from(tree: Any, source: str) -> Run:
         tree = spelled_out(renewed(tree))
         recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
-        return Run.model_validate(tree)
+        return RunSettings.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"{source}: {explain(error, Run, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
 
 
-def override(run: Run, arguments: Sequence[str]) -> Run:
+def override(run: RunSettings, arguments: Sequence[str]) -> RunSettings:
     """The run with options such as `--train.lr 1e-4` applied."""
     if not arguments:
         return run
@@ -240,7 +240,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
     return _without_unread(changed, tree, words) if named else changed
 
 
-def _without_unread(run: Run, tree: dict[str, Any], words: Sequence[str]) -> Run:
+def _without_unread(run: RunSettings, tree: dict[str, Any], words: Sequence[str]) -> RunSettings:
     """Leave out settings of the file (such as a kernel's eta) that are no longer read once an
     option replaces the part."""
     lost = [n for n in run.recipe.unread if not any(w.startswith(f"--recipe.{n}") for w in words)]
@@ -250,7 +250,7 @@ def _without_unread(run: Run, tree: dict[str, Any], words: Sequence[str]) -> Run
     return run_from(tree, "command line") if lost else run
 
 
-def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
+def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, list[str]]:
     """Apply `--recipe.name` first, since the other options are its settings.
 
     The file's recipe settings are kept if the other recipe has them. Returns the remaining options.
@@ -279,19 +279,19 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
     return run_from(dump(run) | {"recipe": recipe}, "command line"), rest
 
 
-def dump(run: Run) -> dict[str, Any]:
+def dump(run: RunSettings) -> dict[str, Any]:
     """The run as plain data, as in `run.yaml`."""
     return run.model_dump(mode="json", by_alias=True)
 
 
-def with_full_paths(run: Run) -> Run:
+def with_full_paths(run: RunSettings) -> RunSettings:
     """The run with paths that mean the same in every folder."""
     tree = dump(run)
     full = in_full(tree)
     return run if full == tree else run_from(full, "the run")
 
 
-def check_plan(run: Run) -> None:
+def check_plan(run: RunSettings) -> None:
     """UserError for a recipe that does not fit its settings or its model. The result is the same on
     any machine."""
     try:
@@ -322,7 +322,7 @@ def check_plan(run: Run) -> None:
     check_single_step(run)
 
 
-def _check_merging(run: Run, algorithm: Algorithm) -> None:
+def _check_merging(run: RunSettings, algorithm: Algorithm) -> None:
     merge = "none" if run.model.lora is None else run.model.lora.merge
     if merge in ("untrained", "sampling") and algorithm.reward_gradient:
         raise UserError(
@@ -337,7 +337,7 @@ def _check_merging(run: Run, algorithm: Algorithm) -> None:
         )
 
 
-def _check_levels(run: Run, algorithm: Algorithm) -> None:
+def _check_levels(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for levels that do not fit the steps of the recipe or of evaluations, or for which
     the recipe has no plan."""
     run.levels(run.evaluation_steps)
@@ -349,7 +349,7 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe: the plan does not fit model.sigmas: {problem}") from problem
 
 
-def check_rewards(run: Run, given: Collection[str] = ()) -> None:
+def check_rewards(run: RunSettings, given: Collection[str] = ()) -> None:
     """UserError for a reward that does not exist or does not take its settings, and for weights
     that cancel. Rewards with the labels `given` are Python objects."""
     if _cancel(run.rewards) and _cancel(run.intermediate_rewards):
@@ -371,7 +371,7 @@ def check_rewards(run: Run, given: Collection[str] = ()) -> None:
                 raise UserError(f"{place}: {error}") from error
 
 
-def check_named_rewards(run: Run) -> None:
+def check_named_rewards(run: RunSettings) -> None:
     """UserError unless the rewards that credit reads by name are the run's, untrained, and have
     scored all samples that it compares."""
     algorithm, known = run.algorithm(), {spec.label: spec.weight for spec in run.rewards}
@@ -405,7 +405,7 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
     return True
 
 
-def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
+def check_run(run: RunSettings, given: Mapping[str, Reward] = {}) -> None:
     """UserError for a run that cannot work on this machine, within about a second and without
     reading weights. `given`: rewards that are Python objects, by their labels."""
     for check in run_checks(run, given):
@@ -416,7 +416,7 @@ def check_run(run: Run, given: Mapping[str, Reward] = {}) -> None:
 
 
 def run_checks(
-    run: Run, given: Mapping[str, Reward] = {}, *, hub: bool = True
+    run: RunSettings, given: Mapping[str, Reward] = {}, *, hub: bool = True
 ) -> Iterator[Callable[[], object]]:
     """The checks of `check_run`, each of which raises a UserError, but for that of the hub. `hub`:
     whether prompts on the hub are read."""
@@ -442,5 +442,5 @@ def run_checks(
     yield partial(check_trackers, run.track.trackers)
 
 
-def _check_turn_rewards(environment: EnvironmentSettings, run: Run) -> None:
+def _check_turn_rewards(environment: EnvironmentSettings, run: RunSettings) -> None:
     environment.check_rewards(run.algorithm())

@@ -23,7 +23,7 @@ from flowrl.paths import PACKAGE, find
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.given import with_prompts
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from flowrl.settings.words.short_forms import REWARDS, spelled_out
 from rewards.load import own_name, things_named
 from rewards.rights import (
@@ -40,7 +40,7 @@ from rewards.rights import (
 
 STATE_VARIABLE = "FLOWRL_STATE"
 Trust = bool | str | Collection[str]
-ALL_PARTS: frozenset[str] = frozenset(Run.model_fields)
+ALL_PARTS: frozenset[str] = frozenset(RunSettings.model_fields)
 SAMPLED_PARTS: frozenset[str] = frozenset(("recipe", "model"))
 EVALUATED_PARTS: frozenset[str] = SAMPLED_PARTS | {"prompts", *REWARDS}
 ONLY_TRAINED = ("model.server", "model.rewriter.server")  # no other command connects to these
@@ -108,7 +108,7 @@ def asked(tree: Any, folder: Path) -> list[Need]:
         return []
     whole = with_prompts(spelled_out(renewed(tree)))
     found = list(_of_recipe(whole.get("recipe"), "recipe", folder))
-    for name, field in Run.model_fields.items():
+    for name, field in RunSettings.model_fields.items():
         key = field.alias or name
         if name != "recipe" and key in whole:
             kind: Any = field.rebuild_annotation()

@@ -21,7 +21,7 @@ import tyro
 from compare_report import over_seeds
 
 from flowrl.session.record import METRICS
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import read_run
 
 STRICTER = "{{name: {}, kind: strict, iou: 0.85, aspect: 0.8}}"
@@ -47,7 +47,7 @@ def flowrl(*words: str | Path) -> tuple[str, float, float]:
     return done.stdout + done.stderr, time.monotonic() - began, cpu
 
 
-def confirmed(folder: Path, weights: str, run: Run) -> float:
+def confirmed(folder: Path, weights: str, run: RunSettings) -> float:
     judge = run.judges[0].name
     assert run.prompts.held_out is not None
     prompts = run.prompts.held_out[0].source.replace("held_out", "test")

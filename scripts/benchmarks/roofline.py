@@ -35,7 +35,7 @@ from flowrl.estimate.sizes import RowShape, rows_per_state
 from flowrl.estimate.time import iteration_work
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import default_targets
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
@@ -115,7 +115,7 @@ def call(model: nn.Module, inputs: Callable[[], dict[str, Any]], grad: bool) -> 
     return mode.seconds
 
 
-def adapted(model: Any, run: Run, dtype: torch.dtype) -> Any:
+def adapted(model: Any, run: RunSettings, dtype: torch.dtype) -> Any:
     lora = run.model.lora
     assert lora is not None
     targets = default_targets(model) if lora.targets is None else list(lora.targets)
@@ -128,7 +128,7 @@ def adapted(model: Any, run: Run, dtype: torch.dtype) -> Any:
     return model
 
 
-def made(run: Run) -> tuple[Any, Callable[[], dict[str, Any]]]:
+def made(run: RunSettings) -> tuple[Any, Callable[[], dict[str, Any]]]:
     known = describe(run.model)
     assert known is not None, "the model's sizes are not known"
     assert isinstance(run.model, PipelineSettings), "only denoisers are measured"
@@ -148,7 +148,7 @@ def made(run: Run) -> tuple[Any, Callable[[], dict[str, Any]]]:
     return model, inputs
 
 
-def iteration(run: Run) -> dict[str, Seconds]:
+def iteration(run: RunSettings) -> dict[str, Seconds]:
     """Seconds of an iteration's calls of the denoiser, for each arm."""
     work, known = iteration_work(run), describe(run.model)
     assert known is not None

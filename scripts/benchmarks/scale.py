@@ -15,7 +15,7 @@ from flowrl.estimate import sizes
 from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.time import at_work, estimate_time, iteration_work
 from flowrl.estimate.workers import traffic as workers_traffic
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import override, read_run
 
 NVLINK = 450e9  # bytes/s of an H100 in one direction, NVIDIA's H100 white paper
@@ -51,7 +51,7 @@ def volume(count: float) -> str:
     return f"{count / 1e12:.1f} TB" if count >= 1e12 else f"{count / 1e9:.1f} GB"
 
 
-def row(name: str, run: Run, gpus: int) -> str:
+def row(name: str, run: RunSettings, gpus: int) -> str:
     model = sizes.of(run.trained_model, run.algorithm().steps)
     devices = parse_devices(f"{gpus}xH100")
     time = estimate_time(run, devices, 0.4)
@@ -70,7 +70,7 @@ def row(name: str, run: Run, gpus: int) -> str:
     )
 
 
-def split(run: Run, gpus: int) -> tuple[int, float, float]:
+def split(run: RunSettings, gpus: int) -> tuple[int, float, float]:
     """The number of GPUs that sample such that an iteration with a lag is shortest, and the seconds
     of sampling and of training then. Neither half has more at work than there are draws."""
     time = estimate_time(run, parse_devices("H100"), 0.4)
@@ -88,7 +88,7 @@ def split(run: Run, gpus: int) -> tuple[int, float, float]:
     return best, *halves(best)
 
 
-def workers_row(name: str, run: Run, gpus: int) -> str:
+def workers_row(name: str, run: RunSettings, gpus: int) -> str:
     sampling, sample, train = split(run, gpus)
     in_turn = estimate_time(run, parse_devices(f"{gpus}xH100"), 0.4)
     sent = workers_traffic(run)

@@ -20,7 +20,7 @@ from flowrl.estimate.time import iteration_work
 from flowrl.likelihoods.matching import Matching
 from flowrl.models.description import describe
 from flowrl.processes.sharding import blocks
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 from samplers import Plan
 
 
@@ -42,7 +42,7 @@ class Traffic:
 
 
 def call_counts(
-    run: Run, processes: int, rows: int, graded_rows: int, iteration: int = 0
+    run: RunSettings, processes: int, rows: int, graded_rows: int, iteration: int = 0
 ) -> CallCounts:
     """Count the calls of an iteration, for a run of images or videos: `rows` states each in
     sampling, and `graded_rows` in training."""
@@ -64,7 +64,7 @@ def _sampled(plans: Sequence[Plan]) -> list[int]:
     return [states for plan in plans for states in plan.states[: len(plan.steps)]]
 
 
-def _trained(run: Run, plans: Sequence[Plan]) -> list[int]:
+def _trained(run: RunSettings, plans: Sequence[Plan]) -> list[int]:
     """Inputs of a draw in each part of the training rows."""
     likelihood = run.algorithm().likelihood
     if isinstance(likelihood, Matching):
@@ -84,7 +84,7 @@ def _dealt(inputs: int, updates: int, rows: int) -> int:
     return (updates - more) * -(-least // rows) + more * -(-(least + 1) // rows)
 
 
-def traffic(run: Run, model: Sizes, processes: int, reshard: bool = True) -> Traffic | None:
+def traffic(run: RunSettings, model: Sizes, processes: int, reshard: bool = True) -> Traffic | None:
     """Return the bytes of an iteration; None for texts, or without the model's configuration."""
     described = describe(run.model)
     if described is None or isinstance(run.model, LanguageSettings):

@@ -14,7 +14,7 @@ from flowrl.estimate import fit, memory
 from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.model.pipeline import GuidanceScale, PipelineSettings
 from flowrl.settings.read import read_run
@@ -105,7 +105,7 @@ def _scale(scale: GuidanceScale) -> str:
     return own[scale] if scale is None or scale == "none" else f"{scale:g}"
 
 
-def settings(path: Path, run: Run) -> tuple[str, ...]:
+def settings(path: Path, run: RunSettings) -> tuple[str, ...]:
     m, name = run.model, str(run.recipe.name)  # type: ignore[attr-defined]
     assert isinstance(m, PipelineSettings), path
     sides = [str(side) for side in (m.height, m.width, m.call.get("num_frames")) if side]
@@ -117,7 +117,7 @@ def settings(path: Path, run: Run) -> tuple[str, ...]:
     return link, f"`{m.pipeline}`", recipe, " x ".join(sides), said, adapters
 
 
-def memory_cells(run: Run) -> tuple[str, str]:
+def memory_cells(run: RunSettings) -> tuple[str, str]:
     """Memory on one GPU, and the smallest hardware of LADDER that it fits."""
     needed = memory.estimate(run)
     assert needed is not None, run.model.source
@@ -127,7 +127,7 @@ def memory_cells(run: Run) -> tuple[str, str]:
     return f"{memory.size(needed.total)}{more}", found if "x" in found else f"1x{found}"
 
 
-def time_cell(run: Run) -> str:
+def time_cell(run: RunSettings) -> str:
     found = estimate_time(run, parse_devices(TIMED), UTILISATION)
     assert found is not None, run.model.source
     return duration(found.total)

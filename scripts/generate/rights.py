@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from rewards.checks.settings import settings_of
 from rewards.load import MAKERS, names
 from rewards.rights import MEANINGS, Mark, Right, marks
@@ -27,7 +27,7 @@ class Marked(NamedTuple):
     mark: Mark | None
 
 
-def run_settings(kind: type[BaseModel] = Run, at: str = "") -> Iterator[Marked]:
+def run_settings(kind: type[BaseModel] = RunSettings, at: str = "") -> Iterator[Marked]:
     """All settings of a run, those without a mark too; the recipe's are its own."""
     for name, field in kind.model_fields.items():
         place = f"{at}{field.alias or name}"

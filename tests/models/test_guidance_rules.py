@@ -14,7 +14,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from flowrl.run.watch import guidance_check
 from flowrl.run.watch.guidance_check import check_guidance
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.checks.guidance import check_measured_guidance, compares_densities
 from flowrl.settings.read import check_plan, dump, override, run_from
 from tests.support.driving import PROMPTS, STEPS
@@ -30,7 +30,7 @@ SD35, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.
 Z_IMAGE, HUNYUAN = "Tongyi-MAI/Z-Image", "hunyuanvideo-community/HunyuanVideo-1.5-480p_t2v"
 
 
-def run_of(recipe: str, guidance: Any, model: str = SD35) -> Run:
+def run_of(recipe: str, guidance: Any, model: str = SD35) -> RunSettings:
     return run_from(
         {
             "recipe": {"name": recipe},

@@ -15,7 +15,7 @@ from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
 from flowrl.run.evaluate import start_checks
 from flowrl.session.start_record import StartRecord
-from flowrl.settings import Run, recipe_kind
+from flowrl.settings import RunSettings, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
 from samplers import Kernel, Plan, Solver
 from tests.support.runs import environment, flowrl, lines
@@ -118,7 +118,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(text: bool = False, **recipe: object) -> Run:
+def run(text: bool = False, **recipe: object) -> RunSettings:
     model = {"language": "a/b"} if text else {"pipeline": "a/b"}
     rest = {"prompts": {"train": "p.txt"}, "rewards": ["brightness"]}
     made = run_from({"recipe": recipe, "model": model, **rest}, "mine.yaml")

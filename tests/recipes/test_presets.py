@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.prompts import on_hub
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.checks.machine import check_language, check_pipeline
 from flowrl.settings.model.levels import LevelShift
 from flowrl.settings.read import read_run
@@ -305,7 +305,7 @@ PUBLISHED: dict[str, Table] = {
 }  # fmt: skip
 
 
-def at(run: Run, place: str) -> Any:
+def at(run: RunSettings, place: str) -> Any:
     value: Any = run
     for name in place.split("."):
         value = getattr(value, name)

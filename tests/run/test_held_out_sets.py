@@ -12,7 +12,7 @@ import flowrl
 from flowrl.errors import UserError
 from flowrl.run.watch.judges import judges
 from flowrl.session.session import OfSets
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from rewards import Samples
 from tests.support import runs
@@ -99,7 +99,7 @@ def test_a_reward_of_sets_scores_their_rows_alone():
     assert nowhere.values.isnan().all() and not nowhere.applies.any() and len(seen) == 1
 
 
-def of(pipeline: Path, folder: Path, **more: Any) -> Run:
+def of(pipeline: Path, folder: Path, **more: Any) -> RunSettings:
     return run_from(settings(pipeline, folder, **more), "test")
 
 

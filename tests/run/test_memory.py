@@ -20,7 +20,7 @@ from flowrl.run.save.checkpoint import newest
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
 from tests.support.iterations import iterate
@@ -75,7 +75,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def run(folder: Path, family: str, tmp: Path, **model: Any) -> Run:
+def run(folder: Path, family: str, tmp: Path, **model: Any) -> RunSettings:
     tree = runs.tree(folder, tmp, runs.FLOW_GRPO, rows_per_call=2)
     tree["train"]["gradient_checkpointing"] = model.pop("checkpointed", False)
     size = dict(WIDER[family][2])

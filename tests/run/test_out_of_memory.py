@@ -20,7 +20,7 @@ from flowrl.run.save.failures import resumable
 from flowrl.session import smaller_calls
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import override, read_run, run_from
 from tests.support import runs, text_runs, tiny_lm
 
@@ -34,7 +34,7 @@ def no_memory(*_, **__):
 NAMED = ("demo", "demo_lora", "demo_video", "demo_joint", "text_demo")
 
 
-def own_run(image: dict) -> Run:
+def own_run(image: dict) -> RunSettings:
     """Of the flow of points of the examples."""
     points = find("examples/own/points.py")
     model, rewards = {"own": f"{points}:Points", "device": "cpu"}, [f"{points}:Closeness"]
@@ -42,7 +42,7 @@ def own_run(image: dict) -> Run:
 
 
 @pytest.fixture(scope="module")
-def kinds(pipeline, tmp_path_factory) -> dict[str, Run]:
+def kinds(pipeline, tmp_path_factory) -> dict[str, RunSettings]:
     """A run of each kind: images, video, texts, a joint one, with workers; with LoRA or without."""
     folder = tmp_path_factory.mktemp("kinds")
     language = folder / "lm"

@@ -11,7 +11,7 @@ from flowrl.run.start import start
 from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.session.progress import Progress
 from flowrl.session.session import load_rewards, open_accelerator, open_session, prove_rewards
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.read import check_run, dump, run_from
 from rewards.types import MediaForm
 from tests.support import runs
@@ -38,12 +38,12 @@ def own(tmp_path: Path) -> str:
     return str(tmp_path / "own.py")
 
 
-def run_with(tmp_path: Path, *rewards: dict, **train: object) -> Run:
+def run_with(tmp_path: Path, *rewards: dict, **train: object) -> RunSettings:
     tree = runs.tree(tmp_path, tmp_path, runs.NFT, **train)
     return run_from(tree | {"rewards": list(rewards)}, "test")
 
 
-def proven(run: Run) -> list[str]:
+def proven(run: RunSettings) -> list[str]:
     prompts = run.prompts.read("train")
     return list(prove_rewards(load_rewards(run.rewards), run, prompts, MediaForm("image")))
 

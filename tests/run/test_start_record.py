@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
 from flowrl.session import start_record as origin
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.base import OnResume, Settings
 from tests.support import runs
 from tests.support.runs import flowrl, lines
@@ -233,11 +233,11 @@ def sections(kind: type[BaseModel]) -> Iterator[type[Settings]]:
 
 def test_kinds_of_settings_name_fields(place):
     named = 0
-    for kind in sections(Run):
+    for kind in sections(RunSettings):
         assert set(kind.ON_RESUME) <= set(kind.model_fields), kind
         named += len(kind.ON_RESUME)
     assert named >= 15
-    run = Run.model_validate(yaml.safe_load((place / "tiny.yaml").read_text()))
+    run = RunSettings.model_validate(yaml.safe_load((place / "tiny.yaml").read_text()))
     assert origin.on_resume(run, ("model", "lora", "alpha")) is OnResume.NEVER
     assert origin.on_resume(run, ("track", "with")) is OnResume.FREE
     assert origin.on_resume(run, ("recipe", "name")) is OnResume.NEVER

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings, Run
+from flowrl.settings import (
+    LanguageSettings,
+    ModelSettings,
+    OwnSettings,
+    PipelineSettings,
+    RunSettings,
+)
 from flowrl.settings.command_line.options import option_names
 from flowrl.settings.model.kinds import MODEL_KINDS, own_settings_of
 from flowrl.settings.read import dump, override, recipe_kind, run_from
@@ -104,4 +110,4 @@ def test_the_rewriter_of_a_joint_run_is_a_language_model():
     run = run_from(tree | {"recipe": {"name": "joint", "text": "text_grpo", "image": "nft"}}, "run")
     assert run.rewriter is not None and run.before is not None
     assert run.rewriter.model() == LanguageSettings(language="c/d", stop=(".",))
-    assert Run.model_validate(run.model_dump(by_alias=True)) == run
+    assert RunSettings.model_validate(run.model_dump(by_alias=True)) == run

@@ -26,7 +26,7 @@ from flowrl.paths import PROJECT, own_runs
 from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
 from flowrl.run.show.track import open_trackers
-from flowrl.settings import RECIPE_SETTINGS, Run, trust
+from flowrl.settings import RECIPE_SETTINGS, RunSettings, trust
 from flowrl.settings.checks.machine import check_language
 from flowrl.settings.parts.names import NamedParts
 from flowrl.settings.read import dump, open_folder, read_run, run_from
@@ -260,7 +260,7 @@ def spelt(value: Any, name: str) -> Any:
     return name if value == "NAME" else value
 
 
-def _open_all(run: Run) -> None:
+def _open_all(run: RunSettings) -> None:
     """Open whatever a run names, as far as it can be."""
     for spec in (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards):
         with suppress(ValueError):

@@ -5,7 +5,7 @@ import pytest
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_run, dump, override, read_run, run_from
 from flowrl.settings.words.short_forms import model_named
@@ -150,7 +150,7 @@ def test_a_dumped_run_is_the_same_run(tree):
 
 
 def test_the_schema_names_every_recipe():
-    schema = json.dumps(Run.model_json_schema(by_alias=True))
+    schema = json.dumps(RunSettings.model_json_schema(by_alias=True))
     assert "branch_grpo" in schema
     assert '"with"' in schema
 

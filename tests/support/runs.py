@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from flowrl.cli import main
 from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from flowrl.settings.trust import remember
 from tests.support import tiny_pipelines
@@ -93,7 +93,7 @@ def opened(settings: dict, folder: Path) -> Session:
     return session_of(run_from(settings, "test"), folder)
 
 
-def session_of(run: Run, folder: Path) -> Session:
+def session_of(run: RunSettings, folder: Path) -> Session:
     return open_session(run, folder, open_accelerator(run, folder))
 
 

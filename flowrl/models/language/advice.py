@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 
 HIGHEST, USUAL = 1e-5, 1e-6  # of full fine-tuning by policy gradients; the second is TRL's
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # counts
 SMALL = 10_000_000  # weights of models that are made for tests and demos, and learn at 1e-3
 
 
-def learning_rate_warning(run: Run, weights: int) -> str | None:
+def learning_rate_warning(run: RunSettings, weights: int) -> str | None:
     """Return a warning if all `weights` of a language model train at a learning rate meant for
     adapters.
 

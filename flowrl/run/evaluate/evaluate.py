@@ -30,7 +30,7 @@ from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress, deciding
 from flowrl.session.session import Session, score_once
 from flowrl.session.smaller_calls import with_smaller_calls
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from rewards import Reward, Samples, Scores, score_all
 
 
@@ -132,7 +132,7 @@ def merged_trial(
     return HeldOutResult(metrics, columns, drawn.samples.on_cpu(), scores, tuple(more), sets)
 
 
-def trial_of(run: Run, prompts: PromptSet) -> Trial:
+def trial_of(run: RunSettings, prompts: PromptSet) -> Trial:
     """The whole evaluation of a run."""
     e = run.evaluate
     return Trial.of(prompts, e.samples, e.per_prompt, run.evaluation_steps, e.seed)

@@ -11,7 +11,7 @@ from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
 from flowrl.run.watch.ranges import ranges_of
 from flowrl.session.session import Session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 UNSCORED = (
     "Check why the reward leaves them unscored, and fix it, its server or its settings: the run "
@@ -48,7 +48,9 @@ class Raised(NamedTuple):
         return [*self.notes, *self.signs]
 
 
-def audible_falls(run: Run, alarms: Alarms, scores: Mapping[str, Sequence[float]]) -> Iterator[str]:
+def audible_falls(
+    run: RunSettings, alarms: Alarms, scores: Mapping[str, Sequence[float]]
+) -> Iterator[str]:
     """A line per held-out reward on the smallest fall that raises an alarm. `scores`: of the base's
     samples."""
     for name, each in scores.items():
@@ -113,7 +115,7 @@ def raised_by_training(
     return Raised(notes, texts + _collapse(session, signs, aged) if signs else texts)
 
 
-def exact(run: Run) -> bool:
+def exact(run: RunSettings) -> bool:
     """Whether log-probabilities of sampling and training are of one engine, in float32."""
     m = run.model
     return run.server is None and m.dtype in ("float32", "float64") and not m.tf32

@@ -26,7 +26,7 @@ from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
 from flowrl.session.session import Session, prove_rewards
 from flowrl.session.start_record import source_digests
-from flowrl.settings import LanguageSettings, Run
+from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
@@ -203,7 +203,7 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
     return images
 
 
-def check_same_sources(run: Run) -> None:
+def check_same_sources(run: RunSettings) -> None:
     """UserError if processes have different source files of the run's own parts."""
     every = gather_object([source_digests(run)])
     differ = {

@@ -34,7 +34,7 @@ from flowrl.session.policies import NamedWeights
 from flowrl.session.progress import Incomparable, Progress
 from flowrl.session.session import Session
 from flowrl.session.writer import copied
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.sections.run import EVALUATION
 from flowrl.settings.words.sentences import explain
 
@@ -294,7 +294,7 @@ def drop_other_best(folder: Path, progress: Progress) -> None:
                 put_away(old)
 
 
-def bring(policy: Policy | RewrittenPolicy, run: Run, checkpoint: Path) -> None:
+def bring(policy: Policy | RewrittenPolicy, run: RunSettings, checkpoint: Path) -> None:
     """Load the weights that evaluations use into a newly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:

@@ -24,7 +24,7 @@ from flowrl.run.show.panel import (
 from flowrl.session.progress import Progress, deciding
 from flowrl.session.record import Terminal, clock
 from flowrl.session.session import Session
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 TREND = (
     "+ - = after a reward: it rose, fell or stayed (by less than 5 % of the spread) over the last "
@@ -165,7 +165,7 @@ def panel_facts(session: Session, progress: Progress) -> PanelFacts:
     )
 
 
-def on_policy(run: Run, algorithm: Algorithm) -> bool:
+def on_policy(run: RunSettings, algorithm: Algorithm) -> bool:
     """Whether each row is trained on once, by the policy that sampled it."""
     own = algorithm.behaviour == "current" and run.server is None and run.workers.lag == 0
     return own and run.train.optimizer_steps == 1 and not run.budget.replay

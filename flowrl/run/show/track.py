@@ -26,7 +26,7 @@ from flowrl.iteration.histograms import Histogram, histogram_image
 from flowrl.json_text import json_text
 from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
 from flowrl.session.record import Terminal, replace
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
 from rewards.rights import LOCAL_TRACKERS, Right, need
 
@@ -60,7 +60,7 @@ class ShownSamples:
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *escaped])
 
 
-def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) -> None:
+def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, first: int) -> None:
     """Start the trackers of `track.with`, or resume their runs; `first` is the next iteration.
 
     Runs on the main process. UserError for a tracker that does not start.
@@ -133,7 +133,7 @@ def show_samples(accelerator: Accelerator, samples: ShownSamples, step: int) -> 
             tracker.pass_on(partial(_SAMPLES[tracker.name], samples=samples, step=step))
 
 
-def shows_histograms(run: Run) -> bool:
+def shows_histograms(run: RunSettings) -> bool:
     """Whether one of the run's trackers shows histograms."""
     return bool({*run.track.trackers} & {*SHOW_HISTOGRAMS})
 
@@ -160,7 +160,7 @@ def _histograms(tracker: Any, histograms: Mapping[str, Histogram], step: int) ->
 
 
 def _starts(
-    run: Run, folder: Path, before: Mapping[str, str], fresh_id: str, first: int
+    run: RunSettings, folder: Path, before: Mapping[str, str], fresh_id: str, first: int
 ) -> dict[str, dict[str, Any]]:
     """The arguments with which each tracker starts."""
     track, config = run.track, dump(run)
@@ -187,7 +187,7 @@ def _starts(
     return {"wandb": wandb, "trackio": trackio, "mlflow": mlflow, "tensorboard": board}
 
 
-def _store_settings(tracker: Any, run: Run, new: bool, step: int) -> None:
+def _store_settings(tracker: Any, run: RunSettings, new: bool, step: int) -> None:
     flat = _flat(dump(run)) | {"tags": ", ".join(run.track.tags)}
     if tracker.name == "tensorboard":
         text = yaml.safe_dump(dump(run), sort_keys=False)

@@ -5,11 +5,11 @@ from flowrl.errors import UserError
 from flowrl.estimate.sizes import rows_per_state
 from flowrl.likelihoods.matching import Matching
 from flowrl.models.description import describe
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.checks.guidance import scale_word
 
 
-def check_guidance(run: Run) -> None:
+def check_guidance(run: RunSettings) -> None:
     """UserError for a matching recipe that would train a guided velocity. A model whose
     configuration is not on this machine is judged by its proof, once it is loaded."""
     if not isinstance(run.model, PipelineSettings) or not isinstance(
@@ -22,7 +22,7 @@ def check_guidance(run: Run) -> None:
         raise UserError(guided_target(run))
 
 
-def guided_target(run: Run) -> str:
+def guided_target(run: RunSettings) -> str:
     """Why a guided velocity is no target of a matching loss, and the fix."""
     name = run.recipe.name  # type: ignore[attr-defined]
     return (

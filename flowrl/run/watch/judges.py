@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flowrl.prompts import PromptSet
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 CANNOT_TELL = (
     "the training reward rises, and without a judge this run cannot tell whether the samples are "
@@ -12,14 +12,14 @@ CANNOT_TELL = (
 )
 
 
-def judges(run: Run) -> tuple[str, ...]:
+def judges(run: RunSettings) -> tuple[str, ...]:
     """Labels of the held-out rewards that are not trained on."""
     trained = [(spec.name, spec.settings) for spec in run.rewards]
     others = (s for s in run.held_out_rewards if (s.name, s.settings) not in trained)
     return tuple(spec.label for spec in others)
 
 
-def no_judge(run: Run) -> Iterator[str]:
+def no_judge(run: RunSettings) -> Iterator[str]:
     """A warning for a run whose samples are scored only by its training rewards."""
     if judges(run) and run.prompts.held_out is not None:
         return

@@ -8,12 +8,12 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.run.watch.text_facts import pipeline_call
-from flowrl.settings import PipelineSettings, Run
+from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.sections.data import PromptPlace
 from flowrl.settings.sections.run import asks_intermediate
 
 
-def check_rows_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
+def check_rows_of(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:
     """UserError for sizes or images in the prompt rows of one place that a run cannot generate or
     train on. Given samples ignore the sizes in their rows."""
     if place == "held_out" or run.drawn:
@@ -22,7 +22,7 @@ def check_rows_of(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
             _check_mixed(run, place, prompts)
 
 
-def check_sizes(run: Run, prompts: PromptSet) -> None:
+def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     """UserError, naming the file and row, for an image that the model cannot read, or a size that
     it cannot generate."""
     check_images(run.model, prompts)
@@ -40,7 +40,7 @@ def check_sizes(run: Run, prompts: PromptSet) -> None:
             raise UserError(f"{place}: {reason}, or leave the column out with `keep`")
 
 
-def _check_mixed(run: Run, place: PromptPlace, prompts: PromptSet) -> None:
+def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:
     """UserError if prompts have several sizes and the run needs them to have one."""
     _, parameters = pipeline_call(run)
     own = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from flowrl.errors import UserError
-from flowrl.settings import OwnSettings, PipelineSettings, Run
+from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import check_hub, check_model
 from flowrl.settings.read import run_checks
 from flowrl.settings.sections.data import RewardSpec
@@ -18,7 +18,7 @@ from rewards.types import Reward
 Check = Callable[[], object]
 
 
-def check_start(run: Run, given: Mapping[str, Reward] = {}) -> None:
+def check_start(run: RunSettings, given: Mapping[str, Reward] = {}) -> None:
     """UserError for a run that cannot work on this machine. Reads no weights. `given`: rewards that
     are Python objects, by their labels."""
     for check in _checks(run, given):
@@ -28,7 +28,7 @@ def check_start(run: Run, given: Mapping[str, Reward] = {}) -> None:
             check_hub(each.model)
 
 
-def refusals(run: Run) -> Iterator[str]:
+def refusals(run: RunSettings) -> Iterator[str]:
     """Why this run could not start on this machine, one sentence each. A prompt file on the hub is
     not read."""
     said = set[str]()
@@ -44,7 +44,7 @@ def refusals(run: Run) -> Iterator[str]:
                 raise
 
 
-def check_shares(run: Run, processes: int) -> None:
+def check_shares(run: RunSettings, processes: int) -> None:
     """UserError, before anything is created, if a training process would have no sampling
     worker."""
     if 0 < run.workers.sampling < processes:
@@ -64,13 +64,13 @@ def check_shares(run: Run, processes: int) -> None:
         )
 
 
-def check_model_of(run: Run) -> None:
+def check_model_of(run: RunSettings) -> None:
     """UserError for a model that this run could not drive, without its prompts and rewards."""
     check_model(run.model)
     check_classes_of(run)
 
 
-def _checks(run: Run, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
+def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
     if run.given is not None:  # first: its file may hold the prompts too
         yield partial(_given, run)
     yield from run_checks(run, given, hub=hub)
@@ -87,32 +87,32 @@ def _checks(run: Run, given: Mapping[str, Reward], *, hub: bool = True) -> Itera
 # each imports what is slow to import
 
 
-def _given(run: Run) -> None:
+def _given(run: RunSettings) -> None:
     from flowrl.session.given_check import check_given
 
     check_given(run)
 
 
-def _guidance(run: Run) -> None:
+def _guidance(run: RunSettings) -> None:
     from flowrl.run.watch.guidance_check import check_guidance
 
     check_guidance(run)
 
 
-def _rows(run: Run, place: str) -> None:
+def _rows(run: RunSettings, place: str) -> None:
     from flowrl.run.watch.size_check import check_rows_of
 
     check_rows_of(run, place, run.prompts.read(place))  # type: ignore[arg-type]
 
 
-def _shares(run: Run) -> None:
+def _shares(run: RunSettings) -> None:
     from flowrl.session.session import on_cpu
 
     on_cpu(run)
     check_shares(run, 1)
 
 
-def check_classes_of(run: Run) -> None:
+def check_classes_of(run: RunSettings) -> None:
     """UserError for what the model's classes and configuration refuse, without asking whether its
     files of weights are whole."""
     from flowrl.models.before_weights import check_before_weights
@@ -120,7 +120,7 @@ def check_classes_of(run: Run) -> None:
     check_before_weights(run)
 
 
-def _packages(run: Run, given: Mapping[str, Reward]) -> None:
+def _packages(run: RunSettings, given: Mapping[str, Reward]) -> None:
     from rewards.load import check_packages, check_reward
 
     for place, spec in _rewards(run):
@@ -136,13 +136,13 @@ def _packages(run: Run, given: Mapping[str, Reward]) -> None:
             raise UserError(f"{place}: {spec.label}: {error}") from error
 
 
-def _rewards(run: Run) -> Iterator[tuple[str, RewardSpec]]:
+def _rewards(run: RunSettings) -> Iterator[tuple[str, RewardSpec]]:
     for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
         for spec in getattr(run, place):
             yield place, spec
 
 
-def unchecked(run: Run) -> Iterator[str]:
+def unchecked(run: RunSettings) -> Iterator[str]:
     """Sentences on what `plan` could not check here, and why."""
     from flowrl.models.description import local_folder
 

@@ -8,14 +8,14 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.models.open import modular_source
 from flowrl.prompts import PromptSet
-from flowrl.settings import LanguageSettings, PipelineSettings, Run
+from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import pipeline_index
 from rewards.types import MediaForm
 
 PADDED = "max_sequence_length"  # diffusers' name
 
 
-def text_length(run: Run, prompts: PromptSet | None) -> Iterator[str]:
+def text_length(run: RunSettings, prompts: PromptSet | None) -> Iterator[str]:
     """A line about text tokens: the length to which every prompt is padded or cut, if the pipeline
     is on this machine; for a language model, the maximum length of a completion and what happens at
     that length.
@@ -40,7 +40,7 @@ def _longest(prompts: PromptSet) -> str:
     return f"; the longest training prompt has {max(len(t.split()) for t in prompts.texts)} words"
 
 
-def _completions(run: Run) -> str:
+def _completions(run: RunSettings) -> str:
     algorithm = run.algorithm()
     what = "completion" if run.environment is None else "completion, all turns and replies"
     end = "scored unchanged"
@@ -53,7 +53,7 @@ def _completions(run: Run) -> str:
     )
 
 
-def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
+def pipeline_call(run: RunSettings) -> tuple[str, Mapping[str, inspect.Parameter]]:
     """Class and parameters of the pipeline's own call; none if it is not on this machine."""
     import diffusers
 
@@ -69,7 +69,7 @@ def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     return name, {} if kind is None else inspect.signature(kind.__call__).parameters
 
 
-def likely_form(run: Run) -> MediaForm:
+def likely_form(run: RunSettings) -> MediaForm:
     """The form of a model's samples: by the class of a pipeline, or text for a language model."""
     if isinstance(run.model, LanguageSettings):
         return MediaForm("text")

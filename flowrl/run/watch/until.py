@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from flowrl.session.progress import Progress, deciding
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 
 _HOUR = 3600
 
 
-def early_end(run: Run, progress: Progress) -> str:
+def early_end(run: RunSettings, progress: Progress) -> str:
     """Why a run with these settings is done here, in a sentence; empty if it is not. A resume asks
     again, so that a farther end lets a run go on."""
     until = run.train.until
@@ -26,7 +26,7 @@ def early_end(run: Run, progress: Progress) -> str:
     return f"train.until: {counted[0]} was at least {goal.at_least:g}"
 
 
-def note_goal(run: Run, progress: Progress, held_out: Mapping[str, float]) -> None:
+def note_goal(run: RunSettings, progress: Progress, held_out: Mapping[str, float]) -> None:
     """Count an evaluation's score towards the goal, or from the start if the goal is another one
     than before."""
     goal = _goal(run, progress)
@@ -40,7 +40,7 @@ def note_goal(run: Run, progress: Progress, held_out: Mapping[str, float]) -> No
         progress.reached = progress.reached + 1 if score >= goal[1] else 0
 
 
-def _goal(run: Run, progress: Progress) -> tuple[str, float] | None:
+def _goal(run: RunSettings, progress: Progress) -> tuple[str, float] | None:
     until = run.train.until
     if until is None or until.held_out is None:
         return None

@@ -16,7 +16,7 @@ from flowrl.processes.meeting import agreed
 from flowrl.run.workers.head import RayHead
 from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_line
 from flowrl.run.workers.transport import send_tensors_whole
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
 from rewards.rights import Right, need
 
@@ -31,7 +31,7 @@ class Cluster:
     """A connection to Ray. The main process starts or joins it, and starts the replicas of rewards;
     the other processes of the run join it."""
 
-    def __init__(self, run: Run, state: PartialState) -> None:
+    def __init__(self, run: RunSettings, state: PartialState) -> None:
         self.run, self.main = run, state.is_main_process
         self.ours = self.main and not ray.is_initialized()
         self.replicas: list[Any] = []  # an actor ends with the first handle of it

@@ -24,7 +24,7 @@ from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.session.session import load_rewards
-from flowrl.settings import Run
+from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from rewards import Samples
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
@@ -39,7 +39,7 @@ RowColumns = Sequence[Mapping[str, Any]]
 ReplicaScores = tuple[list[RewardScores], dict[str, float], float]  # by plan; reports; seconds
 
 
-def begin_worker(settings: Mapping[str, Any], threads: int) -> Run:
+def begin_worker(settings: Mapping[str, Any], threads: int) -> RunSettings:
     """Make this process a worker of a run, outside its launcher's process group, which it would
     inherit. Returns the run's settings."""
     for name in [*os.environ]:

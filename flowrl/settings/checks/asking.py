@@ -4,11 +4,11 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.settings.sections.ask import ASKED_REWARD
-from flowrl.settings.sections.run import Run, asks_intermediate
+from flowrl.settings.sections.run import RunSettings, asks_intermediate
 from flowrl.settings.sections.workers import WorkerSettings
 
 
-def check_asking(run: Run, algorithm: Algorithm) -> None:
+def check_asking(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for a run whose votes have no reward to fit, or which compares scores of different
     fits."""
     if run.ask is None:

@@ -8,7 +8,7 @@ from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import RewardSpec
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from rewards.checks.differentiable import GRADED, Differentiable, never_graded, no_gradient
 from rewards.load import user_function_of
@@ -16,14 +16,14 @@ from rewards.load import user_function_of
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
 
 
-def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
+def _followed(run: RunSettings, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
     """The rewards whose gradient is used, and their key in the file."""
     if algorithm.reward_gradient or not run.intermediate_rewards:
         return "rewards", run.rewards
     return "intermediate_rewards", run.intermediate_rewards
 
 
-def check_own_gradients(run: Run) -> None:
+def check_own_gradients(run: RunSettings) -> None:
     """UserError, naming it, for a function in a user's file that lacks a gradient. Imports the
     file."""
     algorithm = run.algorithm()
@@ -35,7 +35,7 @@ def check_own_gradients(run: Run) -> None:
             raise UserError(f"{place}: {no_gradient(spec.label)}")
 
 
-def check_gradients(run: Run, algorithm: Algorithm) -> None:
+def check_gradients(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method does not support, and, naming it, for a reward
     without a gradient. Rewards from a user's file or from Python are checked once they load."""
     if not algorithm.reward_gradient and "slope" not in algorithm.asks:

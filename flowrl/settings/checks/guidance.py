@@ -4,7 +4,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.settings.model.pipeline import GuidanceScale, PipelineSettings
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 
 MEASURED = ("none", None)  # their numbers are known once the model is loaded
 
@@ -19,7 +19,7 @@ def compares_densities(algorithm: Algorithm) -> bool:
     return isinstance(algorithm.likelihood, Transition) and "old" in algorithm.loss.roles
 
 
-def check_ratio_guidance(run: Run, algorithm: Algorithm) -> None:
+def check_ratio_guidance(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for a recipe with a ratio whose update has another guidance scale than its
     samples. Scales that only the loaded model knows are compared by `check_measured_guidance`."""
     sample, train = run.guidance.sample, run.training_guidance
@@ -34,7 +34,7 @@ def check_ratio_guidance(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_measured_guidance(
-    run: Run, algorithm: Algorithm, sample: float | None, train: float | None
+    run: RunSettings, algorithm: Algorithm, sample: float | None, train: float | None
 ) -> None:
     """The same for the scales of a loaded pipeline; None is its own."""
     pipeline = isinstance(run.model, PipelineSettings)

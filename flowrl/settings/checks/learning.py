@@ -2,7 +2,7 @@
 first update shows the others: flowrl/iteration/learning_check.py."""
 
 from flowrl.errors import UserError
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 
 NO_CHANGE = 1e-7  # a weight of 1 in float32 rounds smaller changes away
 UNMOVED = 0.99  # share of the base in an average at the end of the run
@@ -11,7 +11,7 @@ UNMOVED = 0.99  # share of the base in an average at the end of the run
 ONE_STEP = frozenset(("text_opo",))  # recipes whose estimator is proven for exact on-policy steps
 
 
-def check_single_step(run: Run) -> None:
+def check_single_step(run: RunSettings) -> None:
     """UserError for several optimizer steps per iteration of a recipe that is for one."""
     name = run.recipe.name  # type: ignore[attr-defined]
     for setting in ("updates", "epochs"):
@@ -22,7 +22,7 @@ def check_single_step(run: Run) -> None:
             )
 
 
-def check_learning(run: Run) -> None:
+def check_learning(run: RunSettings) -> None:
     """UserError for rates that move no weight, and for an evaluated average that stays the base."""
     t = run.train
     steps, warm = t.iterations * t.optimizer_steps, t.schedule.warmup

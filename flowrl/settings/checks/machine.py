@@ -24,7 +24,7 @@ from flowrl.settings.model.own_model import OwnSettings
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.sections.budget import BudgetSettings
 from flowrl.settings.sections.data import IN_PYTHON
-from flowrl.settings.sections.run import SIZES, Run
+from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
@@ -35,7 +35,7 @@ _HUB_SECONDS = 5.0
 _WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 
 
-def check_kind(run: Run, algorithm: Algorithm) -> None:
+def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for a text recipe with a pipeline, or an image recipe with a language model."""
     m = run.model
     texts = isinstance(m, LanguageSettings)
@@ -70,7 +70,7 @@ def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
         )
 
 
-def check_joint(run: Run) -> None:
+def check_joint(run: RunSettings) -> None:
     """UserError for settings that a run of two models does not support."""
     if run.before is None:
         if run.train.rewriter_lr is not None:
@@ -96,7 +96,7 @@ def check_joint(run: Run) -> None:
         )
 
 
-def check_workers(run: Run, algorithm: Algorithm) -> None:
+def check_workers(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for workers or a lag that a run does not support."""
     w = run.workers
     if w.sampling == 0 and w.gpus:
@@ -134,7 +134,7 @@ def check_workers(run: Run, algorithm: Algorithm) -> None:
         raise UserError("workers need Ray: pip install 'flowrl[ray]'")
 
 
-def _check_sampling(run: Run, algorithm: Algorithm) -> None:
+def _check_sampling(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError for samples that workers, or a lag, cannot have."""
     name = "sampling" if run.workers.sampling else "lag"
     if run.drawn == 0:
@@ -155,7 +155,7 @@ def _check_sampling(run: Run, algorithm: Algorithm) -> None:
         )
 
 
-def _refuse_evaluation(run: Run, why: str) -> None:
+def _refuse_evaluation(run: RunSettings, why: str) -> None:
     for place in ("guidance", *SIZES):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} {why}: leave it out")
@@ -163,7 +163,7 @@ def _refuse_evaluation(run: Run, why: str) -> None:
         raise UserError(f"evaluate.call {why}: leave it out")
 
 
-def _check_own(run: Run) -> None:
+def _check_own(run: RunSettings) -> None:
     """UserError for settings that have no effect on a user's own model."""
     _refuse_evaluation(run, "is a setting of pipelines")
     if run.given is not None:
@@ -183,7 +183,7 @@ def _check_own(run: Run) -> None:
         )
 
 
-def check_bundles(run: Run, algorithm: Algorithm) -> None:
+def check_bundles(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError if the draws do not fill the bundles of a tracker."""
     tracker = algorithm.tracker()
     if isinstance(tracker, Bundling) and run.drawn % tracker.bundle:
@@ -193,7 +193,7 @@ def check_bundles(run: Run, algorithm: Algorithm) -> None:
         )
 
 
-def check_start_samples(run: Run, algorithm: Algorithm) -> None:
+def check_start_samples(run: RunSettings, algorithm: Algorithm) -> None:
     """UserError if samplers that only have the trained weights would have to sample the initial
     policy."""
     if not algorithm.samples_start:

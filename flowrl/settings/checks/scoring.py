@@ -7,7 +7,7 @@ from flowrl.laws import check_scoring
 from flowrl.settings.model.own_model import OwnSettings
 from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.sections.data import RewardSpec
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from rewards import load
 from rewards.checks.self_test import Prompts
 from rewards.load import user_function_of
@@ -16,7 +16,7 @@ from rewards.types import Kind, Reward, SaysPer
 _PLACES = ("rewards", "held_out_rewards", "intermediate_rewards")
 
 
-def check_own_scoring(run: Run, objects: Mapping[str, Reward]) -> None:
+def check_own_scoring(run: RunSettings, objects: Mapping[str, Reward]) -> None:
     """UserError for a reward of the user's (of a file, or one of the Python `objects` by label)
     that says what a score depends on, but whose scores depend on more.
 
@@ -51,7 +51,7 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
         raise UserError(f"reward {spec.label}: {error}") from error
 
 
-def _prompts(run: Run) -> Prompts:
+def _prompts(run: RunSettings) -> Prompts:
     kind: Kind = "text" if run.algorithm().text else "image"
     if run.prompts.on_hub("train"):
         return Prompts(kind=kind)

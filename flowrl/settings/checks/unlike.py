@@ -3,12 +3,12 @@
 from typing import Any
 
 from flowrl.settings.model.pipeline import PipelineSettings
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 
 _SIZE_WORDS = {"height": "height", "width": "width", "num_frames": "frames"}
 
 
-def unlike_training(run: Run) -> str:
+def unlike_training(run: RunSettings) -> str:
     """The settings of a pipeline's evaluations that differ from training's, in words; empty if none
     does."""
     if not isinstance(run.model, PipelineSettings):

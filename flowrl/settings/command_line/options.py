@@ -18,7 +18,7 @@ from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.older_names import older_option
 from flowrl.settings.file.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.sections.data import RewardSpec
-from flowrl.settings.sections.run import Run
+from flowrl.settings.sections.run import RunSettings
 from flowrl.settings.words.names import suggestion
 from flowrl.settings.words.sentences import fields_of, kinds_at, other_recipes, settings_at
 from flowrl.settings.words.short_forms import spelled_out
@@ -103,7 +103,7 @@ def with_options(
     before: dict[tuple[str, ...], list[str]] = {}
     values: dict[tuple[str, ...], Any] = {}
     for name, given in _options(words):
-        option = _at((Run,), (), _parts(name), recipe)
+        option = _at((RunSettings,), (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
             option = Option(tuple(_parts(name)), Any)
         if option is None:
@@ -189,7 +189,7 @@ def _at(
 
 def option_names(recipe: type[BaseModel]) -> Iterator[str]:
     """Paths of all settings, as written in options."""
-    yield from _names_below((Run,), "", recipe)
+    yield from _names_below((RunSettings,), "", recipe)
 
 
 def _names_below(

@@ -85,7 +85,7 @@ class Steer(Settings):
         return replace(algorithm, plan=plan)
 
 
-class Run(Settings):
+class RunSettings(Settings):
     """All settings of a run."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
@@ -198,7 +198,7 @@ class Run(Settings):
         return self.recipe if isinstance(self.recipe, JointSettings) else None
 
     @property
-    def before(self) -> "Run | None":
+    def before(self) -> "RunSettings | None":
         """The run of the language model that writes this run's prompts: the same prompts, rewards
         and iterations with its own recipe, model and learning rate. None: prompts are used as
         given."""
@@ -318,7 +318,7 @@ class Run(Settings):
         return self.workers.lag > 0 and self.recomputes_old and stored
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Run":
+    def _consistent(self) -> "RunSettings":
         for place, specs in (
             ("rewards", self.rewards),
             ("held_out_rewards", self.held_out_rewards),
