@@ -22,6 +22,15 @@ from rewards.user_function import Own, function_settings, user_reward
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
 GivenReward = str | Mapping[str, Any] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class PromptSources:
+    """Data sets of prompts, each by its file, its hub name, or YAML with its keys."""
+
+    words: tuple[str, ...]
+
+
 GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
 
 

@@ -72,6 +72,27 @@ def run_page(run: RunFolder) -> str:
     return str(from_template("run.html", values))
 
 
+def summary_html(run: RunFolder) -> str:
+    """The summary of the page as a fragment: what the run is, its numbers, and its findings in
+    sentences. For notebooks, whose colours it takes."""
+    rows = Markup("").join(
+        Markup("<tr><td>{}</td><td>{}</td><td>{}</td></tr>").format(
+            card.title, card.value, card.note
+        )
+        for card in _cards(run)
+    )
+    findings = Markup("").join(
+        Markup("<li>{}</li>").format(each) for each in (*_sentences(run), *run.votes)
+    )
+    page = run.folder / REPORT
+    link = Markup('<p><a href="{}">the whole page</a></p>').format(page) if page.is_file() else ""
+    return str(
+        Markup("<div><b>{}</b>: {}, {}<table>{}</table><ul>{}</ul>{}</div>").format(
+            run.name, run.recipe, state(run), rows, findings, link
+        )
+    )
+
+
 def state(run: RunFolder) -> str:
     """Progress of the run, in words."""
     if run.finished:

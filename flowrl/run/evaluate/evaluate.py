@@ -45,6 +45,7 @@ class HeldOutResult:
     scores     this process's
     attempts   names of the columns from `flowrl.run.evaluate.attempts`
     data_sets  of the n samples, if the prompts come from several
+    base       the base model's result on the same prompts and noise, where it was asked for
     """
 
     metrics: dict[str, float]
@@ -53,6 +54,7 @@ class HeldOutResult:
     scores: Scores
     attempts: tuple[str, ...] = ()
     data_sets: tuple[str, ...] = ()
+    base: "HeldOutResult | None" = None
 
     def by_data_set(self) -> dict[str, dict[str, float]]:
         """Mean scores and attempts of each data set; NaN without scores."""
