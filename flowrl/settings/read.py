@@ -228,7 +228,7 @@ def run_from(tree: Any, source: str) -> RunSettings:
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return RunSettings.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, Run, kind)}") from error
+        raise UserError(f"{source}: {explain(error, RunSettings, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
 
