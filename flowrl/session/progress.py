@@ -101,6 +101,7 @@ class Progress:
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+    stopped: bool = False  # by a callback; a resume goes on
 
     @contextmanager
     def as_of(self, then: "Progress") -> Iterator[None]:
