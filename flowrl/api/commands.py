@@ -347,9 +347,13 @@ def new_command(arguments: list[str]) -> int:
 
 def import_command(arguments: list[str]) -> int:
     """`import WHAT`. Exit code 1 if `flowrl plan` would refuse the result."""
-    from flowrl.cli.import_run import Import, import_peer
+    from flowrl.api.importing_runs import import_run
+    from flowrl.cli.import_run import Import, print_import
 
-    return int(import_peer(parse_arguments(Import, arguments, "import")).refusal is not None)
+    given = parse_arguments(Import, arguments, "import")
+    found = import_run(**keywords(given))
+    print_import(found, given.out)
+    return int(found.refusal is not None)
 
 
 def doctor_command(arguments: list[str]) -> int:
