@@ -20,6 +20,7 @@ from flowrl.settings.command_line.arguments import (
     expanded,
     parse_arguments,
 )
+from flowrl.settings.words.scores import shown_score
 
 if TYPE_CHECKING:
     from flowrl.api.run import Run
@@ -88,7 +89,8 @@ def _finish(result: "Result") -> int:
     for name, value in result.last.items():
         if name == "image/diversity" or not name.startswith("image/"):
             before = f"{result.first[name]:.3f} -> " if name in result.first else ""
-            print(f"held-out {name.removeprefix('image/')}: {before}{value:.3f}")
+            shown = shown_score(name.removeprefix("image/"))
+            print(f"held-out {shown}: {before}{value:.3f}")
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")

@@ -113,7 +113,8 @@ class Given:
         tree, source = ({}, PLACE) if self.file is None else read_tree(run_file(str(self.file)))
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         words = settings if self.settings is None or settings else self.settings
-        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+        listed = isinstance(words, Mapping | list | tuple)
+        if not listed or not all(isinstance(word, str) for word in words):
             raise UserError(
                 f"{PLACE}: settings must be a mapping or a run's file, not "
                 f"{type(self.settings).__name__}"

@@ -51,6 +51,11 @@ class GivenRewards:
             given = [{"name": name, "weight": weight} for name, weight in given.items()]
         elif isinstance(given, str | Mapping) or callable(given):
             given = [given]
+        if not isinstance(given, Iterable):
+            raise UserError(
+                f"{place}: give a list of rewards, each a name, a mapping with a `name`, or a "
+                f"callable, not {type(given).__name__}"
+            )
         specs, objects = [], dict[str, Reward]()
         for one in given:
             spec = dict(one) if isinstance(one, Mapping) else {"name": one}

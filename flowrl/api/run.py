@@ -868,7 +868,8 @@ def checked_callbacks(given: Sequence[Callback] | Callback) -> tuple[Callback, .
     """The callbacks as a tuple. UserError for anything that a run cannot call and wait for."""
     from inspect import iscoroutinefunction
 
-    found = (given,) if callable(given) else tuple(given)
+    listed = given if isinstance(given, Iterable) else [given]
+    found = (given,) if callable(given) else tuple(listed)
     for each in found:
         if not callable(each) or iscoroutinefunction(each):
             what = "is asynchronous" if callable(each) else "cannot be called"

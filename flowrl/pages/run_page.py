@@ -17,6 +17,7 @@ from flowrl.pages.run_folder import RunFolder, flat
 from flowrl.pages.stack import count, duration_text, from_template, number, signed
 from flowrl.pages.tree import TreeView
 from flowrl.pages.unseen import Unseen
+from flowrl.settings.words.scores import shown_score
 
 REPORT = "report.html"
 ARROW = "\N{RIGHTWARDS ARROW}"
@@ -181,12 +182,13 @@ class Card(NamedTuple):
 
 
 def _cards(run: RunFolder) -> Iterator[Card]:
-    for name in run.judges:
+    for name in run.held_out_scores:
         points, found = run.column(f"held_out/{name}"), last_gain(run, name)
+        shown = f"held-out {shown_score(name)}"
         if found is not None:
-            yield Card(f"held-out {name}", found.values, found.words, True)
+            yield Card(shown, found.values, found.words, True)
         elif points:
-            yield Card(f"held-out {name}", number(points[-1][1]), "the base model")
+            yield Card(shown, number(points[-1][1]), "the base model")
     if (kept := kept_diversity(run)) is not None:
         yield Card("diversity", f"{100 * kept:.0f} %", "of the base's")
     rewards = run.column("reward")

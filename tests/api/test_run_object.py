@@ -13,6 +13,8 @@ from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
 from tests.support.warm import small
 
+CONFIG: list[Path] = []  # the run file of `asked`
+
 
 @pytest.fixture(scope="module")
 def asked(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> flowrl.Run:
@@ -27,7 +29,8 @@ def asked(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> flowrl.Ru
         if event.kind == "iteration":
             {1: event.evaluate, 2: event.save, 3: event.stop}[event.iteration]()
 
-    run = flowrl.Run(write(settings, folder)).train(folder=folder / "run", callbacks=asks)
+    CONFIG[:] = [write(settings, folder)]
+    run = flowrl.Run(CONFIG[0]).train(folder=folder / "run", callbacks=asks)
     assert seen == [
         ("evaluation", 0), ("checkpoint", 0), ("iteration", 1), ("evaluation", 1),
         ("iteration", 2), ("checkpoint", 2), ("iteration", 3), ("evaluation", 3), ("checkpoint", 3),
@@ -47,7 +50,7 @@ def test_callbacks_ask_between_two_iterations(asked: flowrl.Run) -> None:
 def test_a_stopped_run_is_finished_for_a_job_and_goes_on_when_resumed(
     asked: flowrl.Run, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = flowrl.Run(asked.begun.parent / "run.yaml").train(folder=asked.begun, resume="auto")
+    again = flowrl.Run(CONFIG[0]).train(folder=asked.begun, resume="auto")
     assert "has finished" in capsys.readouterr().out and again.done
     assert len(flowrl.Run(asked.begun).resume().metrics) == 5
     settings = small(pipeline, tmp_path)
@@ -74,7 +77,7 @@ def test_settings_from_python_lie_over_a_file(tmp_path: Path) -> None:
     assert run.settings.recipe.group == 6  # type: ignore[attr-defined]
     words = flowrl.Run("demo", settings=["--train.lr", "1e-3"])
     assert words.settings.train.lr == 1e-3
-    found = flowrl.Run("demo").plan(memory="1KiB")
+    found = flowrl.Run("demo").plan(memory="1MiB")
     assert not found.fits and not found.accepted and "an iteration:" in str(found)
 
 

@@ -222,7 +222,7 @@ def evaluate_and_keep(
     if session.held_out is None:
         return None
     learner, asked = session.learner, earlier or ask_workers(session, progress.iteration)
-    evaluate = partial(evaluate_held_out, learner, session.held_out, session.judges, asked)
+    evaluate = partial(evaluate_held_out, learner, session.held_out, session.measured, asked)
     result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}

@@ -161,7 +161,7 @@ class SamplingWorker:
         session.learner.evaluator.sizes.take(asked.sizes)
         unit = replace(trial_of(session.run, session.held_out), rows=asked.rows)
         with torch.no_grad(), blamed_in_words():
-            drawn, scores, more = scored_unit(session.learner, unit, session.judges)
+            drawn, scores, more = scored_unit(session.learner, unit, session.measured)
         assert isinstance(drawn, TrialSamples), "they were sampled here"
         samples = (brought_to(drawn.samples.on_cpu(), torch.device("cpu")),)
         made = brought_to(MadePrompts(drawn.statistics, scores, more), torch.device("cpu"))
