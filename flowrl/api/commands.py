@@ -149,8 +149,10 @@ def _subject(given: SampleArguments | EvaluateArguments, command: str) -> "Run":
 
 def _rewards(words: Sequence[str]) -> list[Any]:
     """Rewards of `--rewards`: names, or mappings in YAML."""
+    from flowrl.evaluation.measure import parse_specs
     from flowrl.settings.file.strict_yaml import list_entries
 
+    parse_specs(words, "--rewards")  # whose sentences name the option
     return list_entries(words, "--rewards")
 
 
