@@ -19,11 +19,8 @@ def dark(samples):
 
 
 def needs_a_column(samples):
-    return [float(row["nowhere"]) for row in samples.meta] if held_out(samples) else [0.0, 1.0]
-
-
-def held_out(samples):
-    return len(samples.prompts) and "level" not in samples.meta[0]
+    of_training = "level" in samples.meta[0]
+    return [float(i if of_training else row["nowhere"]) for i, row in enumerate(samples.meta)]
 """
 
 
@@ -47,7 +44,7 @@ def judged(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_own_reward_is_measured_and_marked(judged: Path) -> None:
     for line in lines(judged):
         brightness, dark = (line[f"held_out/{n}"] for n in ("brightness", "trained/dark"))
-        assert math.isclose(brightness, -dark, abs_tol=1e-2)  # both are means of all pixels
+        assert math.isclose(brightness, -dark, abs_tol=0.05)  # the eye's weights
     run = RunFolder.read(judged)
     assert run.judges == ["brightness"] and run.key == "brightness"
     titles = [chart.title for chart in RunCharts.of(run).deciding]
