@@ -39,9 +39,8 @@ def test_a_real_model_stands_beside_the_stand_in_and_is_marked(page: Path) -> No
     text = page.read_text()
     assert "| here, a stand-in | a real model (planned, not run) |" in text
     assert text.count("![") >= 1, "from a problem to a picture"
-    assert (
-        "**The problem.**" in text and "## What to look at" in text
-    ) or "## Read the page" in text
+    assert "**The problem.**" in text
+    assert "## What to look at" in text or "## Read the page" in text
     named = NAMED.findall(text)
     assert named and all(run_path(name) is not None for name in named), named
 
@@ -51,13 +50,14 @@ def test_a_real_model_stands_beside_the_stand_in_and_is_marked(page: Path) -> No
 def test_the_commands_run_on_stand_ins_and_end_with_a_page(page: Path, tmp_path: Path) -> None:
     """In their order, with fewer iterations and samples, as a reader runs them."""
     program = [sys.executable, "-m", "flowrl"]
+    env = environment() | {"PYTHONPATH": str(PROJECT)}
     if page.stem == "text_in_images":  # which compares with the demo's own run
         begin = shlex.split(smaller("flowrl train demo --folder runs/demo-0001"))
-        subprocess.run([*program, *begin[1:]], cwd=tmp_path, env=environment(), check=True)
+        subprocess.run([*program, *begin[1:]], cwd=tmp_path, env=env, check=True)
     for line in commands(page):
         words = shlex.split(smaller(line), comments=True)
         done = subprocess.run(
-            [*program, *words[1:]], cwd=tmp_path, env=environment(), capture_output=True, text=True
+            [*program, *words[1:]], cwd=tmp_path, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert [path for name in RESULTS for path in tmp_path.rglob(name)]

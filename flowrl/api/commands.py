@@ -91,6 +91,11 @@ def _finish(result: "Result") -> int:
             before = f"{result.first[name]:.3f} -> " if name in result.first else ""
             shown = shown_score(name.removeprefix("image/"))
             print(f"held-out {shown}: {before}{value:.3f}")
+    from flowrl.pages.run_folder import RunFolder
+    from flowrl.pages.run_page import last_words
+
+    if said := last_words(RunFolder.read(result.folder), quote(str(result.folder))):
+        print(said)
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")

@@ -125,6 +125,16 @@ class AlarmRecord:
     iteration: int
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """What happened: the first sentence."""
+        return self.text.partition(". ")[0].rstrip(".") + "."
+
+    @property
+    def details(self) -> str:
+        """What can be done: the sentences after it."""
+        return self.text.partition(". ")[2]
+
 
 AnyRecord = EvaluationRecord | TreeRecord
 _READERS: dict[str, TypeAdapter[Any]] = {

@@ -73,6 +73,26 @@ def run_page(run: RunFolder) -> str:
     return str(from_template("run.html", values))
 
 
+def last_words(run: RunFolder, folder: str) -> str:
+    """What a run with alarms ends with: what happened last, and which weights are best. Empty
+    without alarms. `folder`: the run's, as a command names it."""
+    if not run.raised:
+        return ""
+    said = count(int(run.raised), "alarm")
+    if run.alarms:
+        last = run.alarms[-1]
+        said += f", the last after iteration {last.iteration}: {last.sentence.rstrip('.')}"
+    scores = dict(run.column(f"held_out/{run.key}")) if run.key else {}
+    best = run.best
+    if best is None:
+        return f"{said}."
+    whose = "the base model's" if best == 0 else f"those of iteration {best}"
+    return (
+        f"{said}.\nThe best weights are {whose}, with {run.key} {number(scores[best])}: "
+        f"flowrl sample {folder} PROMPT --weights best"
+    )
+
+
 def summary_html(run: RunFolder) -> str:
     """The summary of the page as a fragment: what the run is, its numbers, and its findings in
     sentences. For notebooks, whose colours it takes."""

@@ -85,3 +85,17 @@ def test_a_trained_reward_that_falls_raises_no_alarm_as_a_judge_would() -> None:
         alarms = Alarms()
         alarms.compare(evaluation(name, 0.9), 0)
         assert len(alarms.compare(evaluation(name, 0.1), 1)) == signs
+
+
+def test_the_last_lines_of_a_collapsed_run_say_what_happened(
+    pipeline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = settings_of(pipeline, tmp_path, "dark")
+    tree["train"]["lr"] = 0.3  # which changes the images at once
+    assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 0
+    said = capfd.readouterr().out.splitlines()[-5:]
+    run = RunFolder.read(tmp_path / "run")
+    assert run.raised and f"the last after iteration {run.alarms[-1].iteration}: " in said[1]
+    assert said[2].startswith("The best weights are ") and said[2].endswith("--weights best")
+    page = run_page(run)
+    assert "<summary>What to do</summary>" in page and run.alarms[-1].sentence in page
