@@ -213,11 +213,9 @@ def plan_command(arguments: list[str]) -> int:
         raise UserError("plan: --svg draws a single run: give one file")
     accepted = True
     for i, config in enumerate(given.configs):
-        run = _run(config, settings=rest[count:])
-        run.settings  # noqa: B018 a mistake in the file comes before the headline of its plan
+        found = _run(config, settings=rest[count:]).plan(**keywords(given, "configs"))
         if len(given.configs) > 1:
             print(f"{chr(10) if i else ''}{config}")
-        found = run.plan(**keywords(given, "configs"))
         print(found)
         accepted &= found.accepted
     return 0 if accepted else 1

@@ -10,7 +10,7 @@ from flowrl.api.adapters import lora_settings
 from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.errors import UserError
-from flowrl.paths import run_file
+from flowrl.paths import run_file, run_path
 from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.file.inherit import read_tree
 from flowrl.settings.read import (
@@ -70,7 +70,21 @@ class Given:
 
     def named_after(self, run: RunSettings) -> str:
         """The name of the run's folder in `runs`, without its number."""
-        return run.recipe.name if self.file is None else Path(self.file).stem  # type: ignore[attr-defined]
+        if self.file is None:
+            return run.recipe.name  # type: ignore[attr-defined]
+        return (run_path(str(self.file)) or Path(self.file)).stem
+
+    @property
+    def again(self) -> "Given":
+        """What a resume takes of these arguments after a launcher has started them again: rewards
+        that are objects, numbers, and words. The folder has the rest as it was begun."""
+        words = None if isinstance(self.settings, Mapping) else self.settings
+        return Given(
+            rewards=self.rewards,
+            held_out_rewards=self.held_out_rewards,
+            train=self.train,
+            settings=words,
+        )
 
     def start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
         """Settings of a new run, and rewards passed as objects. Writes into `files`."""

@@ -456,7 +456,7 @@ class Run:
         self, folder: Path, *, no_cache: bool, trust: Trust, calls: tuple[Callback, ...]
     ) -> Result:
         """Resume a folder that a launcher's earlier attempt has begun."""
-        self.folder, self._trust = folder, trust
+        self.folder, self._trust, self._given = folder, trust, self._given.again
         return self.begin_again(no_cache=no_cache, callbacks=calls)
 
     def _continued(
