@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowrl.api.around import completion as completion
+    from flowrl.api.around import completion_script as completion_script
     from flowrl.api.around import doctor as doctor
     from flowrl.api.around import list_recipes as list_recipes
+    from flowrl.api.around import list_runs as list_runs
     from flowrl.api.around import new_run as new_run
-    from flowrl.api.around import runs as runs
     from flowrl.api.around import schema as schema
     from flowrl.api.around import suites as suites
     from flowrl.api.importing_runs import import_run as import_run
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flowrl.api.scoring import score as score
     from flowrl.api.scoring import serve_reward as serve_reward
     from flowrl.api.training import TrainedRun as TrainedRun
-    from flowrl.api.training import from_pretrained as from_pretrained
     from flowrl.api.training import recipe as recipe
     from flowrl.api.training import train as train
     from flowrl.api.voting import CollectedVotes as CollectedVotes
@@ -45,13 +44,13 @@ if TYPE_CHECKING:
     from flowrl.session.live import Event as Event
     from flowrl.votes.fit import FittedReward as FittedReward
 
-PLACES = {
+PUBLIC_NAMES = {
     "flowrl.api.around": (
-        "completion",
+        "completion_script",
         "doctor",
         "list_recipes",
         "new_run",
-        "runs",
+        "list_runs",
         "schema",
         "suites",
     ),
@@ -59,7 +58,7 @@ PLACES = {
     "flowrl.api.run": ("Best", "Exported", "Run", "compare"),
     "flowrl.api.sampling": ("SampledPlan", "SteeredSamples", "sample", "steer"),
     "flowrl.api.scoring": ("RewardEvaluation", "evaluate_rewards", "score", "serve_reward"),
-    "flowrl.api.training": ("TrainedRun", "from_pretrained", "recipe", "train"),
+    "flowrl.api.training": ("TrainedRun", "recipe", "train"),
     "flowrl.api.voting": ("CollectedVotes", "fit_reward", "vote"),
     "flowrl.cli.plan": ("RunPlan",),
     "flowrl.cli.runs": ("RunLine",),
@@ -73,11 +72,11 @@ PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    for place, names in PLACES.items():
+    for place, names in PUBLIC_NAMES.items():
         if name in names:
             return getattr(import_module(place), name)
     raise AttributeError(f"module 'flowrl.api' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(name for names in PLACES.values() for name in names)
+    return sorted(name for names in PUBLIC_NAMES.values() for name in names)

@@ -1,4 +1,4 @@
-"""What is around a run: files to start from, lists, and what this machine can do."""
+"""Calls around a run: files to start from, lists, and what this machine can do."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def new_run(
     return given.folder / "run.yaml"
 
 
-def runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
+def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
     """The runs in these folders, or in `runs`: how far each is, its state, best score and alarms.
     The last one that did something is first. pandas.DataFrame takes the list. UserError for a
     folder that has no run."""
@@ -79,7 +79,7 @@ def schema() -> dict[str, Any]:
     return read_schema()["run"]
 
 
-def completion(shell: Shell) -> str:
+def completion_script(shell: Shell) -> str:
     """The script that completes commands, options and runs in a shell: bash, zsh or fish."""
     from flowrl.cli.completion import SHELLS
 

@@ -104,11 +104,11 @@ def _finish(result: "Result") -> int:
 
 def runs_command(arguments: list[str]) -> int:
     """`runs [FOLDER ...]`."""
-    from flowrl.api.around import runs
+    from flowrl.api.around import list_runs
     from flowrl.cli.runs import Runs, print_runs
 
     given = parse_arguments(Runs, arguments, "runs")
-    print_runs(runs(given.folders), as_json=given.json)
+    print_runs(list_runs(given.folders), as_json=given.json)
     return 0
 
 

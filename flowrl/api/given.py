@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl.api.adapters import lora_settings
+from flowrl.api.adapters import adapter_settings
 from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.errors import UserError
@@ -52,7 +52,7 @@ class Given:
 
     @property
     def name(self) -> str:
-        """What the run is made from, for messages."""
+        """The source of the run, for messages."""
         return "arguments" if self.file is None else repr(str(self.file))
 
     @property
@@ -76,7 +76,7 @@ class Given:
 
     @property
     def again(self) -> "Given":
-        """What a resume takes of these arguments after a launcher has started them again: rewards
+        """The part of these arguments that a resume takes after a launcher has started them again: rewards
         that are objects, numbers, and words. The folder has the rest as it was begun."""
         words = None if isinstance(self.settings, Mapping) else self.settings
         return Given(
@@ -141,7 +141,7 @@ class Given:
 
     def _lay_over(self, tree: dict[str, Any]) -> None:
         if self.lora is not None:
-            _section(tree, "model")["lora"] = lora_settings(self.lora)
+            _section(tree, "model")["lora"] = adapter_settings(self.lora)
         if self.train:
             _section(tree, "train").update(self.train)
 

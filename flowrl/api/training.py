@@ -100,9 +100,4 @@ def train(  # noqa: PLR0913 one call has all of a run
     return run.resume(callbacks=callbacks)
 
 
-def from_pretrained(source: str | Path, trust: Trust = False) -> Run:
-    """The run of a folder, or of a repository of the hub: see `Run.from_pretrained`."""
-    return Run.from_pretrained(source, trust)
-
-
 TrainedRun = Run  # its name before a run could be made without training it

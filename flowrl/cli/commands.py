@@ -1,4 +1,4 @@
-"""What commands share: settings among their words, and quiet libraries."""
+"""Parts that commands share: settings among their words, and quiet libraries."""
 
 import logging
 import os

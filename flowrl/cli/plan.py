@@ -29,7 +29,7 @@ from samplers.picture import describe_text_plan
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What an iteration does and costs, and whether the run could start here.
+    """An iteration's work and costs, and whether the run could start here.
 
     text       the description, with estimates of memory and, for given devices, of time
     refusals   why `train` would refuse the run on this machine, one sentence each

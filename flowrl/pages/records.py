@@ -127,12 +127,12 @@ class AlarmRecord:
 
     @property
     def sentence(self) -> str:
-        """What happened: the first sentence."""
+        """The first sentence: what happened."""
         return self.text.partition(". ")[0].rstrip(".") + "."
 
     @property
     def details(self) -> str:
-        """What can be done: the sentences after it."""
+        """The sentences after it: what can be done."""
         return self.text.partition(". ")[2]
 
 

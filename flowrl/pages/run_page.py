@@ -74,7 +74,7 @@ def run_page(run: RunFolder) -> str:
 
 
 def last_words(run: RunFolder, folder: str) -> str:
-    """What a run with alarms ends with: what happened last, and which weights are best. Empty
+    """Say, for the end of a run with alarms, what happened last and which weights are best. Empty
     without alarms. `folder`: the run's, as a command names it."""
     if not run.raised:
         return ""

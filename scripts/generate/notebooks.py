@@ -5,7 +5,7 @@ first run, made by the cells as they stand.
     python scripts/generate/notebooks.py image      one
 
 A cell's output is what it prints and the value of its last expression: as HTML where the value has
-one, as a picture where it is an image, and as text. The notebook records a digest of its code, by
+one, as an image, and as text. The notebook records a digest of its code, by
 which a test knows outputs of another code.
 """
 

@@ -23,7 +23,7 @@ CALLS = {
     "new": "flowrl.api.around:new_run",
     "import": "flowrl.api.importing_runs:import_run",
     "train": "flowrl.api.run:Run.train",
-    "runs": "flowrl.api.around:runs",
+    "runs": "flowrl.api.around:list_runs",
     "launch": "flowrl.api.run:Run.launch",
     "sample": "flowrl.api.run:Run.sample",
     "evaluate": "flowrl.api.run:Run.evaluate",
@@ -43,7 +43,7 @@ CALLS = {
     "doctor": "flowrl.api.around:doctor",
     "drill": "flowrl.api.run:Run.drill",
     "path": "flowrl.paths:shipped_path",
-    "completion": "flowrl.api.around:completion",
+    "completion": "flowrl.api.around:completion_script",
     "schema": "flowrl.api.around:schema",
 }
 # fields of a command that name the run of a method: they are given where the run is made

@@ -7,7 +7,7 @@ import pytest
 from peft import LoraConfig
 
 import flowrl
-from flowrl.api.adapters import lora_settings
+from flowrl.api.adapters import adapter_settings
 from flowrl.errors import UserError
 from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
@@ -92,16 +92,16 @@ def test_a_line_that_is_logged_again_takes_the_place_of_the_last(tmp_path: Path)
 
 def test_an_adapter_of_peft_is_honoured_or_refused_by_its_fields() -> None:
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "to_k"])
-    assert lora_settings(given) == {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"]}
+    assert adapter_settings(given) == {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"]}
     for field, value in {
         "use_dora": True, "lora_dropout": 0.1, "use_rslora": True, "bias": "all",
         "modules_to_save": ["norm"], "init_lora_weights": "gaussian", "rank_pattern": {"a": 2},
         "layers_to_transform": [1],
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=rf"{field}.*leave {field} out"):
-            lora_settings(LoraConfig(target_modules=["to_q"], **{field: value}))
+            adapter_settings(LoraConfig(target_modules=["to_q"], **{field: value}))
     with pytest.raises(UserError, match="name the layers in a list"):
-        lora_settings(LoraConfig(target_modules="all-linear"))
+        adapter_settings(LoraConfig(target_modules="all-linear"))
 
 
 RUN: Any = flowrl.Run
@@ -162,16 +162,16 @@ BAD: dict[str, Any] = {
     "compare nothing": lambda f: flowrl.compare([]),
     "compare nowhere": lambda f: flowrl.compare([f / "a", f / "b"], out=f / "c.html"),
     "report nowhere": lambda f: RUN.at(f / "a").report(),
-    "runs nowhere": lambda f: flowrl.runs(f),
+    "runs nowhere": lambda f: flowrl.list_runs(f),
     "score nothing": lambda f: flowrl.score(f, []),
     "score no number": lambda f: flowrl.score(f, ["shapes"], chunk="x"),
     "unknown suite": lambda f: flowrl.suites("nothing"),
-    "unknown shell": lambda f: flowrl.completion("csh"),
+    "unknown shell": lambda f: flowrl.completion_script("csh"),
     "two recipes": lambda f: flowrl.list_recipes(["nft", "awm"]),
     "unknown recipe's text": lambda f: flowrl.list_recipes("nfft"),
     "path of nothing": lambda f: flowrl.path("configs/nothing.yaml"),
     "new run, unknown recipe": lambda f: flowrl.new_run(f / "n", recipe="nfft"),
-    "no repository": lambda f: flowrl.from_pretrained("no repository at all"),
+    "no repository": lambda f: flowrl.Run.from_pretrained("no repository at all"),
     "doctor's program": lambda f: flowrl.doctor(program="python"),
 }  # fmt: skip
 
