@@ -15,7 +15,7 @@ _RECORDS = {
 }  # fmt: skip
 
 
-def adapter_settings(given: Any) -> Any:
+def lora_section(given: Any) -> Any:
     """The settings of `model.lora` for a rank, a mapping, or peft's LoraConfig.
 
     UserError for a configuration with a field that a run's adapters do not have, by its name.

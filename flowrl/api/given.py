@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowrl.api.adapters import adapter_settings
+from flowrl.api.adapters import lora_section
 from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.errors import UserError
@@ -76,8 +76,8 @@ class Given:
 
     @property
     def again(self) -> "Given":
-        """The part of these arguments that a resume takes after a launcher has started them again: rewards
-        that are objects, numbers, and words. The folder has the rest as it was begun."""
+        """The part of these arguments that a resume takes after a launcher has started them again:
+        rewards that are objects, numbers, and words. The folder has the rest as it was begun."""
         words = None if isinstance(self.settings, Mapping) else self.settings
         return Given(
             rewards=self.rewards,
@@ -141,7 +141,7 @@ class Given:
 
     def _lay_over(self, tree: dict[str, Any]) -> None:
         if self.lora is not None:
-            _section(tree, "model")["lora"] = adapter_settings(self.lora)
+            _section(tree, "model")["lora"] = lora_section(self.lora)
         if self.train:
             _section(tree, "train").update(self.train)
 

@@ -46,7 +46,7 @@ from rewards.perception.files import open_image_file
 
 @dataclass(frozen=True)
 class FromPython:
-    """Arguments that only Python can give to `sample_prompts`: rewards that are objects, and an image.
+    """Arguments of `sample_prompts` from Python alone: rewards that are objects, and an image.
 
     writes  whether the samples are written; otherwise they are only returned, unscored
     """

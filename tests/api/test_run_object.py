@@ -7,7 +7,7 @@ import pytest
 from peft import LoraConfig
 
 import flowrl
-from flowrl.api.adapters import adapter_settings
+from flowrl.api.adapters import lora_section
 from flowrl.errors import UserError
 from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
@@ -92,16 +92,16 @@ def test_a_line_that_is_logged_again_takes_the_place_of_the_last(tmp_path: Path)
 
 def test_an_adapter_of_peft_is_honoured_or_refused_by_its_fields() -> None:
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "to_k"])
-    assert adapter_settings(given) == {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"]}
+    assert lora_section(given) == {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"]}
     for field, value in {
         "use_dora": True, "lora_dropout": 0.1, "use_rslora": True, "bias": "all",
         "modules_to_save": ["norm"], "init_lora_weights": "gaussian", "rank_pattern": {"a": 2},
         "layers_to_transform": [1],
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=rf"{field}.*leave {field} out"):
-            adapter_settings(LoraConfig(target_modules=["to_q"], **{field: value}))
+            lora_section(LoraConfig(target_modules=["to_q"], **{field: value}))
     with pytest.raises(UserError, match="name the layers in a list"):
-        adapter_settings(LoraConfig(target_modules="all-linear"))
+        lora_section(LoraConfig(target_modules="all-linear"))
 
 
 RUN: Any = flowrl.Run
