@@ -23,16 +23,15 @@ def programs() -> dict[str, list[str]]:
     return {PAGE.name: blocks} | {path.name: code_cells(path) for path in NOTEBOOKS}
 
 
-def test_the_notebooks_have_the_outputs_of_their_code() -> None:
-    """`python scripts/generate/notebooks.py` writes them."""
+def test_the_notebooks_have_no_outputs_or_those_of_their_code() -> None:
+    """`python scripts/generate/notebooks.py` writes them; outputs of older code would mislead."""
     assert [path.stem for path in NOTEBOOKS] == ["image", "rewards", "text"]
     for path in NOTEBOOKS:
         text = path.read_text(encoding="utf-8")
         book = json.loads(text)
-        assert book["nbformat"] == 4
-        assert book["metadata"][RECORD] == code_digest(book["cells"]), "the code has changed since"
-        ends = [cell for cell in book["cells"] if cell["cell_type"] == "code"][-1]
-        assert ends["outputs"] and "/tmp/" not in text and str(PROJECT) not in text
+        assert book["nbformat"] == 4 and "/tmp/" not in text and str(PROJECT) not in text
+        if any(cell.get("outputs") for cell in book["cells"]):
+            assert book["metadata"][RECORD] == code_digest(book["cells"]), f"{path.name} is older"
 
 
 @pytest.mark.parametrize("name", programs())
