@@ -256,6 +256,15 @@ class MeasuredBeside:
         return RewardScores.nowhere(len(samples.prompts)).plain
 
 
+def measured_beside(run: RunSettings, rewards: Mapping[str, Reward]) -> dict[str, Reward]:
+    """The training rewards that evaluations measure beside the judges, by their names there.
+    `rewards`: those of training, by label."""
+    return {
+        spec.label: MeasuredBeside(rewards[spec.label.removeprefix(TRAINED)], spec.label)
+        for spec in run.trained_beside
+    }
+
+
 def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
     return OfSets(reward, spec.label, spec.sets) if spec.sets else reward
 
@@ -322,10 +331,7 @@ def open_session(
         held_out=None if p.held_out is None else p.read("held_out"),
         rewards=rewards,
         judges=load_rewards(run.judges, live, elsewhere),
-        beside={
-            spec.label: MeasuredBeside(rewards[spec.label.removeprefix(TRAINED)], spec.label)
-            for spec in run.trained_beside
-        },
+        beside=measured_beside(run, rewards),
         intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
         terminal=Terminal(accelerator.is_main_process),
         tracker=None if tracker is NoTracker else tracker(),

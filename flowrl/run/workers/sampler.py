@@ -116,6 +116,7 @@ class SamplingWorker:
             held_out=run.prompts.read("held_out") if run.workers.evaluate else None,
             rewards=rewards,
             judges=load_rewards(run.judges, elsewhere=remote) if run.workers.evaluate else {},
+            beside=measured_beside(run, rewards) if run.workers.evaluate else {},
             intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
             tracker=None,
