@@ -29,7 +29,13 @@ from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
 from flowrl.session.learner import Learner, evaluated
 from flowrl.session.record import Terminal
-from flowrl.session.session import Session, keep_freed_memory, load_rewards, on_cpu
+from flowrl.session.session import (
+    Session,
+    keep_freed_memory,
+    load_rewards,
+    measured_beside,
+    on_cpu,
+)
 from flowrl.table import EMPTY
 from rewards import Samples, Scores
 from rewards.types import reports
