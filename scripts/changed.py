@@ -22,6 +22,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = ("flowrl", "rewards", "samplers", "scripts")
 TABLE = "flowrl/cli/command_table.py"
+API, COMMANDS, OBJECT = "flowrl.api.", "flowrl.api.commands", "flowrl.api.run"
 ALWAYS = ("tests/test_house.py", "tests/test_prose.py")
 OTHERS = {  # the beginning of a path -> tests
     "docs/": ("tests/test_docs.py", "tests/test_site.py", "tests/pages/test_page_commands.py"),
@@ -111,13 +112,17 @@ def commands() -> dict[str, set[str]]:
     return found
 
 
-def _taken(module: str, function: str) -> set[str]:
-    """The modules that a function's names come from."""
+@cache
+def _taken(module: str, function: str) -> frozenset[str]:
+    """The modules that the names of a function or method come from. A command is written on a call
+    of the API, or on a method of its object: then also those of the call."""
     tree = _parsed(f"{module.replace('.', '/')}.py")
-    own = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    defined = [*tree.body, *(node for each in classes for node in each.body)]
+    own = {node.name: node for node in defined if isinstance(node, ast.FunctionDef)}
     above = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     origin = {a.asname or a.name: node.module or "" for node in above for a in node.names}
-    left, seen, modules = [function], set[str](), set[str]()
+    left, seen, modules, attributes = [function], set[str](), set[str](), set[str]()
     while left:
         name = left.pop()
         if name in seen:
@@ -131,7 +136,17 @@ def _taken(module: str, function: str) -> set[str]:
                 modules |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
             elif isinstance(node, ast.Name):
                 left.append(node.id)
-    return modules
+            elif isinstance(node, ast.Attribute):
+                attributes.add(node.attr)
+                left += [node.attr] if node.attr in own else []
+    calls = [name for name in modules if name.startswith(API) and module == COMMANDS]
+    for call in calls:
+        inside, _, name = call.rpartition(".")
+        if inside == OBJECT:
+            modules = modules.union(*(_taken(inside, each) for each in {*attributes, name}))
+        elif inside != API.rstrip("."):
+            modules |= _taken(inside, name)
+    return frozenset(modules)
 
 
 @cache

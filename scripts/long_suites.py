@@ -50,7 +50,7 @@ SUITES = (
     Suite(
         "root",
         "slow tests that stand in tests/ itself",
-        ((*PYTEST, "tests/test_anywhere.py", "tests/test_site.py"),),
+        ((*PYTEST, "tests/test_anywhere.py", "tests/test_site.py", "tests/test_tutorials.py"),),
     ),
     Suite(
         "wheel",

@@ -22,6 +22,15 @@ from rewards.user_function import Own, function_settings, user_reward
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
 GivenReward = str | Mapping[str, Any] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class PromptSources:
+    """Data sets of prompts, each by its file, its hub name, or YAML with its keys."""
+
+    words: tuple[str, ...]
+
+
 GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
 
 
@@ -42,6 +51,11 @@ class GivenRewards:
             given = [{"name": name, "weight": weight} for name, weight in given.items()]
         elif isinstance(given, str | Mapping) or callable(given):
             given = [given]
+        if not isinstance(given, Iterable):
+            raise UserError(
+                f"{place}: give a list of rewards, each a name, a mapping with a `name`, or a "
+                f"callable, not {type(given).__name__}"
+            )
         specs, objects = [], dict[str, Reward]()
         for one in given:
             spec = dict(one) if isinstance(one, Mapping) else {"name": one}

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from flowrl.api.parts import GivenReward, GivenRewards
-from flowrl.api.trained import TrainedRun, check_counts
+from flowrl.api.run import Run, check_counts
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
 from flowrl.cli.steer import (
@@ -39,7 +39,7 @@ from flowrl.settings.words.names import unknown_name
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
 
-PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a TrainedRun
+PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a Run
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def sample(
     Fork. Noise is keyed by seed, prompt and node, so samples do not depend on their batch.
 
     model     a diffusers pipeline, which is left unchanged; its folder; a hub name; your own module
-              (docs/own_models.md); or a `TrainedRun`, whose last weights are used
+              (docs/own_models.md); or a `Run`, whose last weights are used
     guidance  scale of classifier-free guidance; "none" switches it off, None is the pipeline's own
               default
     call      additional arguments of the pipeline's own call, such as height
@@ -202,11 +202,11 @@ def _driven(
 ) -> Iterator[Driven]:
     """The model as a policy. A live pipeline is restored afterwards."""
     policy: PipelinePolicy | OwnPolicy
-    if isinstance(model, TrainedRun):
+    if isinstance(model, Run):
         if call:
             raise UserError("a run has its own call arguments (model.call): leave call out")
         run = model.settings
-        found = drivable(policy_of(run, model.folder, "last" if model.done else "best"))
+        found = drivable(policy_of(run, model.begun, "last" if model.done else "best"))
         assert isinstance(found, PipelinePolicy | OwnPolicy), "both are drivable"
         policy = found
     elif isinstance(model, DiffusionPipeline):
@@ -228,7 +228,7 @@ def _driven(
     else:
         raise UserError(
             "the model must be a diffusers pipeline, a folder, a hub name, your own model "
-            "(docs/own_models.md) or a TrainedRun, not "
+            "(docs/own_models.md) or a flowrl.Run, not "
             f"{type(model).__name__}"
         )
     yield policy.guided(guidance, guidance)

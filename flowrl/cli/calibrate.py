@@ -1,17 +1,15 @@
 """`flowrl calibrate`: calibrate the noise of each step for DenseGRPO, before a run."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from flowrl.errors import UserError
-from flowrl.paths import run_file
-from flowrl.settings.command_line.arguments import AtLeastOne, Word, parse_arguments
-from flowrl.settings.read import check_run, override, read_run
+from flowrl.settings import RunSettings
+from flowrl.settings.command_line.arguments import AtLeastOne, Word
+from flowrl.settings.read import check_run, override
 
 
 @dataclass
@@ -30,24 +28,12 @@ class Calibrate:
     """The change of a step's noise per round."""
 
 
-def calibrate_command(arguments: list[str]) -> int:
-    """`calibrate CONFIG [overrides]`: print each round's table, and the last one as YAML."""
-    from flowrl.cli.commands import quiet, split_settings
-
-    words, options = split_settings(arguments)
-    given = parse_arguments(Calibrate, words, "calibrate")
-    if given.config is None:
-        raise UserError("calibrate: give a run file, such as `flowrl calibrate run.yaml`")
-    quiet()
-    print_calibration(given, options)
-    return 0
-
-
-def print_calibration(given: Calibrate, options: Sequence[str]) -> None:
+def print_calibration(run: RunSettings, given: Calibrate) -> tuple[float, ...]:
+    """Print each round's table, and the last one as YAML. Returns the noise of each step."""
     from flowrl.run.calibrate import calibrate, with_noise
     from flowrl.session.session import open_accelerator, open_session
 
-    run = override(read_run(run_file(str(given.config))), [*options, "--track.trackers", "[]"])
+    run = override(run, ["--track.trackers", "[]"])
     check_run(run)
     with_noise(run.algorithm(), (1.0,) * (run.algorithm().steps - 1))  # refuses other recipes
     last: tuple[float, ...] = ()
@@ -60,3 +46,4 @@ def print_calibration(given: Calibrate, options: Sequence[str]) -> None:
             print(f"round {number + 1:3d}: {row}", flush=True)
             last = found.then
     print(f"in the run's file: recipe: {{noise: [{', '.join(f'{psi:.4g}' for psi in last)}]}}")
+    return last

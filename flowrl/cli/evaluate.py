@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score
 from flowrl.run.evaluate.start_checks import made_form
 from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
+from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards, prove_rewards
 from flowrl.settings import EvaluateSettings, OwnSettings, PromptFiles, RewardSpec, RunSettings
 from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from flowrl.settings.file.strict_yaml import parse_yaml
+from flowrl.settings.read import Overrides
 from flowrl.settings.words.sentences import plain_message
 from rewards import Reward
 from rewards.judging.tally import take_tallies
@@ -46,9 +48,11 @@ METRIC_NAMES = {
 RowMask = Bool[np.ndarray, " n"]
 
 
-def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
+def evaluate_weights(
+    given: EvaluateArguments, options: Overrides, live: Live = NOTHING_LIVE
+) -> "EvaluationTable":
     """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
-    difference from the base model's."""
+    difference from the base model's. `live`: rewards that are Python objects."""
     if given.out is not None:
         check_output_file(given.out)
     chosen = GivenModel.of(given, options, "evaluate")
@@ -65,9 +69,9 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
     with nullcontext() if specs else chosen.limited():
-        rewards = load_rewards(_fitting(specs or run.judges, not own_prompts))
+        rewards = load_rewards(_fitting(specs or run.judges, not own_prompts), live)
     with chosen.limited() if own_prompts else nullcontext():
-        _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
+        return _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ class EvaluationInput:
     settings: EvaluateSettings
 
 
-def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: EvaluationInput) -> None:
+def _evaluate(
+    given: EvaluateArguments, chosen: GivenModel, what: EvaluationInput
+) -> "EvaluationTable":
     run, suite, prompts, rewards, e = (
         chosen.run,
         what.suite,
@@ -110,13 +116,15 @@ def _evaluate(given: EvaluateArguments, chosen: GivenModel, what: EvaluationInpu
     of_base = take_tallies(rewards)
     load_into(model, run, chosen.weights)
     result = scored(sampler)
-    print("\n".join(table_lines(EvaluationTable(result, base))))
+    found = EvaluationTable(result, base)
+    print("\n".join(table_lines(found)))
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))
     if lines := dimension_lines(take_tallies(rewards), None if base is None else of_base):
         print("\n".join(lines))
     if given.out is not None:
         write_scores(given.out, result, base)
+    return found
 
 
 def _fitting(specs: Sequence[RewardSpec], other: bool) -> list[RewardSpec]:
@@ -183,6 +191,11 @@ class EvaluationTable:
 
     result: HeldOutResult
     base: HeldOutResult | None
+
+    @property
+    def with_base(self) -> HeldOutResult:
+        """The result, which also has the base model's."""
+        return replace(self.result, base=self.base)
 
     def line(self, label: str, name: str, rows: RowMask | None = None) -> str:
         """Mean of a column with its standard error, and its difference from the base model's."""

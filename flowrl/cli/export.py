@@ -38,13 +38,17 @@ CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
 
 
-def export_run(given: ExportArguments) -> None:
-    """Write the files, upload them if requested, and print their location."""
+def export_run(given: ExportArguments) -> tuple[Path, str | None]:
+    """Write the files, upload them if requested, and print their location. Returns the folder, and
+    its address on the hub."""
     opened = open_folder(given.run, given.trust, SAMPLED_PARTS)
     with opened.limited():
         out = _export(given, opened.run)
     if given.push_to_hub is not None:  # named by the user, whatever the folder may do
-        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+        address = upload(out, given.push_to_hub, private=given.private)
+        print(f"uploaded: {address}")
+        return out, address
+    return out, None
 
 
 def _export(given: ExportArguments, run: RunSettings) -> Path:

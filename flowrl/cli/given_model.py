@@ -1,7 +1,7 @@
 """The model of `flowrl sample` and `flowrl evaluate`: a run's, or one without a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from flowrl.settings.checks.machine import check_hub
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
-from flowrl.settings.read import check_plan, open_folder, override, run_from
+from flowrl.settings.read import Overrides, check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
 from flowrl.settings.words.short_forms import REWARDS
 from rewards.rights import Limits
@@ -98,25 +98,21 @@ class GivenModel:
 
     @classmethod
     def of(
-        cls, given: SampleArguments | EvaluateArguments, options: Sequence[str], command: str
+        cls, given: SampleArguments | EvaluateArguments, options: Overrides, command: str
     ) -> "GivenModel":
         """Read a run's settings, or create them for a model. `options` override settings."""
-        if (given.run is None) == (given.model is None):
-            raise UserError(
-                f"{command}: give either a run's folder or, with --model, the folder or hub name "
-                "of a pipeline or language model"
-            )  # fmt: skip
+        check_subject(given, command)
         places = ("guidance", "height", "width")
         words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(given, n)) is not None]
         if given.model is not None:
-            run = override(model_run(given.model, given.adapter), [*options, *words])
+            run = override(override(model_run(given.model, given.adapter), options), words)
             check_plan(run)
             name = f"{Path(given.model).name}, {'base' if given.adapter is None else 'adapter'}"
             return cls(run, None, given.adapter, name)
-        if given.adapter is not None:
-            raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
         folder = Path(given.run or "")
-        opened = open_folder(folder, given.trust, _parts(given)).overridden([*options, *words])
+        opened = (
+            open_folder(folder, given.trust, _parts(given)).overridden(options).overridden(words)
+        )
         run, opens = opened.run, opened.opens_rewards or isinstance(given, EvaluateArguments)
         if not opens and not given.rewards:
             print(
@@ -177,6 +173,17 @@ class GivenModel:
             "leave --base-steps out to see the trained weights alone"
         )
         return HybridPolicy(policy, base, last)
+
+
+def check_subject(given: SampleArguments | EvaluateArguments, command: str) -> None:
+    """UserError for words that name neither a run nor a model, or both."""
+    if (given.run is None) == (given.model is None):
+        raise UserError(
+            f"{command}: give either a run's folder or, with --model, the folder or hub name "
+            "of a pipeline or language model"
+        )
+    if given.adapter is not None and given.model is None:
+        raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
 
 
 def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:

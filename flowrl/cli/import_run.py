@@ -6,8 +6,8 @@ from shlex import quote
 
 from flowrl.importing.draft import TO_READ
 from flowrl.importing.leaves import shown_leaf
-from flowrl.importing.result import ImportedRun, imported
-from flowrl.importing.writing import RUN_FILE, table_text, write_import
+from flowrl.importing.result import ImportedRun
+from flowrl.importing.writing import RUN_FILE, TABLE_FILE, table_text
 from flowrl.settings.command_line.arguments import Word
 
 
@@ -28,15 +28,12 @@ class Import:
     """A folder for run.yaml and import.md; without it the table is printed."""
 
 
-def import_peer(given: Import) -> ImportedRun:
-    """Read the input, write the files, and print what a reader must know. UserError for an input
-    that has no counterpart."""
-    run = imported(given.what, given.of, given.devices)
-    if given.out is None:
+def print_import(run: ImportedRun, out: Path | None) -> None:
+    """Print what a reader must know of the files in `out`; without them, the table."""
+    if out is None:
         print(table_text(run), end="")
-        return run
-    written = write_import(run, given.out)
-    print(f"{run.peer}: wrote {', '.join(path.name for path in written)} in {given.out}")
+        return
+    print(f"{run.peer}: wrote {', '.join([RUN_FILE, TABLE_FILE, *run.files])} in {out}")
     print(", ".join(f"{count} {kind}" for kind, count in run.counts.items()))
     for kind in TO_READ:
         for line in run.lines:
@@ -51,5 +48,4 @@ def import_peer(given: Import) -> ImportedRun:
     if run.refusal is not None:
         print(f"refused: {run.refusal}")
     else:
-        print(f"next: flowrl plan {quote(str(given.out / RUN_FILE))}")
-    return run
+        print(f"next: flowrl plan {quote(str(out / RUN_FILE))}")

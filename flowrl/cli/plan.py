@@ -1,21 +1,78 @@
 """A description of one iteration and its costs, without loading weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.estimate import fit
+from flowrl.estimate import time as time_estimate
 from flowrl.estimate.by_size import described_sizes
+from flowrl.estimate.devices import parse_devices
+from flowrl.estimate.workers import workers_report
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
+from flowrl.models.model_index import fetch_unknown
 from flowrl.prompts import PromptSet
+from flowrl.run.watch.start_check import check_model_of, refusals, unchecked
 from flowrl.run.watch.text_facts import text_length
 from flowrl.session.given_check import described_given
 from flowrl.settings import RunSettings
+from flowrl.settings.command_line.arguments import PlanArguments
+from flowrl.settings.read import check_plan
+from rewards import Reward
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
 from samplers.picture import describe_text_plan
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """An iteration's work and costs, and whether the run could start here.
+
+    text       the description, with estimates of memory and, for given devices, of time
+    refusals   why `train` would refuse the run on this machine, one sentence each
+    unchecked  what only a start can check
+    fits       whether it fits in the memory, as far as that is known
+    """
+
+    text: str
+    refusals: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    fits: bool
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nothing is refused, and the run fits."""
+        return not self.refusals and self.fits
+
+    def __str__(self) -> str:
+        refused = [f"refused: {each}" for each in self.refusals]
+        return "\n  ".join(["\n".join([self.text, *refused, "not checked here:"]), *self.unchecked])
+
+    __repr__ = __str__
+
+
+def planned(run: RunSettings, given: PlanArguments, objects: Mapping[str, Reward] = {}) -> RunPlan:
+    """The plan of a run. `objects`: rewards that are Python objects, by label. UserError for a
+    recipe that does not fit its settings, or a model that cannot be driven."""
+    check_plan(run)
+    devices = None if given.devices is None else parse_devices(given.devices)
+    unknown = fetch_unknown(run.model)
+    check_model_of(run)  # else nothing is known of what it would cost
+    lines = [describe_run(run, given.iteration, given.svg)]
+    limit = fit.limit(given.memory, devices)
+    lines.append(fit.memory_report(run, limit, given.iteration))
+    if unknown:
+        lines.append(unknown)
+    if devices is not None:
+        lines.append(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
+    lines += workers_report(run, devices, given.utilisation, given.iteration)
+    fits = fit.fits(run, limit, given.iteration)
+    refused = tuple(refusals(run, objects))
+    return RunPlan("\n".join(lines), refused, tuple(unchecked(run)), fits)
 
 
 def describe_run(run: RunSettings, iteration: int, svg: Path | None) -> str:

@@ -1,7 +1,7 @@
 """`flowrl prove`: the proof of a run's model at load, and of pipelines over whole samples."""
 
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
@@ -11,7 +11,6 @@ from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.models.diffusers.whole.whole_proof import LEGEND, WholeProof, deviations, prove_whole
 from flowrl.models.open import evaluation_policy
-from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.watch.start_check import check_model_of
@@ -19,8 +18,7 @@ from flowrl.session.learner import load_policy
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import RunSettings
 from flowrl.settings.checks.machine import check_hub
-from flowrl.settings.command_line.arguments import ProveArguments
-from flowrl.settings.read import check_plan, override, read_run, run_from
+from flowrl.settings.read import check_plan
 
 PROMPTS = ("a red cube", "two blue cats on the table", "a photo of a small house near the sea")
 SETTINGS = {
@@ -30,20 +28,19 @@ SETTINGS = {
 }
 
 
-def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> int:
-    """Print the sentences of the proof and the table of deviations. Returns 1 if the pipeline is
-    refused."""
-    if given.config is None and given.model is None:
-        raise UserError(
-            "prove: give a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
-        )
-    if given.config is None:
-        tree = {**SETTINGS, "model": {"pipeline": given.model}}
-        run, held_out = override(run_from(tree, "prove"), options), None
+def settings_of_proof(pipeline: str) -> dict[str, Any]:
+    """Settings of a run that proves a pipeline without a run file."""
+    return {**SETTINGS, "model": {"pipeline": pipeline}}
+
+
+def prove_run(run: RunSettings, *, cache: bool, built_in: bool = False) -> bool:
+    """Print the sentences of the proof and the table of deviations. Returns whether the pipeline
+    is accepted; the reason of a refusal goes to standard error. `built_in`: prove it with built-in
+    prompts, since the run has no file of its own."""
+    if built_in:
+        held_out = None
         prompts = PromptSet(PROMPTS, tuple({"prompt": text} for text in PROMPTS))
     else:
-        other = [] if given.model is None else ["--model.pipeline", given.model]
-        run = override(read_run(run_file(str(given.config))), [*other, *options])
         prompts = run.prompts.read("train")
         held_out = None if run.prompts.held_out is None else run.prompts.read("held_out")
     check_plan(run)
@@ -53,8 +50,8 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
         _prove(run, prompts, held_out, cache)
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return False
+    return True
 
 
 def _prove(run: RunSettings, prompts: PromptSet, held_out: PromptSet | None, cache: bool) -> None:

@@ -12,7 +12,7 @@ from flowrl.recipes import RECIPES
 from flowrl.recipes.evidence import SOURCE_KINDS, evidence_of
 from flowrl.recipes.table import OWN_RECIPES
 from flowrl.settings import recipe_function, recipe_kind
-from flowrl.settings.command_line.arguments import Word, parse_arguments
+from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.parts.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
 from flowrl.settings.sections.joint import JOINT, JointSettings
 from rewards.checks.settings import function_parameters
@@ -29,15 +29,6 @@ class Recipes:
     """A recipe, or FILE.py:FUNCTION; without one, all are listed."""
     all: bool = False
     """Also list contributed recipes, which work like the others."""
-
-
-def recipes_command(arguments: Sequence[str]) -> int:
-    """Print the recipes by evidence, or one recipe with its settings."""
-    given = parse_arguments(Recipes, arguments, "recipes")
-    if len(given.names) > 1:
-        raise UserError(f"recipes: give a single recipe, not {' '.join(given.names)[:200]}")
-    print(recipe_text(given.names[0]) if given.names else recipe_list(given.all))
-    return 0
 
 
 def recipe_list(contributed: bool) -> str:

@@ -33,19 +33,22 @@ class Compare:
     """A file for the page, which is overwritten."""
 
 
-def print_report(given: Report) -> None:
-    """Write the page of a run and print its path. UserError if it cannot be written."""
+def print_report(given: Report) -> Path:
+    """Write the page of a run, print its path and return it. UserError if it cannot be written."""
     out = given.out or given.run / REPORT
     if given.run.is_dir():  # otherwise the reader of the folder says what is wrong
         check_output_file(out)
     try:
-        print(f"page: {write_report(given.run, out)}")
+        written = write_report(given.run, out)
     except OSError as error:
         raise UserError(f"report: {out} cannot be written: {error.strerror or error}") from error
+    print(f"page: {written}")
+    return written
 
 
-def print_comparison(given: Compare) -> None:
-    """Write the page of several runs and print its path. UserError if it cannot be written."""
+def print_comparison(given: Compare) -> Path:
+    """Write the page of several runs, print its path and return it. UserError if it cannot be
+    written."""
     check_output_file(given.out)
     try:
         write_comparison(given.runs, given.out)
@@ -53,3 +56,4 @@ def print_comparison(given: Compare) -> None:
         text = f"compare: {given.out} cannot be written: {error.strerror or error}"
         raise UserError(text) from error
     print(f"page: {given.out}")
+    return given.out

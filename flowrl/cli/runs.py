@@ -92,11 +92,16 @@ class RunLine:
 HEADINGS = ("run", "recipe", "iterations", "state", "held-out, base -> best", "alarms", "changed")
 
 
-def print_runs(given: Runs) -> None:
-    """Print the table. UserError for a folder that has no run, neither itself nor inside."""
-    folders = list(dict.fromkeys(_found(given.folders or (RUNS,))))
-    lines = sorted((RunLine.of(each) for each in folders), key=lambda line: line.seconds_ago)
-    if given.json:
+def run_lines(folders: Sequence[Path]) -> list[RunLine]:
+    """The runs in these folders, the last one that did something first. UserError for a folder that
+    has no run, neither itself nor inside."""
+    found = list(dict.fromkeys(_found(folders or (RUNS,))))
+    return sorted((RunLine.of(each) for each in found), key=lambda line: line.seconds_ago)
+
+
+def print_runs(lines: Sequence[RunLine], *, as_json: bool) -> None:
+    """Print the table, or an object a line."""
+    if as_json:
         for line in lines:
             print(json.dumps(asdict(line)))
         return

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 
-from flowrl.cli.given_model import GivenModel, device_of, load_into
+from flowrl.cli.given_model import GivenModel, Model, device_of, load_into
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
 from flowrl.cli.out_folder import out_folder, removed_if_empty
 from flowrl.cli.steer import (
@@ -35,14 +35,33 @@ from flowrl.paths import find, new_numbered
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
+from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.command_line.arguments import SampleArguments
+from flowrl.settings.read import Overrides
 from rewards import Reward, Samples, score_all
 from rewards.perception.files import open_image_file
 
 
-def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class FromPython:
+    """Arguments of `sample_prompts` from Python alone: rewards that are objects, and an image.
+
+    writes  whether the samples are written; otherwise they are only returned, unscored
+    """
+
+    live: Live = NOTHING_LIVE
+    image: Image | None = None
+    writes: bool = True
+
+
+WORDS_ALONE = FromPython()
+
+
+def sample_prompts(
+    given: SampleArguments, options: Overrides, own: FromPython = WORDS_ALONE
+) -> Samples:
     """Generate and score samples of prompts, and write them with an overview page."""
     specs = tuple(parse_specs(given.rewards, "--rewards").values())
     out = None if given.out is None else out_folder(given.out)
@@ -51,32 +70,68 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     sides = [name for name in ("height", "width") if getattr(given, name) is not None]
     with chosen.limited():
         prompts = with_rows(run, given.prompts, None, sides)
-    prompts = with_image(prompts, given.image)
+    image = given.image if own.image is None else own.image
+    prompts = with_image(prompts, image)
     named = bool(specs)  # by the user
     specs = specs or chosen.judges
     _refuse(given, bool(specs))
+    if not own.writes:
+        selects = given.steer != "no" or given.optimise != "no" or given.rewrite > 1
+        rewards = _loaded(specs, named, chosen, own) if selects else {}
+        samples, _ = _sampled(given, chosen, prompts, specs, rewards, image)
+        return samples
     out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
     with removed_if_empty(out):
-        with nullcontext() if named else chosen.limited():
-            rewards = load_rewards(specs)
-        _sample(given, chosen, prompts, specs, rewards, out)
+        rewards = _loaded(specs, named, chosen, own)
+        return _write(given, chosen, prompts, specs, rewards, out, image)
 
 
-def _sample(
+def _loaded(
+    specs: Sequence[RewardSpec], named: bool, chosen: GivenModel, own: FromPython
+) -> dict[str, Reward]:
+    """The rewards; those that the user named have the user's rights."""
+    with nullcontext() if named else chosen.limited():
+        return load_rewards(specs, own.live)
+
+
+def _write(
     given: SampleArguments,
     chosen: GivenModel,
     prompts: PromptSet,
     specs: tuple[RewardSpec, ...],
     rewards: dict[str, Reward],
     out: Path,
-) -> None:
+    image: str | Image | None,
+) -> Samples:
+    samples, policy = _sampled(given, chosen, prompts, specs, rewards, image)
+    with chosen.limited():
+        known = _rows_by_prompt(chosen.run) if rewards else {}
+    page = Page(samples, [None] * len(samples.prompts), chosen.name)
+    _save_each(page, policy, out)  # before a reward is asked, which may fail
+    if rewards:
+        page = _scored(page, rewards, known)
+    page = replace(page, samples=shown_by(policy, page.samples))
+    whole = page.save(out, "grid")
+    print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
+    return samples
+
+
+def _sampled(
+    given: SampleArguments,
+    chosen: GivenModel,
+    prompts: PromptSet,
+    specs: tuple[RewardSpec, ...],
+    rewards: dict[str, Reward],
+    image: str | Image | None,
+) -> tuple[Samples, Model]:
+    """The samples, and the model that made them."""
     run = chosen.run
     base, policy = chosen.open()
-    takes_image = check_takes_image(policy, given.image)
+    takes_image = check_takes_image(policy, image)
     with chosen.limited():
         pictured = _rows_have_images(run)
-        trial_rows = _rows_by_prompt(run) if rewards or given.rewrite > 1 else {}
-    if takes_image and given.image is None and pictured:
+        trial_rows = _rows_by_prompt(run) if given.rewrite > 1 else {}
+    if takes_image and image is None and pictured:
         print("the run's prompts have images, but this command gives no image: add --image FILE")
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
@@ -100,13 +155,7 @@ def _sample(
         samples, summary = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
         print(summary)
-    page = Page(result.samples, [None] * len(result.samples.prompts), chosen.name)
-    _save_each(page, policy, out)  # before a reward is asked, which may fail
-    if rewards:
-        page = _scored(page, rewards, trial_rows)
-    page = replace(page, samples=shown_by(policy, page.samples))
-    whole = page.save(out, "grid")
-    print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
+    return result.samples, policy
 
 
 def _at_one_size(policy: Any, prompts: PromptSet, option: str) -> Any:

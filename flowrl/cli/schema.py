@@ -9,12 +9,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.paths import PROJECT, cache_folder
 
@@ -41,14 +40,6 @@ def read_schema() -> dict[str, Any]:
     text = json_text({"of": digest, **make_schema()})
     _write(text, places)
     return json.loads(text)
-
-
-def schema_command(arguments: Sequence[str]) -> int:
-    """`schema`: print the schema of a run file, for editors."""
-    if arguments:
-        raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json_text(read_schema()["run"], indent=2))
-    return 0
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -270,6 +270,7 @@ class Suites:
 
 
 def list_suites(given: Suites) -> None:
+    """Print the prompt sets, or one of them; or write its prompts or its official file."""
     if not given.name:
         width = max(map(len, SUITES))
         for name, kind in SUITES.items():

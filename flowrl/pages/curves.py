@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flowrl.pages.charts import Chart, Curve
 from flowrl.pages.run_folder import RunFolder
+from flowrl.settings.words.scores import TRAINED, is_trained, shown_score
 
 NORMAL = 1.96  # standard errors of a 95 % interval
 MOST_DECIDING = 8  # charts above the fold
@@ -89,7 +90,7 @@ _SECONDS = "Wall-clock time of each iteration by phase, without evaluations and 
 def _deciding(run: RunFolder, every: Sequence[Chart]) -> list[Chart]:
     """The charts of rewards, followed by the charts that show what their rise costs. Constant
     charts are only included for rewards."""
-    names = dict.fromkeys([*run.judges, *_labels(run)])
+    names = dict.fromkeys([*run.held_out_scores, *_labels(run)])
     rewards = [chart for name in names for chart in every if chart.code in _codes(name)]
     moving = {chart.code: chart for chart in reversed(every) if not chart.constant}
     others = [moving[code] for code in _AFTER_REWARDS if code in moving]
@@ -101,7 +102,7 @@ def _labels(run: RunFolder) -> list[str]:
 
 
 def _codes(label: str) -> tuple[str, ...]:
-    both = f"held_out/{label}", f"reward/{label}"
+    both = f"held_out/{label}", f"reward/{label.removeprefix(TRAINED)}"
     return (*both, ", ".join(both))
 
 
@@ -124,13 +125,18 @@ def _pair(run: RunFolder, held_out: Curve, name: str) -> list[Curve]:
 def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     """One chart per reward, with its held-out and its training scores."""
     labels = _labels(run)
-    for name in dict.fromkeys([*run.judges, *labels]):
-        lines = _pair(run, held_out_line(run, name, "held-out samples"), f"reward/{name}")
+    measured = run.held_out_scores
+    beside = {name.removeprefix(TRAINED) for name in measured if is_trained(name)}
+    for name in dict.fromkeys([*measured, *(label for label in labels if label not in beside)]):
+        label = name.removeprefix(TRAINED)
+        held_out = held_out_line(run, name, "held-out samples")
+        judges_alone = name in beside  # a training reward of this name has other settings
+        lines = [held_out] if judges_alone else _pair(run, held_out, f"reward/{label}")
         used.update(f"held_out{kind}/{name}" for kind in ("", "_std", "_gain_error"))
-        used |= {f"reward/{name}", f"reward_std/{name}"}
-        codes = [c for c in _codes(name)[:2] if c in run.names]
+        used |= {f"reward/{label}", f"reward_std/{label}"}
+        codes = [c for c in _codes(name)[: 1 if judges_alone else 2] if c in run.names]
         base = lines[0].points[0][1] if lines and lines[0].marks else None
-        yield Chart(name, lines, ", ".join(codes), base=base)
+        yield Chart(shown_score(name), lines, ", ".join(codes), base=base)
     total = run.column("reward")
     used |= {"reward", "reward_std"}
     if total and not (len(labels) == 1 and total == run.column(f"reward/{labels[0]}")):

@@ -125,6 +125,16 @@ class AlarmRecord:
     iteration: int
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """The first sentence: what happened."""
+        return self.text.partition(". ")[0].rstrip(".") + "."
+
+    @property
+    def details(self) -> str:
+        """The sentences after it: what can be done."""
+        return self.text.partition(". ")[2]
+
 
 AnyRecord = EvaluationRecord | TreeRecord
 _READERS: dict[str, TypeAdapter[Any]] = {

@@ -27,6 +27,7 @@ from flowrl.settings import RunSettings
 from flowrl.settings.file.strict_yaml import read_yaml
 from flowrl.settings.model.kinds import MODEL_KINDS
 from flowrl.settings.sections.recipe import RECIPE_SETTINGS
+from flowrl.settings.words.scores import is_trained
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
 MetricLine = Mapping[str, float]
@@ -132,7 +133,12 @@ class RunFolder:
 
     @property
     def judges(self) -> list[str]:
-        """Names of the held-out rewards."""
+        """Names of the held-out rewards, without training rewards that are measured beside them."""
+        return [name for name in self.held_out_scores if not is_trained(name)]
+
+    @property
+    def held_out_scores(self) -> list[str]:
+        """Names of all rewards that evaluations measure, the judges first."""
         std = [name for name in self.names if name.startswith("held_out_std/")]
         names = [name.removeprefix("held_out_std/") for name in std]
         if not names:

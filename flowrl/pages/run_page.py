@@ -17,6 +17,7 @@ from flowrl.pages.run_folder import RunFolder, flat
 from flowrl.pages.stack import count, duration_text, from_template, number, signed
 from flowrl.pages.tree import TreeView
 from flowrl.pages.unseen import Unseen
+from flowrl.settings.words.scores import shown_score
 
 REPORT = "report.html"
 ARROW = "\N{RIGHTWARDS ARROW}"
@@ -70,6 +71,47 @@ def run_page(run: RunFolder) -> str:
         "chosen": settings_rows(run.chosen), "every": settings_rows(run.settings),
     }  # fmt: skip
     return str(from_template("run.html", values))
+
+
+def last_words(run: RunFolder, folder: str) -> str:
+    """Say, for the end of a run with alarms, what happened last and which weights are best. Empty
+    without alarms. `folder`: the run's, as a command names it."""
+    if not run.raised:
+        return ""
+    said = count(int(run.raised), "alarm")
+    if run.alarms:
+        last = run.alarms[-1]
+        said += f", the last after iteration {last.iteration}: {last.sentence.rstrip('.')}"
+    scores = dict(run.column(f"held_out/{run.key}")) if run.key else {}
+    best = run.best
+    if best is None:
+        return f"{said}."
+    whose = "the base model's" if best == 0 else f"those of iteration {best}"
+    return (
+        f"{said}.\nThe best weights are {whose}, with {run.key} {number(scores[best])}: "
+        f"flowrl sample {folder} PROMPT --weights best"
+    )
+
+
+def summary_html(run: RunFolder) -> str:
+    """The summary of the page as a fragment: what the run is, its numbers, and its findings in
+    sentences. For notebooks, whose colours it takes."""
+    rows = Markup("").join(
+        Markup("<tr><td>{}</td><td>{}</td><td>{}</td></tr>").format(
+            card.title, card.value, card.note
+        )
+        for card in _cards(run)
+    )
+    findings = Markup("").join(
+        Markup("<li>{}</li>").format(each) for each in (*_sentences(run), *run.votes)
+    )
+    page = run.folder / REPORT
+    link = Markup('<p><a href="{}">the whole page</a></p>').format(page) if page.is_file() else ""
+    return str(
+        Markup("<div><b>{}</b>: {}, {}<table>{}</table><ul>{}</ul>{}</div>").format(
+            run.name, run.recipe, state(run), rows, findings, link
+        )
+    )
 
 
 def state(run: RunFolder) -> str:
@@ -160,12 +202,13 @@ class Card(NamedTuple):
 
 
 def _cards(run: RunFolder) -> Iterator[Card]:
-    for name in run.judges:
+    for name in run.held_out_scores:
         points, found = run.column(f"held_out/{name}"), last_gain(run, name)
+        shown = f"held-out {shown_score(name)}"
         if found is not None:
-            yield Card(f"held-out {name}", found.values, found.words, True)
+            yield Card(shown, found.values, found.words, True)
         elif points:
-            yield Card(f"held-out {name}", number(points[-1][1]), "the base model")
+            yield Card(shown, number(points[-1][1]), "the base model")
     if (kept := kept_diversity(run)) is not None:
         yield Card("diversity", f"{100 * kept:.0f} %", "of the base's")
     rewards = run.column("reward")

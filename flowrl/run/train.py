@@ -31,7 +31,7 @@ from flowrl.run.show.track import finishing
 from flowrl.run.watch.alarms import Alarms
 from flowrl.run.watch.until import early_end, note_goal
 from flowrl.session import record
-from flowrl.session.live import Event, Moment
+from flowrl.session.live import Event, Moment, Wish
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.signals import Interrupt
@@ -87,6 +87,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
     terminal, alarms, progress = session.terminal, Alarms(), Progress()
     if resume is not None:
         progress = checkpoint.restore(session, resume, alarms)
+        progress.stopped = False
         checkpoint.check_best(session.folder, progress, terminal.warn)
     with session.parallel.together():
         if session.parallel.main:
@@ -140,7 +141,7 @@ class HeldLine:
 @dataclass(frozen=True)
 class TrainingLoop:
     """The loop of a run, with its session, stages, progress, alarms and observers. `held` has at
-    most one iteration."""
+    most one iteration, `wishes` what callbacks have asked for since the last one."""
 
     session: Session
     progress: Progress
@@ -148,6 +149,7 @@ class TrainingLoop:
     stages: Stages
     observers: Sequence[Observer] = ()
     held: list[HeldLine] = field(default_factory=list)
+    wishes: set[Wish] = field(default_factory=set[Wish])
 
     def record_base(self) -> None:
         """Evaluate the model before any training, and save it as checkpoint 0."""
@@ -156,6 +158,7 @@ class TrainingLoop:
         self.session.accelerator.log(base, step=0)
         self.recorded()
         self.announce({"evaluation": base} if base else {})
+        self.fulfilled(base, evaluated=True)
         self.save()
 
     def run(self, interrupt: Interrupt) -> int | None:
@@ -197,14 +200,16 @@ class TrainingLoop:
         self.progress.samples += metrics.get("count/scored", 0.0)
         last = self.over
         evaluates = last or iteration.number % run.evaluate.every == 0
-        if evaluates and not last and run.train.alarms != "stop":  # which must stop at once
+        waits = run.train.alarms != "stop" and not self.wishes  # both need the scores at once
+        if evaluates and not last and waits:
             trial = ask_workers(session, iteration.number)
             if trial is not None:
                 return self.hold(metrics, trial, interrupt)
         self.record(metrics, evaluates, last)
-        last = self.over  # a held-out score may have ended it
+        saves = self.fulfilled(metrics, evaluated=evaluates)
+        last = self.over  # a held-out score or a callback may have ended it
         stop = interrupt.pending(session.accelerator)
-        if last or stop or iteration.number % run.checkpoint.every == 0:
+        if last or stop or saves or iteration.number % run.checkpoint.every == 0:
             self.save()
         return None if last else stop
 
@@ -233,6 +238,29 @@ class TrainingLoop:
         if evaluates and not last:  # after the last one it is written with the weights
             self.recorded()
         self.announce(moments)
+
+    def fulfilled(self, metrics: dict[str, float], *, evaluated: bool) -> bool:
+        """Do what callbacks have asked for, after an iteration whose line is `metrics`. Returns
+        whether a checkpoint is among it."""
+        session, progress, saves = self.session, self.progress, False
+        while self.wishes:
+            asked = set(self.wishes)
+            self.wishes.clear()
+            saves |= "save" in asked
+            if "stop" in asked:
+                progress.stopped, metrics["ended"] = True, 1.0
+            held_out = {} if evaluated or asked == {"save"} else self.evaluate()
+            evaluated = evaluated or asked != {"save"}
+            if held_out:
+                metrics |= held_out
+                note_goal(session.run, progress, held_out)
+                raised = raised_by_evaluation(session, self.alarms, metrics, progress.iteration)
+                self.alarm(raised, metrics)
+            if held_out or "stop" in asked:  # in the place of the iteration's line
+                session.accelerator.log(metrics, step=progress.iteration)
+                self.recorded()
+            self.announce({"evaluation": held_out} if held_out else {})
+        return saves
 
     def hold(
         self, metrics: dict[str, float], asked: AskedTrial, interrupt: Interrupt
@@ -292,14 +320,16 @@ class TrainingLoop:
     def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:
         """Call the callbacks with these events and their metrics, on the main process."""
         session, number = self.session, self.progress.iteration
-        if not session.live.callbacks:
+        if not session.live.callbacks or not moments:
             return
+        wishes: set[Wish] = set()
         saved = session.folder / "checkpoints" / f"{number:06d}"
         with session.parallel.together():
             session.writer.wait()  # a callback may read the files of its moment
             for kind, metrics in moments.items() if session.parallel.main else ():
                 folder = saved if kind == "checkpoint" else session.folder
-                session.live.call(Event(kind, number, dict(metrics), folder))
+                session.live.call(Event(kind, number, dict(metrics), folder, wishes))
+        self.wishes.update(session.parallel.every(wishes)[0])  # the main process's
 
 
 def iterate(stages: Stages, progress: Progress) -> Iteration:

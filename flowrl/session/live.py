@@ -18,6 +18,7 @@ from rewards.guard import kept_settings
 
 GIVEN_FOLDER = "given"  # the folder of a run that holds such files
 Moment = Literal["iteration", "evaluation", "checkpoint"]
+Wish = Literal["stop", "save", "evaluate"]
 CALLBACK = "in a callback of the run"  # the note of an error, which then propagates unchanged
 
 
@@ -31,17 +32,35 @@ class Event:
     iteration  iterations done
     metrics    as in the line of `metrics.jsonl`, which is written before
     folder     the run's folder; for a checkpoint, the checkpoint's own
+    wishes     what callbacks have asked for, by the methods; the run does it before its next
+               iteration, on all processes
     """
 
     kind: Moment
     iteration: int
     metrics: Mapping[str, float]
     folder: Path
+    wishes: set[Wish] = field(default_factory=set[Wish], repr=False, compare=False)
+
+    def stop(self) -> None:
+        """End the run here as if this were its last iteration: it is evaluated and saved, and its
+        weights are exported. A later resume goes on."""
+        self.wishes.add("stop")
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+        self.wishes.add("save")
+
+    def evaluate(self) -> None:
+        """Evaluate the weights on the held-out prompts, unless this iteration has been evaluated;
+        the scores join its line of metrics.jsonl."""
+        self.wishes.add("evaluate")
 
 
 @runtime_checkable
 class Callback(Protocol):
-    """A function that a run calls at every `Event`, on the main process. Its result is ignored.
+    """A function that a run calls at every `Event`, on the main process. Its result is ignored; it
+    asks for something by the event's methods.
 
     An exception ends the run with its own traceback, and the run can be resumed.
     """

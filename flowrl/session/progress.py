@@ -51,10 +51,10 @@ class Incomparable:
         if _trial(old) != _trial(run) or (None not in (held_out, known) and held_out != known):
             return cls(every=True, best=True)
         changed = {n for n, d in source_digests(run).items() if before.sources.get(n, d) != d}
-        now = {spec.label: spec for spec in run.judges}
+        now = {spec.label: spec for spec in (*run.judges, *run.trained_beside)}
         labels = frozenset(
             spec.label
-            for spec in old.judges
+            for spec in (*old.judges, *old.trained_beside)
             if _scoring(spec) != _scoring(now.get(spec.label))
             or changed & {*_sources(spec)}
             or any(changed_rules(spec.name, spec.settings, before.reward_rules))
@@ -101,6 +101,7 @@ class Progress:
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+    stopped: bool = False  # by a callback; a resume goes on
 
     @contextmanager
     def as_of(self, then: "Progress") -> Iterator[None]:

@@ -20,6 +20,7 @@ class JsonlTracker(GeneralTracker):
 
     A number that is not finite is null, and `not_finite` counts them.
     Line 0 is the base model before any update; evaluations are columns of their iteration's line.
+    What is logged again for the last iteration takes the place of its line.
     """
 
     name = "jsonl"
@@ -29,6 +30,7 @@ class JsonlTracker(GeneralTracker):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.path = folder / METRICS
+        self.last: tuple[int | None, int] = (None, 0)  # its iteration, and where its line begins
 
     @property
     def tracker(self) -> Path:
@@ -42,6 +44,10 @@ class JsonlTracker(GeneralTracker):
         if count := not_finite(values):
             line["not_finite"] = count  # they are null in the line
         with self.path.open("a") as file:
+            if step is not None and step == self.last[0]:
+                file.truncate(self.last[1])
+                file.seek(self.last[1])
+            self.last = step, file.tell()
             file.write(json_text(line) + "\n")
             flushed(file)  # a checkpoint must not outlive the lines before it
 

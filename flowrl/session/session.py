@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ from flowrl.session.start_record import StartRecord
 from flowrl.session.waiting import scores_in_turn
 from flowrl.session.writer import FileWriter
 from flowrl.settings import RewardSpec, RunSettings
+from flowrl.settings.words.scores import TRAINED, shown_score
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, Untested, check_sum, self_test
 from rewards.combine import blamed, reward_scores
@@ -89,6 +91,7 @@ class Session:
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
+    beside: Mapping[str, Reward]  # training rewards that evaluations measure too
     intermediate_rewards: Mapping[str, Reward]  # of predicted clean images
     terminal: Terminal
     tracker: Tracker | None
@@ -108,6 +111,11 @@ class Session:
     @property
     def algorithm(self) -> Algorithm:
         return self.learner.algorithm
+
+    @cached_property
+    def measured(self) -> Mapping[str, Reward]:
+        """All rewards of evaluations: the judges first."""
+        return {**self.judges, **self.beside}
 
     @cached_property
     def prompt_writer(self) -> "Session | None":
@@ -224,6 +232,39 @@ class OfSets:
         return scores.plain
 
 
+@dataclass
+class MeasuredBeside:
+    """A training reward as evaluations measure it beside the judges. Held-out prompts may lack what
+    it reads, which must not end a run that does not need the number: it then applies to none."""
+
+    reward: Reward
+    label: str
+    failed: bool = False
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
+        if not self.failed:
+            try:
+                return reward_scores(self.label, self.reward, samples).plain
+            except Exception as error:  # a reward's own code
+                self.failed = True
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                print(
+                    f"warning: {shown_score(self.label)} is not measured on held-out prompts: it "
+                    f"raised {why}; evaluate.trained: false leaves such rewards out",
+                    file=sys.stderr,
+                )
+        return RewardScores.nowhere(len(samples.prompts)).plain
+
+
+def measured_beside(run: RunSettings, rewards: Mapping[str, Reward]) -> dict[str, Reward]:
+    """The training rewards that evaluations measure beside the judges, by their names there.
+    `rewards`: those of training, by label."""
+    return {
+        spec.label: MeasuredBeside(rewards[spec.label.removeprefix(TRAINED)], spec.label)
+        for spec in run.trained_beside
+    }
+
+
 def _of_sets(reward: Reward, spec: RewardSpec) -> Reward:
     return OfSets(reward, spec.label, spec.sets) if spec.sets else reward
 
@@ -290,6 +331,7 @@ def open_session(
         held_out=None if p.held_out is None else p.read("held_out"),
         rewards=rewards,
         judges=load_rewards(run.judges, live, elsewhere),
+        beside=measured_beside(run, rewards),
         intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
         terminal=Terminal(accelerator.is_main_process),
         tracker=None if tracker is NoTracker else tracker(),

@@ -1,5 +1,6 @@
 """A run from its file and from options, and every check that needs no weights."""
 
+import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,7 @@ from flowrl.settings.checks.machine import (
 )
 from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.command_line.options import with_options
+from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
@@ -69,6 +71,7 @@ from rewards import Reward
 from rewards.rights import Limits, Right, inside, limited
 
 _NAME = "--recipe.name"
+Overrides = Sequence[str] | Mapping[str, Any]  # words of a command line, or settings
 PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
 
 
@@ -99,8 +102,9 @@ class OpenedFolder:
         """Whether commands that need no rewards may open them."""
         return self.limits is None or Right.CODE in self.limits.granted
 
-    def overridden(self, arguments: Sequence[str]) -> "OpenedFolder":
-        """With options such as `--train.lr 1e-4`. What they name is the user's."""
+    def overridden(self, arguments: Overrides) -> "OpenedFolder":
+        """With options such as `--train.lr 1e-4`, or a mapping of settings. What they name is the
+        user's."""
         with self.limited():
             run = override(self.run, arguments)
         return self.changed(run)
@@ -230,15 +234,53 @@ def run_from(tree: Any, source: str) -> RunSettings:
         raise UserError(f"{source}: {error}") from error
 
 
-def override(run: RunSettings, arguments: Sequence[str]) -> RunSettings:
-    """The run with options such as `--train.lr 1e-4` applied."""
+def override(run: RunSettings, arguments: Overrides) -> RunSettings:
+    """The run with options such as `--train.lr 1e-4` applied, or with settings from Python, such as
+    {"train": {"lr": 1e-4}}."""
     if not arguments:
         return run
+    if isinstance(arguments, Mapping):
+        return _laid_over(run, arguments)
     run, words = _other_recipe(run, list(arguments))
     tree = with_options(dump(run), type(run.recipe), words)
     changed = run_from(tree, "command line")
     named = any(w.startswith(f"--recipe.{part}") for w in words for part in PART_SETTINGS)
     return _without_unread(changed, tree, words) if named else changed
+
+
+def _laid_over(run: RunSettings, settings: Mapping[str, Any]) -> RunSettings:
+    """The run with a mapping of settings over its own. Mappings are merged; other values, and the
+    settings of another recipe, replace the run's."""
+    recipe = settings.get("recipe")
+    name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
+    if isinstance(name, str):  # its other settings are known only then
+        run = override(run, [_NAME, name])
+    return run_from(merged_settings(dump(run), settings), "settings")
+
+
+def merged_settings(tree: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings with others over it, which take the place of settings that they exclude.
+    Short forms are spelled out."""
+    under = _spelled(tree)
+    layer = _spelled(copy.deepcopy(dict(settings)), under.get("recipe"))
+    result = copy.deepcopy(taken_over(under, layer))
+    merge_settings(result, layer)
+    return result
+
+
+def _spelled(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
+    if isinstance(tree.get("recipe"), str):
+        tree = {**tree, "recipe": {"name": tree["recipe"]}}
+    return spelled_out(renewed(tree), recipe)
+
+
+def merge_settings(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Change a tree of settings: mappings are merged, other values replaced."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(name), dict):
+            merge_settings(tree[name], value)
+        else:
+            tree[name] = value
 
 
 def _without_unread(run: RunSettings, tree: dict[str, Any], words: Sequence[str]) -> RunSettings:

@@ -70,7 +70,7 @@ ROWS = (
      f"{LATE}::test_a_run_that_evaluates_late_is_the_run_that_evaluates_in_turn"),
     ("server-ahead", "flowrl/models/language/served_ahead.py", "return self.known.pop(key, None)", "return None",
      "language/test_text_server.py::test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version"),
-    ("late-stop", "flowrl/run/train.py", ' and run.train.alarms != "stop":', ":",
+    ("late-stop", "flowrl/run/train.py", 'run.train.alarms != "stop" and not self.wishes', "not self.wishes",
      f"{LATE}::test_a_run_that_an_evaluation_may_stop_waits_for_it"),
     ("late-groups", "flowrl/run/evaluate/trial.py", "group=samples.group + first", "group=samples.group",
      f"{LATE}::test_units_of_an_evaluation_are_its_prompts_in_order"),

@@ -14,9 +14,10 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import flowrl
 import samplers
+from flowrl.api.given import Given
 from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenRewards, file_name, prompt_settings
-from flowrl.api.training import Given, checked_callbacks
+from flowrl.api.run import checked_callbacks
 from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT

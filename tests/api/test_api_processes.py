@@ -43,7 +43,8 @@ if __name__ == "__main__":
             "train": {"lr": 1e-4},
         },
     )
-    run = flowrl.train(resume=folder, rewards=[red], iterations=2)
+    stops = lambda event: event.kind == "iteration" and event.stop()
+    run = flowrl.train(resume=folder, rewards=[red], iterations=9, callbacks=[stops])
     held_out = run.evaluate(["a red circle"], samples=2).metrics
     found = json.dumps([len(run.metrics), len(seen), held_out["red"]])
     print(f"RESULT{found}\\n", end="", flush=True)  # in one piece, beside the other process
@@ -71,7 +72,8 @@ def test_two_processes_train_again_and_have_the_numbers_of_one(tmp_path: Path) -
         results[name] = [json.loads(line.removeprefix("RESULT")) for line in said]
     (one,), two = results["one"], sorted(results["two"], key=lambda each: each[1])
     assert "2 processes, DDP" in done.stdout and len(two) == 2
-    assert [each[0] for each in (one, *two)] == [3, 3, 3]  # the base is the first line
+    # the base is the first line; both processes stop where the main one's callback asks for it
+    assert [each[0] for each in (one, *two)] == [3, 3, 3]
     assert two[0][1] == 0 and two[1][1] == one[1] == 5  # callbacks are called on the main process
     assert all(each[2] == pytest.approx(one[2], abs=1e-5) for each in two)
     same = ("reward", "reward_std", "grad_norm", "held_out/red", "lr")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli import commands
+from flowrl.api import run as run_module
 from flowrl.session.atomic import held
 from tests.support import runs
 from tests.support.runs import flowrl
@@ -58,7 +58,7 @@ def test_a_folder_in_use_is_told_or_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(run_module, "WAIT_SECONDS", 0.05)
     file, run = written(pipeline, tmp_path, iterations=1), tmp_path / "run"
     line = ("train", file, "--folder", run, *AUTO)
     assert flowrl(*line) == 0

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from flowrl.cli.runs import RunLine, Runs, print_runs, text_table
+from flowrl.api.around import list_runs
+from flowrl.cli.runs import RunLine, print_runs, text_table
 from flowrl.errors import UserError
 from flowrl.pages.run_folder import RunFolder
 from flowrl.settings.read import open_folder
@@ -63,12 +64,12 @@ def test_all_runs_of_a_folder_stand_in_a_table(tmp_path, capsys, monkeypatch):
     for name, seconds in (("old", 10), ("new", 100)):
         for file in (tmp_path / "runs" / name).glob("*.*"):
             os.utime(file, (seconds, seconds))
-    print_runs(Runs())
+    print_runs(list_runs(), as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["runs/damaged", "runs/new", "runs/old"]
     assert "shapes 0.500 -> 0.750 at 2" in lines[3] and "done" in lines[3]
     assert lines[-1].startswith("runs/damaged: ")
-    print_runs(Runs(json=True))
+    print_runs(list_runs(), as_json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {each["run"]: each["state"] for each in found} == {
         "runs/damaged": "unreadable", "runs/new": "stopped", "runs/old": "done",
@@ -78,9 +79,9 @@ def test_all_runs_of_a_folder_stand_in_a_table(tmp_path, capsys, monkeypatch):
 def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no run here"):
-        print_runs(Runs())
+        print_runs(list_runs(), as_json=False)
     with pytest.raises(UserError, match="no run in"):
-        print_runs(Runs((tmp_path,)))
+        list_runs(tmp_path)
 
 
 def test_empty_columns_are_left_out():

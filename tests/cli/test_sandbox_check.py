@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli import commands, sandbox_check
+from flowrl.api import commands
+from flowrl.cli import sandbox_check
 from flowrl.cli.sandbox_check import ProtectionRow, _Outside, print_table, try_all
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
@@ -85,7 +86,7 @@ def test_without_a_sandbox_a_program_succeeds(name, tmp_path, monkeypatch) -> No
 @pytest.mark.slow
 def test_a_whole_sandbox_holds(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sandbox_check, "ESCAPES", FEW)
-    assert commands.doctor(["--sandbox"]) == 0
+    assert commands.doctor_command(["--sandbox"]) == 0
     said = capsys.readouterr().out
     assert str(PROJECT / "rewards/sandbox/run.py") in said
     assert said.count("yes: held against 1 programs") == 3
@@ -94,7 +95,7 @@ def test_a_whole_sandbox_holds(monkeypatch, capsys) -> None:
 @isolated
 @pytest.mark.slow
 def test_all_programs_are_held(capsys) -> None:
-    assert commands.doctor(["--sandbox"]) == 0
+    assert commands.doctor_command(["--sandbox"]) == 0
     said = capsys.readouterr().out
     assert said.count(" yes: held") == len(PROTECTION_MEANINGS)
 
@@ -125,9 +126,9 @@ def test_a_sandbox_with_a_hole_is_named(hole, tmp_path, monkeypatch, capsys) -> 
     python = environment_with(tmp_path, file, old, new)
     if said == "cannot run the sandbox":
         with pytest.raises(UserError, match=said):
-            commands.doctor(["--sandbox", "--program", python])
+            commands.doctor_command(["--sandbox", "--program", python])
         return
-    assert commands.doctor(["--sandbox", "--program", python]) == 1
+    assert commands.doctor_command(["--sandbox", "--program", python]) == 1
     assert said in capsys.readouterr().out
 
 
@@ -139,7 +140,7 @@ def test_without_namespaces_full_would_refuse(tmp_path, monkeypatch, capsys) -> 
     path = tmp_path / "rewards/sandbox/confine.py"
     path.write_text(path.read_text().replace("libc.unshare(flags | USERS) != 0", "True"))
     monkeypatch.setattr(sandbox_check, "ESCAPES", FEW)
-    assert commands.doctor(["--sandbox", "--program", python]) == 1
+    assert commands.doctor_command(["--sandbox", "--program", python]) == 1
     said = capsys.readouterr().out
     lost = "names" if "isolation: full refuses to start here: names cannot" in said else "files"
     assert f"isolation: full refuses to start here: {lost} cannot be isolated" in said
@@ -181,6 +182,6 @@ def test_the_table_tells_what_got_through(capsys) -> None:
 
 def test_no_interpreter_is_a_sentence() -> None:
     with pytest.raises(UserError, match="no interpreter"):
-        commands.doctor(["--sandbox", "--program", "/nowhere"])
+        commands.doctor_command(["--sandbox", "--program", "/nowhere"])
     with pytest.raises(UserError, match="--program needs --sandbox"):
-        commands.doctor(["--program", sys.executable])
+        commands.doctor_command(["--program", sys.executable])

@@ -45,7 +45,7 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     for action in ACTIONS:
         monkeypatch.setattr(action, reached)
-    monkeypatch.setattr("flowrl.cli.commands.check_start", lambda run: None)
+    monkeypatch.setattr("flowrl.api.run.check_start", lambda run, given: None)
     run = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
     for file in ("run.yaml", "RUN.yaml", "my_run.yaml", "runs/demo-0001/run.yaml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from flowrl.cli.recipe_text import recipes_command
+from flowrl.api.commands import recipes_command
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
 from flowrl.recipes.evidence import SEEN, SOURCE_KINDS, evidence_of

@@ -5,7 +5,8 @@ from typing import Literal
 
 import pytest
 
-from flowrl.cli.recipe_text import in_yaml, readable, recipes_command
+from flowrl.api.commands import recipes_command
+from flowrl.cli.recipe_text import in_yaml, readable
 from flowrl.recipes import RECIPES
 from scripts.generate.recipes_page import PAGE, page, section
 

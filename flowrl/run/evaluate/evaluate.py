@@ -45,6 +45,7 @@ class HeldOutResult:
     scores     this process's
     attempts   names of the columns from `flowrl.run.evaluate.attempts`
     data_sets  of the n samples, if the prompts come from several
+    base       the base model's result on the same prompts and noise, where it was asked for
     """
 
     metrics: dict[str, float]
@@ -53,6 +54,7 @@ class HeldOutResult:
     scores: Scores
     attempts: tuple[str, ...] = ()
     data_sets: tuple[str, ...] = ()
+    base: "HeldOutResult | None" = None
 
     def by_data_set(self) -> dict[str, dict[str, float]]:
         """Mean scores and attempts of each data set; NaN without scores."""
@@ -220,7 +222,7 @@ def evaluate_and_keep(
     if session.held_out is None:
         return None
     learner, asked = session.learner, earlier or ask_workers(session, progress.iteration)
-    evaluate = partial(evaluate_held_out, learner, session.held_out, session.judges, asked)
+    evaluate = partial(evaluate_held_out, learner, session.held_out, session.measured, asked)
     result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}

@@ -12,6 +12,7 @@ from flowrl.run.watch.judges import CANNOT_TELL, judges
 from flowrl.run.watch.ranges import ranges_of
 from flowrl.session.session import Session
 from flowrl.settings import RunSettings
+from flowrl.settings.words.scores import is_trained
 
 UNSCORED = (
     "Check why the reward leaves them unscored, and fix it, its server or its settings: the run "
@@ -54,7 +55,8 @@ def audible_falls(
     """A line per held-out reward on the smallest fall that raises an alarm. `scores`: of the base's
     samples."""
     for name, each in scores.items():
-        if run.train.alarms == "off" or f"held_out_std/{name}" not in alarms.base:
+        known = f"held_out_std/{name}" in alarms.base and not is_trained(name)
+        if run.train.alarms == "off" or not known:
             continue
         least, surely = alarms.smallest_fall(name, len(each))
         if surely == 0:

@@ -25,6 +25,7 @@ from flowrl.session.progress import Progress, deciding
 from flowrl.session.record import Terminal, clock
 from flowrl.session.session import Session
 from flowrl.settings import RunSettings
+from flowrl.settings.words.scores import shown_score
 
 TREND = (
     "+ - = after a reward: it rose, fell or stayed (by less than 5 % of the spread) over the last "
@@ -142,7 +143,7 @@ class TerminalObserver(Observer):
         found, progress = made.result, self.progress
         base = {} if progress.last is progress.first else progress.first or {}
         scores = ", ".join(
-            f"{n} {found.metrics[n]:.3f}"
+            f"{shown_score(n)} {found.metrics[n]:.3f}"
             + (f" ({found.metrics[n] - base[n]:+.3f})" if n in base else "")
             for n in found.scores.names
             if n in found.metrics
@@ -175,12 +176,12 @@ def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore,
     """Scores of the last evaluation for the panel; the deciding reward also has its best score."""
     if progress.first is None or progress.last is None:
         return ()
-    labels = [spec.label for spec in session.run.judges]
+    specs = (*session.run.judges, *session.run.trained_beside)
     key = deciding(session.run, progress.first)
     base = progress.first if progress.last is not progress.first else {}
     scores = {
-        name: HeldOutScore(name, progress.last[name], base.get(name))
-        for name in labels
+        name: HeldOutScore(shown_score(name), progress.last[name], base.get(name))
+        for name in [spec.label for spec in specs]
         if name in progress.last
     }
     if key in scores:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from flowrl.iteration.credit import failed_share
 from flowrl.run.watch.ranges import Range
+from flowrl.settings.words.scores import is_trained
 
 Metrics = Mapping[str, float]
 DIVERSITY = ("image/diversity", "text/distinct")
@@ -217,9 +218,11 @@ class Alarms:
         return [sign.text for sign in fresh]
 
     def _judges(self, now: Metrics) -> list[str]:
-        """Held-out rewards that also scored the base; a resumed run may have others."""
+        """Held-out rewards that also scored the base; a resumed run may have others. A training
+        reward that is measured beside them is none of them."""
         names = [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
-        return [name for name in names if f"held_out_std/{name}" in self.base]
+        known = [name for name in names if f"held_out_std/{name}" in self.base]
+        return [name for name in known if not is_trained(name)]
 
     def _gain(self, name: str, now: Metrics) -> Gain:
         key, std = f"held_out/{name}", f"held_out_std/{name}"

@@ -28,11 +28,11 @@ def check_start(run: RunSettings, given: Mapping[str, Reward] = {}) -> None:
             check_hub(each.model)
 
 
-def refusals(run: RunSettings) -> Iterator[str]:
+def refusals(run: RunSettings, given: Mapping[str, Reward] = {}) -> Iterator[str]:
     """Why this run could not start on this machine, one sentence each. A prompt file on the hub is
-    not read."""
+    not read. `given`: rewards that are Python objects, by their labels."""
     said = set[str]()
-    for check in _checks(run, {}, hub=False):
+    for check in _checks(run, given, hub=False):
         try:
             check()
         except UserError as error:

@@ -1,4 +1,4 @@
-"""Ends of a run before its last iteration (`train.until`)."""
+"""Ends of a run before its last iteration: `train.until`, and a callback's."""
 
 from collections.abc import Mapping
 
@@ -11,6 +11,8 @@ _HOUR = 3600
 def early_end(run: RunSettings, progress: Progress) -> str:
     """Why a run with these settings is done here, in a sentence; empty if it is not. A resume asks
     again, so that a farther end lets a run go on."""
+    if progress.stopped:
+        return "a callback asked for it"
     until = run.train.until
     if until is None:
         return ""

@@ -29,7 +29,13 @@ from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
 from flowrl.session.learner import Learner, evaluated
 from flowrl.session.record import Terminal
-from flowrl.session.session import Session, keep_freed_memory, load_rewards, on_cpu
+from flowrl.session.session import (
+    Session,
+    keep_freed_memory,
+    load_rewards,
+    measured_beside,
+    on_cpu,
+)
 from flowrl.table import EMPTY
 from rewards import Samples, Scores
 from rewards.types import reports
@@ -116,6 +122,7 @@ class SamplingWorker:
             held_out=run.prompts.read("held_out") if run.workers.evaluate else None,
             rewards=rewards,
             judges=load_rewards(run.judges, elsewhere=remote) if run.workers.evaluate else {},
+            beside=measured_beside(run, rewards) if run.workers.evaluate else {},
             intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
             tracker=None,
@@ -161,7 +168,7 @@ class SamplingWorker:
         session.learner.evaluator.sizes.take(asked.sizes)
         unit = replace(trial_of(session.run, session.held_out), rows=asked.rows)
         with torch.no_grad(), blamed_in_words():
-            drawn, scores, more = scored_unit(session.learner, unit, session.judges)
+            drawn, scores, more = scored_unit(session.learner, unit, session.measured)
         assert isinstance(drawn, TrialSamples), "they were sampled here"
         samples = (brought_to(drawn.samples.on_cpu(), torch.device("cpu")),)
         made = brought_to(MadePrompts(drawn.statistics, scores, more), torch.device("cpu"))

@@ -34,6 +34,7 @@ from flowrl.settings.sections.train import (
     Train,
 )
 from flowrl.settings.sections.workers import WorkerSettings
+from flowrl.settings.words.scores import TRAINED
 from flowrl.settings.words.short_forms import reward_list
 from samplers import FlowSDE, Planner
 
@@ -244,6 +245,19 @@ class RunSettings(Settings):
     def judges(self) -> tuple[RewardSpec, ...]:
         """Evaluation rewards: the held-out ones, or the training ones."""
         return self.held_out_rewards or self.rewards
+
+    @property
+    def trained_beside(self) -> tuple[RewardSpec, ...]:
+        """Training rewards that evaluations measure beside the held-out ones, under names of their
+        own; none where the held-out ones are the same, or there are none."""
+        if not self.held_out_rewards or not self.evaluate.trained:
+            return ()
+        judging = [(spec.name, spec.settings) for spec in self.held_out_rewards]
+        return tuple(
+            spec.model_copy(update={"label": TRAINED + spec.label})
+            for spec in self.rewards
+            if (spec.name, spec.settings) not in judging
+        )
 
     @property
     def evaluation_steps(self) -> int:

@@ -208,6 +208,10 @@ class EvaluateSettings(Settings):
     an answer."""
     success: float = 1.0
     """Minimum score of a success, for pass@k and the majority vote."""
+    trained: bool = True
+    """Also measure the training rewards, beside held-out rewards that differ from them. Their
+    scores, held_out/trained/NAME, choose no weights and raise no alarm. false: where a reward costs
+    too much to ask it twice."""
     seed: int = 1234
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay, per iteration, of the averaged weights that are evaluated and saved; null: none."""

@@ -1,0 +1,157 @@
+"""Calls around a run: files to start from, lists, and what this machine can do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from flowrl.api.calls import checked_arguments
+from flowrl.cli.runs import RunLine, run_lines
+from flowrl.errors import UserError
+from flowrl.evaluation.suites import Suite, Suites, list_suites, load_suite
+
+Shell = Literal["bash", "zsh", "fish"]
+
+
+def new_run(
+    folder: str | Path,
+    *,
+    model: str | None = None,
+    recipe: str | None = None,
+    text: bool = False,
+) -> Path:
+    """Write a small run file, a reward of your own and prompts into a folder, as `flowrl new` does.
+    Returns the run file, for `flowrl.Run`.
+
+    model   a pipeline's or language model's folder or hub name; None: a small demo model
+    recipe  None: nft for images, text_grpo for texts
+    text    a language model, where neither the recipe nor the folder says so
+
+    UserError if a file already exists, or the recipe does not suit the model.
+    """
+    from flowrl.cli.new import New, write_new_run
+
+    values = {"folder": folder, "model": model, "recipe": recipe, "text": text}
+    given = checked_arguments(New, values, {}, "flowrl.new_run")
+    write_new_run(given)
+    return given.folder / "run.yaml"
+
+
+def convert(file: str | Path, *, config: str | Path, out: str | Path) -> Path:
+    """Write a single file of weights, in the names of the model's original code, as a pipeline's
+    folder, which is returned. No network is used.
+
+    file    a safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion)
+    config  the folder of a pipeline of the same model, from which everything comes that the file
+            lacks
+    out     a new or empty folder
+
+    UserError for a file that does not fit that pipeline.
+    """
+    from flowrl.cli.convert import Convert, convert_file
+
+    values = {"file": file, "config": config, "out": out}
+    return convert_file(checked_arguments(Convert, values, {}, "flowrl.convert"))
+
+
+def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
+    """The runs in these folders, or in `runs`: how far each is, its state, best score and alarms.
+    The last one that did something is first. pandas.DataFrame takes the list. UserError for a
+    folder that has no run."""
+    given = [folders] if isinstance(folders, str | Path) else folders
+    return run_lines([Path(each) for each in given])
+
+
+def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
+    """The algorithms by what they rest on, as a text; or one of them, by its name or
+    FILE.py:FUNCTION, with the types, defaults and source of its settings.
+
+    all  contributed recipes too
+    """
+    from flowrl.cli.recipe_text import recipe_list, recipe_text
+
+    given = [names] if isinstance(names, str) else list(names)
+    if len(given) > 1:
+        raise UserError(f"recipes: give a single recipe, not {' '.join(given)[:200]}")
+    return recipe_text(given[0]) if given else recipe_list(all)
+
+
+def suites(
+    name: str = "", *, out: str | Path | None = None, get: str | Path | None = None
+) -> Suite | None:
+    """List the prompt sets with their own metrics; or print one and return it, with its prompts.
+
+    name  NAME or NAME:FILE; without it all are listed
+    out   write its prompts to this file as JSON lines
+    get   download its official file to this path
+    """
+    given = checked_arguments(Suites, {"name": name, "out": out, "get": get}, {}, "flowrl.suites")
+    list_suites(given)
+    return load_suite(name) if name and get is None else None
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a run's file, for editors."""
+    from flowrl.cli.schema import read_schema
+
+    return read_schema()["run"]
+
+
+def completion_script(shell: Shell) -> str:
+    """The script that completes commands, options and runs in a shell: bash, zsh or fish."""
+    from flowrl.cli.completion import SHELLS
+
+    if shell not in SHELLS:
+        raise UserError(f"completion: give a shell, one of {', '.join(SHELLS)}")
+    return SHELLS[shell]
+
+
+def doctor(
+    folder: str | Path | None = None,
+    *,
+    device: str | None = None,
+    run: str | None = None,
+    sandbox: bool = False,
+    isolation: Literal["full", "external"] = "full",
+    program: str | None = None,
+) -> int:
+    """Print what this machine can run, what is missing and how to get it. Returns the exit code of
+    `flowrl doctor`: 0 if all that was asked for works here, 1 if not, 2 without the device.
+
+    folder     a run's folder: which rights it asks for, and whether they are granted. Nothing that
+               it names is imported
+    device     test this device in short runs: proof, ratio, waits, speed and memory; `run` takes
+               the place of the demo
+    sandbox    try the sandbox of the reward code_tests, flowrl's own or the external one, in this
+               Python or in that of another environment (`program`)
+
+    UserError for a device that no machine has.
+    """
+    from flowrl.cli.doctor import Doctor, print_findings
+
+    values = {
+        "folder": folder, "device": device, "run": run, "sandbox": sandbox,
+        "isolation": isolation, "program": program,
+    }  # fmt: skip
+    given = checked_arguments(Doctor, values, {}, "flowrl.doctor")
+    if given.folder is not None:
+        from flowrl.cli.rights import print_rights
+
+        return print_rights(given.folder)
+    if given.sandbox:
+        from flowrl.cli.sandbox_check import check_sandbox
+
+        return check_sandbox(given.program, given.isolation)
+    if given.program is not None:
+        raise UserError("doctor: --program needs --sandbox")
+    if given.device is None:
+        if given.run is not None:
+            raise UserError("doctor: --run needs --device")
+        return print_findings()
+    from flowrl.cli.commands import quiet
+    from flowrl.cli.installed import check_torchvision
+
+    quiet()
+    check_torchvision()
+    from flowrl.cli.device_check import check_device
+
+    return check_device(given.device, given.run)

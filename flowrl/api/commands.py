@@ -1,0 +1,423 @@
+"""The commands: each takes the words of a command line, makes the call of this API that stands for
+it, and returns an exit code. Their imports are inside, since a command that needs no torch should
+not wait for it."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from flowrl.cli.commands import quiet, split_settings
+from flowrl.cli.restarts import FOLDER, RESUME, grants, split_keys, trust_of
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.settings.command_line.arguments import (
+    EvaluateArguments,
+    ExportArguments,
+    PlanArguments,
+    ProveArguments,
+    SampleArguments,
+    expanded,
+    parse_arguments,
+)
+from flowrl.settings.words.scores import shown_score
+
+if TYPE_CHECKING:
+    from flowrl.api.run import Run
+    from flowrl.run.train import Result
+    from flowrl.settings import RunSettings
+
+NO_CACHE, WAIT, AUTO = "--no-cache", "--wait", "auto"
+CHECK_ROWS = "--check-rows"
+
+
+def keywords(given: Any, *without: str) -> dict[str, Any]:
+    """The fields of a command's arguments as keywords of its call, but those that its object was
+    made with."""
+    return {f.name: getattr(given, f.name) for f in fields(given) if f.name not in without}
+
+
+def train_command(arguments: list[str]) -> int:
+    """`train CONFIG [overrides]`, `train --resume RUN`, or, for what is started again and again,
+    `train CONFIG --folder RUN --resume auto`."""
+    no_cache, wait = NO_CACHE in arguments, WAIT in arguments
+    words = [word for word in arguments if word not in (NO_CACHE, WAIT) and not grants(word)]
+    own, rest = split_keys(words, (RESUME, FOLDER))
+    folder, trust = (expanded(own[FOLDER]) if FOLDER in own else None), trust_of(arguments)
+    begins = bool(rest) and not rest[0].startswith("-")
+    auto = own.get(RESUME) == AUTO
+    if auto and (folder is None or not begins):
+        raise UserError(
+            "train --resume auto needs a run file and the run's folder: flowrl train FILE "
+            "--folder RUN --resume auto"
+        )
+    if wait and not auto:
+        raise UserError("train: --wait belongs to --resume auto: leave it out")
+    if RESUME in own and not auto:
+        if begins:
+            raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
+        run = _run(settings=rest, trust=trust)
+        run.folder = expanded(own[RESUME])
+        return _finish(run.begin_again(no_cache=no_cache), run)
+    if not begins:
+        raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
+    run = _run(rest[0], settings=rest[1:])
+    resume = AUTO if auto else None
+    result = run.begin(folder=folder, resume=resume, wait=wait, no_cache=no_cache, trust=trust)
+    return _finish(result, run)
+
+
+def _run(source: str | Path | None = None, **given: Any) -> "Run":
+    quiet()
+    from flowrl.cli.importing import collection_paused
+
+    with collection_paused():
+        from flowrl.api.run import Run
+    return Run(source, **given)
+
+
+def _finish(result: "Result", run: "Run") -> int:
+    from accelerate import PartialState
+
+    PartialState().destroy_process_group()
+    code = 0 if result.done else 128 + (result.signal or 0)
+    if not result.main or (result.done and not result.last):
+        return code
+    if not result.done:
+        print(f"saved; resume with: flowrl train --resume {quote(str(result.folder))}")
+        return code
+    for name, value in result.last.items():
+        if name == "image/diversity" or not name.startswith("image/"):
+            before = f"{result.first[name]:.3f} -> " if name in result.first else ""
+            shown = shown_score(name.removeprefix("image/"))
+            print(f"held-out {shown}: {before}{value:.3f}")
+    from flowrl.pages.run_folder import RunFolder
+    from flowrl.pages.run_page import last_words
+
+    if said := last_words(RunFolder.read(result.folder), quote(str(result.folder))):
+        print(said)
+    print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
+    if (page := result.folder / "report.html").is_file():
+        print(f"page: {page}")
+    settings = run.settings
+    if result.weights is not None and settings.prompt_writer is None:
+        _how_to_load(settings, result.weights)
+    return code
+
+
+def _how_to_load(run: "RunSettings", weights: Path) -> None:
+    """Print the lines that load a pipeline's trained weights without flowrl."""
+    from flowrl.cli.model_card import loading_lines
+    from flowrl.settings import PipelineSettings
+
+    m = run.model
+    if not isinstance(m, PipelineSettings):
+        return
+    base = find(m.source)
+    source = str(base) if base.is_dir() else m.source
+    print("in plain diffusers (import torch; from diffusers import DiffusionPipeline):")
+    files = [path.name for path in weights.iterdir()]
+    for line in loading_lines(m, source, None, files, str(weights)):
+        print(f"  {line}")
+
+
+def runs_command(arguments: list[str]) -> int:
+    """`runs [FOLDER ...]`."""
+    from flowrl.api.around import list_runs
+    from flowrl.cli.runs import Runs, print_runs
+
+    given = parse_arguments(Runs, arguments, "runs")
+    print_runs(list_runs(given.folders), as_json=given.json)
+    return 0
+
+
+def launch_command(arguments: list[str]) -> int:
+    """`launch WHERE CONFIG [overrides]`."""
+    from flowrl.cli.launch import LaunchArguments
+
+    words, options = split_settings(arguments)
+    given = parse_arguments(LaunchArguments, words, "launch")
+    return _run(given.config, settings=options).launch(**keywords(given, "config"))
+
+
+def sample_command(arguments: list[str]) -> int:
+    """`sample RUN PROMPT ... [overrides]` or `sample --model M PROMPT ...`."""
+    words, options = split_settings(arguments)
+    given = parse_arguments(SampleArguments, words, "sample")
+    if given.model is not None and given.run is not None:  # all its words are prompts
+        given.run, given.prompts = None, (given.run, *given.prompts)
+    if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
+        raise UserError(
+            'sample: give prompts, such as: flowrl sample RUN "a red circle"; put them before '
+            "settings such as --model.height, which take all words after them"
+        )
+    run, named = _subject(given, "sample"), keywords(given, *SUBJECT, "rewards")
+    run.sample(**named, rewards=_rewards(given.rewards), settings=options, written=True)
+    return 0
+
+
+SUBJECT = ("run", "model", "adapter", "trust")  # words that name a run's weights, or a model
+
+
+def _subject(given: SampleArguments | EvaluateArguments, command: str) -> "Run":
+    """The run, or the untrained model, of a command."""
+    quiet()
+    from flowrl.api.run import Run
+    from flowrl.cli.given_model import check_subject
+
+    check_subject(given, command)
+    if given.model is not None:
+        return Run.of_model(given.model, given.adapter)
+    return Run.at(given.run or "", trust=given.trust)
+
+
+def _rewards(words: Sequence[str]) -> list[Any]:
+    """Rewards of `--rewards`: names, or mappings in YAML."""
+    from flowrl.evaluation.measure import parse_specs
+    from flowrl.settings.file.strict_yaml import list_entries
+
+    parse_specs(words, "--rewards")  # whose sentences name the option
+    return list_entries(words, "--rewards")
+
+
+def evaluate_command(arguments: list[str]) -> int:
+    """`evaluate RUN [overrides]` or `evaluate --model M`."""
+    from flowrl.api.parts import PromptSources
+
+    words, options = split_settings(arguments)
+    given = parse_arguments(EvaluateArguments, words, "evaluate")
+    run, named = _subject(given, "evaluate"), keywords(given, *SUBJECT, "rewards", "prompts")
+    prompts = PromptSources(given.prompts) if given.prompts else None
+    run.evaluate(prompts, **named, rewards=_rewards(given.rewards), settings=options)
+    return 0
+
+
+def report_command(arguments: list[str]) -> int:
+    """`report RUN`."""
+    from flowrl.cli.report import Report
+
+    given = parse_arguments(Report, arguments, "report")
+    _at(given.run).report(**keywords(given, "run"))
+    return 0
+
+
+def _at(folder: Path, trust: bool | str = False) -> "Run":
+    quiet()
+    from flowrl.api.run import Run
+
+    return Run.at(folder, trust=trust)
+
+
+def compare_command(arguments: list[str]) -> int:
+    """`compare RUN RUN ...`."""
+    from flowrl.api.run import compare
+    from flowrl.cli.report import Compare
+
+    compare(**keywords(parse_arguments(Compare, arguments, "compare")))
+    return 0
+
+
+def plan_command(arguments: list[str]) -> int:
+    """`plan CONFIG ... [overrides]`. Exit code 1 if a run could not start here or does not
+    fit in memory."""
+    keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
+    own, rest = split_keys([word for word in arguments if word != CHECK_ROWS], keys)
+    count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words = [*rest[:count], *(word for pair in own.items() for word in pair)]
+    words += [CHECK_ROWS] * (CHECK_ROWS in arguments)
+    given = parse_arguments(PlanArguments, words, "plan")
+    if not given.configs:
+        raise UserError("plan: give a run file, such as `flowrl plan configs/demo.yaml`")
+    if given.svg is not None and len(given.configs) > 1:
+        raise UserError("plan: --svg draws a single run: give one file")
+    accepted = True
+    for i, config in enumerate(given.configs):
+        found = _run(config, settings=rest[count:]).plan(**keywords(given, "configs"))
+        if len(given.configs) > 1:
+            print(f"{chr(10) if i else ''}{config}")
+        print(found)
+        accepted &= found.accepted
+    return 0 if accepted else 1
+
+
+def prove_command(arguments: list[str]) -> int:
+    """`prove CONFIG [overrides]` or `prove --model PIPELINE`. Exit code 1 if it is refused."""
+    own, rest = split_keys([word for word in arguments if word != NO_CACHE], ("--model",))
+    named = [] if not rest or rest[0].startswith("-") else rest[:1]
+    words = [*named, *(word for pair in own.items() for word in pair)]
+    given = parse_arguments(ProveArguments, words, "prove")
+    if given.config is None and given.model is None:
+        raise UserError(
+            "prove: give a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
+        )
+    options = rest[len(named) :]
+    quiet()
+    from flowrl.api.run import Run
+
+    if given.config is None:
+        run = Run.of_model(given.model or "", settings=options)
+    else:
+        other = [] if given.model is None else ["--model.pipeline", given.model]
+        run = Run(given.config, settings=[*other, *options])
+    return 0 if run.prove(no_cache=NO_CACHE in arguments) else 1
+
+
+def calibrate_command(arguments: list[str]) -> int:
+    """`calibrate CONFIG [overrides]`: print each round's table, and the last one as YAML."""
+    from flowrl.cli.calibrate import Calibrate
+
+    words, options = split_settings(arguments)
+    given = parse_arguments(Calibrate, words, "calibrate")
+    if given.config is None:
+        raise UserError("calibrate: give a run file, such as `flowrl calibrate run.yaml`")
+    _run(given.config, settings=options).calibrate(**keywords(given, "config"))
+    return 0
+
+
+def export_command(arguments: list[str]) -> int:
+    """`export RUN`."""
+    given = parse_arguments(ExportArguments, arguments, "export")
+    _at(given.run, given.trust).export(**keywords(given, "run", "trust"))
+    return 0
+
+
+def convert_command(arguments: list[str]) -> int:
+    """`convert FILE --config FOLDER --out FOLDER`."""
+    from flowrl.cli.convert import Convert
+
+    given = parse_arguments(Convert, arguments, "convert")
+    quiet()
+    from flowrl.api.around import convert
+
+    print(convert(**keywords(given)))
+    return 0
+
+
+def recipes_command(arguments: list[str]) -> int:
+    """`recipes [NAME]`: print the recipes by evidence, or one recipe with its settings."""
+    from flowrl.api.around import list_recipes
+    from flowrl.cli.recipe_text import Recipes
+
+    print(list_recipes(**keywords(parse_arguments(Recipes, arguments, "recipes"))))
+    return 0
+
+
+def serve_reward_command(arguments: list[str]) -> int:
+    """`serve-reward NAME`."""
+    from flowrl.cli.serve import Serve, parse_reward
+
+    given = parse_arguments(Serve, arguments, "serve-reward")
+    quiet()
+    from flowrl.api.scoring import serve_reward
+
+    name, settings = parse_reward(given.reward)
+    serve_reward({"name": name, **settings}, **keywords(given, "reward"))
+    return 0
+
+
+def score_command(arguments: list[str]) -> int:
+    """`score FOLDER`."""
+    from flowrl.evaluation.scoring import ScoreArguments
+
+    given = parse_arguments(ScoreArguments, arguments, "score")
+    quiet()
+    from flowrl.api.scoring import score
+
+    score(**keywords(given))
+    return 0
+
+
+def evaluate_rewards_command(arguments: list[str]) -> int:
+    """`evaluate-rewards DATA`."""
+    from flowrl.evaluation.reward_evaluation import EvaluateRewards
+
+    given = parse_arguments(EvaluateRewards, arguments, "evaluate-rewards")
+    quiet()
+    from flowrl.api.scoring import evaluate_rewards
+
+    named = keywords(given, "dataset", "rewards", "judges")
+    rewards, judges = _rewards(given.rewards), _rewards(given.judges)
+    evaluate_rewards(given.dataset, rewards, judges=judges, **named)
+    return 0
+
+
+def vote_command(arguments: list[str]) -> int:
+    """`vote SOURCE`."""
+    from flowrl.cli.vote import Vote
+
+    given = parse_arguments(Vote, arguments, "vote")
+    quiet()
+    from flowrl.api.voting import vote
+
+    vote(**keywords(given))
+    return 0
+
+
+def fit_reward_command(arguments: list[str]) -> int:
+    """`fit-reward VOTES`."""
+    from flowrl.votes.fit import FitReward
+
+    given = parse_arguments(FitReward, arguments, "fit-reward")
+    quiet()
+    from flowrl.api.voting import fit_reward
+
+    fit_reward(**keywords(given))
+    return 0
+
+
+def suites_command(arguments: list[str]) -> int:
+    """`suites [NAME]`."""
+    from flowrl.api.around import suites
+    from flowrl.evaluation.suites import Suites
+
+    suites(**keywords(parse_arguments(Suites, arguments, "suites")))
+    return 0
+
+
+def new_command(arguments: list[str]) -> int:
+    """`new FOLDER`."""
+    from flowrl.api.around import new_run
+    from flowrl.cli.new import New
+
+    new_run(**keywords(parse_arguments(New, arguments, "new")))
+    return 0
+
+
+def import_command(arguments: list[str]) -> int:
+    """`import WHAT`. Exit code 1 if `flowrl plan` would refuse the result."""
+    from flowrl.api.importing_runs import import_run
+    from flowrl.cli.import_run import Import, print_import
+
+    given = parse_arguments(Import, arguments, "import")
+    found = import_run(**keywords(given))
+    print_import(found, given.out)
+    return int(found.refusal is not None)
+
+
+def doctor_command(arguments: list[str]) -> int:
+    """`doctor`, `doctor RUN` or `doctor --sandbox`."""
+    from flowrl.api.around import doctor
+    from flowrl.cli.doctor import Doctor
+
+    return doctor(**keywords(parse_arguments(Doctor, arguments, "doctor")))
+
+
+def drill_command(arguments: list[str]) -> int:
+    """`drill RUN`."""
+    from flowrl.cli.drill import DrillArguments
+
+    words = [word for word in arguments if not grants(word)]
+    given = parse_arguments(DrillArguments, words, "drill")
+    return _at(given.folder, trust_of(arguments)).drill(**keywords(given, "folder"))
+
+
+def schema_command(arguments: list[str]) -> int:
+    """`schema`: print the schema of a run file, for editors."""
+    from flowrl.api.around import schema
+    from flowrl.json_text import json_text
+
+    if arguments:
+        raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
+    print(json_text(schema(), indent=2))
+    return 0

@@ -1,0 +1,199 @@
+"""Arguments of a run, from Python, as its settings."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowrl.api.adapters import lora_section
+from flowrl.api.models import model_settings
+from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
+from flowrl.errors import UserError
+from flowrl.paths import run_file, run_path
+from flowrl.settings import RewardSpec, RunSettings
+from flowrl.settings.file.inherit import read_tree
+from flowrl.settings.read import (
+    OpenedFolder,
+    Overrides,
+    dump,
+    merge_settings,
+    merged_settings,
+    open_folder,
+    override,
+    run_from,
+)
+from flowrl.settings.trust import Trust
+
+PLACE = "flowrl.train"
+REWARD_PLACES = ("rewards", "held_out_rewards")
+
+
+@dataclass(frozen=True)
+class Given:
+    """Arguments that become settings; None and empty ones count as not given.
+
+    file      a run file, or the name of one of flowrl's; the settings and arguments lie over it
+    settings  a mapping of settings, or words of a command line, which come last
+    """
+
+    model: Any = None
+    tokenizer: Any = None
+    rewards: Sequence[GivenReward] = ()
+    held_out_rewards: Sequence[GivenReward] = ()
+    prompts: GivenPrompts | None = None
+    held_out: GivenPrompts | None = None
+    recipe: str | Mapping[str, Any] | None = None
+    lora: Any = None
+    train: Mapping[str, Any] = field(default_factory=dict)
+    settings: Overrides | None = None
+    samples: Mapping[str, Any] | None = None
+    file: str | Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The source of the run, for messages."""
+        return "arguments" if self.file is None else repr(str(self.file))
+
+    @property
+    def only_file(self) -> bool:
+        """Whether a file and settings over it are all that is given."""
+        others = (self.model, self.tokenizer, self.prompts, self.held_out, self.recipe, self.lora)
+        more = (self.rewards, self.held_out_rewards, self.train)
+        none = all(each is None for each in (*others, self.samples)) and not any(more)
+        return self.file is not None and none
+
+    @property
+    def overrides(self) -> Overrides:
+        """The settings that lie over those of the file."""
+        return () if self.settings is None else self.settings
+
+    def named_after(self, run: RunSettings) -> str:
+        """The name of the run's folder in `runs`, without its number."""
+        if self.file is None:
+            return run.recipe.name  # type: ignore[attr-defined]
+        return (run_path(str(self.file)) or Path(self.file)).stem
+
+    @property
+    def again(self) -> "Given":
+        """The part of these arguments that a resume takes after a launcher has started them again:
+        rewards that are objects, numbers, and words. The folder has the rest as it was begun."""
+        words = None if isinstance(self.settings, Mapping) else self.settings
+        return Given(
+            rewards=self.rewards,
+            held_out_rewards=self.held_out_rewards,
+            train=self.train,
+            settings=words,
+        )
+
+    def start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
+        """Settings of a new run, and rewards passed as objects. Writes into `files`."""
+        tree, source = self._tree()
+        if self.recipe is not None:
+            tree["recipe"] = self.recipe
+        if "recipe" not in tree:
+            raise UserError(f"{PLACE}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
+        if self.model is not None:
+            named = model_settings(self.model, self.tokenizer, tree["recipe"], files)
+            chosen = _section(tree, "model")
+            for key in {"pipeline", "language", "own", "weights"} & set(chosen):
+                del chosen[key]
+            tree["model"] = named | chosen
+        if self.samples is not None:
+            if not isinstance(self.samples, Mapping):
+                kind = type(self.samples).__name__
+                raise UserError(
+                    f"{PLACE}: given must be a mapping such as {{'file': ...}}, not {kind}"
+                )
+            tree["given"] = dict(self.samples)
+        self._lay_over(tree)
+        asked = (("train", self.prompts), ("held_out", self.held_out))
+        for place, given in asked:
+            if given is not None:
+                column = _section(tree, "prompts").get("column", "prompt")
+                tree["prompts"][place] = prompt_settings(given, files, place, column)
+        objects = dict[str, Any]()
+        for place in REWARD_PLACES:
+            if given := getattr(self, place):
+                read = GivenRewards.of(given, place)
+                tree[place] = list(read.specs)
+                objects = read.joined(objects, place)
+        run = run_from(tree, source)
+        return run if isinstance(self.settings, Mapping) else override(run, self.overrides), objects
+
+    def _tree(self) -> tuple[dict[str, Any], str]:
+        """Settings of the file with the given ones over them, as a tree of its own, and what errors
+        name as their place."""
+        tree, source = ({}, PLACE) if self.file is None else read_tree(run_file(str(self.file)))
+        settings = self.settings if isinstance(self.settings, Mapping) else {}
+        words = settings if self.settings is None or settings else self.settings
+        listed = isinstance(words, Mapping | list | tuple)
+        if not listed or not all(isinstance(word, str) for word in words):
+            raise UserError(
+                f"{PLACE}: settings must be a mapping or a run's file, not "
+                f"{type(self.settings).__name__}"
+            )
+        if not isinstance(tree, Mapping):
+            run_from(tree, source)  # which says what is wrong with it
+        if self.file is not None and settings:
+            return merged_settings(tree, settings), source
+        return copy.deepcopy({**tree, **settings}), source
+
+    def _lay_over(self, tree: dict[str, Any]) -> None:
+        if self.lora is not None:
+            _section(tree, "model")["lora"] = lora_section(self.lora)
+        if self.train:
+            _section(tree, "train").update(self.train)
+
+    def resume(self, folder: Path, trust: Trust) -> tuple[OpenedFolder, dict[str, Any]]:
+        """The folder of a resumed run with its settings, and rewards passed as objects."""
+        for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
+            if getattr(self, name) is not None:
+                name = "given" if name == "samples" else name
+                raise UserError(
+                    f"{PLACE}: a resumed run already has its {name}: leave {name} out, or start "
+                    "a new run"
+                )
+        opened = open_folder(folder, trust)
+        tree = dump(opened.run)
+        if self.file is not None:
+            read, source = read_tree(run_file(str(self.file)))
+            merge_settings(
+                tree, read if isinstance(read, Mapping) else dump(run_from(read, source))
+            )
+        if isinstance(self.settings, Mapping):
+            merge_settings(tree, self.settings)
+        self._lay_over(tree)
+        objects = dict[str, Any]()
+        for place in REWARD_PLACES:
+            read = GivenRewards.of(getattr(self, place), place)
+            objects = read.joined(objects, place)
+            for spec in read.specs:
+                _replace(tree, spec, folder)
+        with opened.limited():
+            run = run_from(tree, PLACE)
+        opened = opened.changed(run)
+        words = () if isinstance(self.settings, Mapping) else self.overrides
+        return opened.overridden(words) if words else opened, objects
+
+
+def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
+    """Replace the rewards with this reward's label. UserError if the run has none with it."""
+    label = RewardSpec.model_validate(spec).label
+    known = [each["label"] for place in REWARD_PLACES for each in tree[place]]
+    if label not in known:
+        raise UserError(
+            f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(known)}. Change its "
+            "rewards in run.yaml, or with settings={'rewards': [...]}"
+        )
+    changed = {key: spec[key] for key in ("name", "weight") if key in spec}
+    for place in REWARD_PLACES:
+        tree[place] = [e | changed if e["label"] == label else e for e in tree[place]]
+
+
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of the tree, created if missing."""
+    value = tree.setdefault(name, {})
+    if not isinstance(value, dict):
+        raise UserError(f"{PLACE}: settings: {name} must be a mapping, not {type(value).__name__}")
+    return value
