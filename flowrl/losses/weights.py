@@ -12,7 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, Evaluations, Rows, TokenRows
+from flowrl.likelihoods.rows import (
+    BEHAVIOUR,
+    Evaluation,
+    Evaluations,
+    Rows,
+    TokenRows,
+    sampled_elsewhere,
+)
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import PolicyTerm, entropies
@@ -25,8 +32,8 @@ UNCERTAIN: Column[Tensor] = Column("the most uncertain tokens", "uncertain", "ro
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
     """Log-probabilities under the engine that sampled: another engine, or the trainer itself."""
-    assert isinstance(rows, TokenRows), "only token rows can come from another engine"
-    return old.logp if rows.sampled is None else rows.sampled
+    elsewhere = sampled_elsewhere(rows)
+    return old.logp if elsewhere is None else elsewhere
 
 
 @runtime_checkable

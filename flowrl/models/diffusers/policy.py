@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.batch import MediaBatch, Rolls, RollsHere, Scales
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
@@ -61,6 +61,7 @@ class PipelineUse:
     encoding_cache  None: prompts are encoded in batches
     storage         of the states that are trained on
     noise           how the noise of samples is drawn
+    rolls           samples, with the model or elsewhere
     """
 
     device: torch.device = torch.device("cpu")
@@ -70,6 +71,7 @@ class PipelineUse:
     encoding_cache: EncodingCache | None = None
     storage: Storage = Storage()
     noise: NoiseKind = "generator"
+    rolls: Rolls = field(default_factory=RollsHere)
 
 
 @dataclass
@@ -213,7 +215,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> by_size.OpenedBatch:
         if self.state.rows.own_size_alone:
-            return MediaBatch(self, self.encode(prompts, meta), steps)
+            return MediaBatch(self, self.encode(prompts, meta), steps, rolls=self.use.rolls)
         return by_size.open_by_size(self, prompts, meta, steps)
 
     def plain(self, group: int) -> Ode:
@@ -428,4 +430,5 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         return found
 
     def close(self) -> None:
-        """Do nothing, since the policy holds nothing outside this process."""
+        """Leave the engine that samples, if one does."""
+        self.use.rolls.close()
