@@ -17,8 +17,8 @@ pytest.importorskip("httpx")
 import httpx
 
 from flowrl.errors import UserError
-from flowrl.models.language import served_check
 from flowrl.models.gap import Gap
+from flowrl.models.language import served_check
 from flowrl.models.language.served_check import (
     quantization_in,
     to_float8,

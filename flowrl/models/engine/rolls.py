@@ -155,29 +155,24 @@ class EngineRolls:
 
     def _rolled(self, asked: RollCall, plan: Plan, index: int) -> Rollout:
         count, latents = len(asked.draws), asked.latents
-        answers = [
-            self._answer(_request(asked, plan, index, range(first, min(first + self.prompts, count))))
-            for first in range(0, count, self.prompts)
-        ]  # fmt: skip
+        parts = [range(count)[i : i + self.prompts] for i in range(0, count, self.prompts)]
+        answers = [self._answer(_request(asked, plan, index, some)) for some in parts]
 
         def state(k: int) -> Tensor:
             rows = torch.cat([each.states[k] for each in answers])
             return sent(rows.to(latents.dtype), latents.device)
 
-        rows = torch.arange(count).repeat_interleave(plan.group)
-        prompt = sent(rows, latents.device)
+        def density(k: int) -> Tensor:
+            every = torch.cat([each.logp[k] for each in answers])
+            return sent(every.to(latents.dtype), latents.device)
+
+        prompt = sent(torch.arange(count).repeat_interleave(plan.group), latents.device)
+        put = latents.storage.put
         edges = tuple(
-            Edges(
-                k,
-                latents.storage.put(state(k)),
-                latents.storage.put(state(k + 1)),
-                None,
-                sent(torch.cat([each.logp[k] for each in answers]).to(latents.dtype), latents.device),
-                prompt,
-            )
+            Edges(k, put(state(k)), put(state(k + 1)), None, density(k), prompt)
             for k, step in enumerate(plan.steps)
             if step.train
-        )  # fmt: skip
+        )
         return Rollout(
             plan, state(len(plan.steps)), prompt, tuple(asked.draws), edges, asked.seed,
             asked.iteration, index, storage=latents.storage, noise=latents.noise,
@@ -255,8 +250,8 @@ def checked(request: EngineRequest, found: EngineSamples) -> EngineSamples:
             if tuple(tensors[k].shape) != shape:
                 raise UserError(
                     f"model.engine: {name} {k} of its answer has the shape "
-                    f"{list(tensors[k].shape)}, not {list(shape)}: does it sample another pipeline, "
-                    "or another size?"
+                    f"{list(tensors[k].shape)}, not {list(shape)}: does it sample another "
+                    "pipeline, or another size?"
                 )
     for k in request.trained:
         if not bool(found.logp[k].isfinite().all()):

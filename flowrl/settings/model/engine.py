@@ -1,6 +1,7 @@
 """`model.engine`: a sampler elsewhere that draws the samples of a pipeline's training."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -9,8 +10,9 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import RatioLoss
+from flowrl.losses.weights import BoundMode, StepMismatch
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.model.server import CorrectionSettings, corrected
 from flowrl.settings.parts.own_parts import FILE_AND_NAME, is_code
 from flowrl.settings.parts.trials import own_error
 from flowrl.settings.words.short_forms import model_of_own
@@ -76,6 +78,20 @@ class OwnEngineSettings(Settings):
             raise UserError(f"model.engine.own: {own_error(self.name, error)}") from error
 
 
+class StepCorrection(Settings):
+    """Truncated importance sampling: each step is weighted by the ratio of the model's density to
+    the engine's, so that the engine's rounding does not bias the gradient."""
+
+    mode: BoundMode = "mask"
+    """Ratios outside low..high: truncate clips them, mask leaves them out, none only measures
+    them."""
+    low: float = Field(default=0.0, ge=0, lt=1)
+    high: float = Field(default=3.0, gt=1)
+
+    def weight(self, likelihood: Transition) -> StepMismatch:
+        return StepMismatch(likelihood, self.mode, self.high, self.low)
+
+
 class EngineSettings(Settings):
     """A sampler elsewhere that draws the samples of training and of its evaluations, with the
     weights that are trained; the pipeline here scores, decodes and learns from them."""
@@ -102,7 +118,7 @@ class EngineSettings(Settings):
     """Maximum attempts at a request that the engine answers with an error of its own."""
     patience: float = Field(default=600.0, ge=0)
     """Seconds to wait for an engine that does not answer at all, such as one that restarts."""
-    correction: CorrectionSettings = CorrectionSettings()
+    correction: StepCorrection = StepCorrection()
 
     @model_validator(mode="after")
     def _one(self) -> "EngineSettings":
@@ -126,9 +142,11 @@ class EngineSettings(Settings):
                 "model.engine: this recipe follows the reward's gradient through the sampling "
                 "steps, which an engine's samples do not have: leave model.engine out"
             )
-        if not isinstance(algorithm.likelihood, Transition):
+        likelihood, loss = algorithm.likelihood, algorithm.loss
+        if not isinstance(likelihood, Transition) or not isinstance(loss, RatioLoss):
             return algorithm
-        return corrected(algorithm, self.correction.weight())
+        weight = self.correction.weight(likelihood)
+        return replace(algorithm, loss=replace(loss, weights=(*loss.weights, weight)))
 
 
 def _check_plan(plan: Plan) -> None:
