@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from flowrl.models.engine import Engine
+from flowrl.models.engine import Engine, EngineRequest, EngineSamples
 from flowrl.models.engine.serve import create_engine_app
 from flowrl.paths import PROJECT
 
@@ -44,28 +44,20 @@ def served_engine(engine: Engine, port: int = 0, token: str | None = None) -> It
         thread.join(20)
 
 
-class WrongEngine:
-    """An engine around another one, with a mistake."""
+class ForgetfulEngine:
+    """An engine around another one that never takes weights after the first."""
 
-    def __init__(self, inner: Any, mistake: str) -> None:
-        self.inner, self.mistake, self.loads, self.asked = inner, mistake, 0, []
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.loads = inner, 0
 
     def load(self, version: str, folder: Path) -> None:
         self.loads += 1
-        self.version = version
-        if self.mistake == "keeps its first weights" and self.loads > 1:
-            self.inner.held = version
-            return
-        self.inner.load(version, folder)
+        if self.loads == 1:
+            self.inner.load(version, folder)
+        self.inner.held = version
 
-    def sample(self, request: Any) -> Any:
-        self.asked.append(request)
-        found = self.inner.sample(request)
-        if self.mistake == "another version":
-            return type(found)("flowrl-another", found.states, found.logp)
-        if self.mistake == "forgets once" and len(self.asked) == 2:
-            raise LookupError("none")
-        return found
+    def sample(self, request: EngineRequest) -> EngineSamples:
+        return self.inner.sample(request)
 
     def close(self) -> None:
         self.inner.close()
