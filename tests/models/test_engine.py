@@ -183,14 +183,13 @@ def test_an_answer_that_lacks_something_is_refused_by_name():
     ],
 )  # fmt: skip
 def test_what_a_request_cannot_carry_is_refused_before_weights_load(
-    pipeline, tmp_path, recipe, more, words
+    pipeline, tmp_path, recipe, more, words, capsys
 ):
     made = settings(pipeline, tmp_path, recipe, {"url": "http://localhost:1"})
     for name, section in more.items():
         made[name] = {**made.get(name, {}), **section}
-    assert words in refused(made)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(made))
+    assert flowrl("plan", write(made, tmp_path)) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_engine_is_your_own_or_an_address(pipeline, tmp_path):
