@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-CODE = samplers rewards flowrl scripts tests
+CODE = samplers rewards flowrl scripts tests typings
 
 # Without compiled modules every process would compile all libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,9 @@ demo-text: setup
 	@$(BIN)/python scripts/demo_text.py
 
 CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budget tests/recipes/test_recipes.py
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
+# A file's tests stay with one worker, in the order of the files: what a file prepares for its tests,
+# such as runs of two processes, is prepared once.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: setup
 	@$(PYTEST) -n auto --durations=30

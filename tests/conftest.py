@@ -1,3 +1,4 @@
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -31,10 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"quick_cases of {wrong[0]} names none of its cases")
 
 
+CACHES, NUMBERS = Path(os.environ["FLOWRL_CACHE"]), itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def _no_kept_proofs(tmp_path_factory, monkeypatch) -> None:
-    """A proof that another test has kept would hide what this one changes in a pipeline."""
-    monkeypatch.setenv("FLOWRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+def _no_kept_proofs(monkeypatch) -> None:
+    """A proof that another test has kept would hide what this one changes in a pipeline.
+
+    The folder is named and not made: few tests write into it, and each `mktemp` reads the names of
+    all folders before it, which took half a minute of a whole run.
+    """
+    monkeypatch.setenv("FLOWRL_CACHE", str(CACHES / str(next(NUMBERS))))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from flowrl.cli.doctor import OPTIONAL
 from flowrl.paths import PROJECT
 
 PACKAGES = ("samplers", "rewards", "flowrl")
-ROOT_FOLDERS = {".ci", "configs", "docs", "examples", "scripts", "tests", *PACKAGES}
+ROOT_FOLDERS = {".ci", "configs", "docs", "examples", "scripts", "tests", "typings", *PACKAGES}
 ROOT_FILES = {
     *{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"},
     *{"LOG.md", "pyproject.toml", "setup.py", "constraints.txt", "Makefile", "Dockerfile"},

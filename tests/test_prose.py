@@ -4,7 +4,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,18 +33,29 @@ DEFINITIONS = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 PROMPT_DATA = PROJECT / "scripts" / "generate" / "make_suites.py"  # its strings are prompts
 
 
-def sources() -> list[str]:
-    paths = (path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
-    paths = (path for path in paths if path != PROMPT_DATA)
-    return sorted(str(path.relative_to(PROJECT)) for path in paths)
+def room_of(path: Path) -> str:
+    """The room of a source file: a member of flowrl, or the package; the folder of a page."""
+    above = path.relative_to(PROJECT).parent.parts
+    return "/".join(above[: 2 if above[:1] == ("flowrl",) else 1]) or "."
 
 
-def sentences(source: str) -> Iterator[tuple[int, str]]:
+def by_room(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    rooms: dict[str, list[Path]] = {}
+    for path in sorted(set(paths) - {PROMPT_DATA}):
+        rooms.setdefault(room_of(path), []).append(path)
+    return rooms
+
+
+SOURCES = by_room(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
+PAGES_BY_ROOM = by_room(path for pattern in PAGES for path in PROJECT.glob(pattern))
+
+
+def sentences(source: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Comments, and strings that hold at least two words, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
 
@@ -62,31 +74,43 @@ def plain(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", sources())
-def test_code_speaks_plainly(name: str) -> None:
-    source = (PROJECT / name).read_text()
-    found = [
-        f"line {line}: {hit.group(0)!r}"
-        for line, text in sentences(source)
-        for rule in (BANNED, TURNS)
-        for hit in rule.finditer(plain(text))
-    ]
-    for node in ast.walk(ast.parse(source)):
-        found += [f"the name {each}" for each in names(node) if each in NAMES]
+def faults_of_source(source: str) -> Iterator[str]:
+    """Words, names and openings of a source file that the rules refuse, with their places."""
+    nodes = list(ast.walk(ast.parse(source)))
+    for line, text in sentences(source, nodes):
+        spoken = plain(text)
+        for rule in (BANNED, TURNS):
+            yield from (f"line {line}: {hit.group(0)!r}" for hit in rule.finditer(spoken))
+    for node in nodes:
+        yield from (f"the name {each}" for each in names(node) if each in NAMES)
         if isinstance(node, DEFINITIONS) and (text := ast.get_docstring(node)):
             if OPENINGS.match(text):
                 place = getattr(node, "name", "the file")
-                found.append(f"{place} opens with {text.split()[0]!r}")
+                yield f"{place} opens with {text.split()[0]!r}"
+
+
+def faults_of_page(page: str) -> Iterator[str]:
+    text = plain(page)
+    for rule in (BANNED, TURNS):
+        yield from sorted({hit.group(0).lower() for hit in rule.finditer(text)})
+
+
+def faults(paths: list[Path], of: Callable[[str], Iterator[str]]) -> list[str]:
+    return [
+        f"{path.relative_to(PROJECT)}: {each}" for path in paths for each in of(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize("room", SOURCES)
+def test_code_speaks_plainly(room: str) -> None:
+    found = faults(SOURCES[room], faults_of_source)
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "name", sorted({str(p.relative_to(PROJECT)) for g in PAGES for p in PROJECT.glob(g)})
-)
-def test_pages_speak_plainly(name: str) -> None:
-    text = plain((PROJECT / name).read_text())
-    found = {hit.group(0).lower() for rule in (BANNED, TURNS) for hit in rule.finditer(text)}
-    assert not found, found
+@pytest.mark.parametrize("room", PAGES_BY_ROOM)
+def test_pages_speak_plainly(room: str) -> None:
+    found = faults(PAGES_BY_ROOM[room], faults_of_page)
+    assert not found, "\n".join(found)
 
 
 def test_the_list_catches_what_it_names() -> None:

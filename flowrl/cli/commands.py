@@ -384,8 +384,8 @@ def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def quiet() -> None:
     """Silence libraries' progress bars and hints."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers.dynamic_module_utils
     from diffusers.utils import logging as diffusers_logging
-    from transformers import dynamic_module_utils
     from transformers.utils import logging as transformers_logging
 
     diffusers_logging.set_verbosity_error()
@@ -394,4 +394,4 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     # A model with code of its own is refused; nobody is asked whether to run it.
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0

@@ -7,17 +7,17 @@ nothing; and the inputs of norms, activation functions and products of activatio
 as flash attention. A storage counts once.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from peft import LoraConfig
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from flowrl.estimate.flops import INPUTS, UNCOUNTABLE, text_tokens
@@ -135,7 +135,8 @@ def _counted(model: nn.Module, given: dict[str, Any]) -> KeptBytes:
             block.register_forward_hook(leave),
         )
     ]
-    with _flash(), torch.autograd.graph.saved_tensors_hooks(seen.add, lambda value: value):
+    saved = torch.autograd.graph.saved_tensors_hooks(seen.add, lambda value: value)
+    with _FlashAttention(), saved:
         out = model(**given)
     for hook in hooks:
         hook.remove()
@@ -157,10 +158,20 @@ class _Attention(torch.autograd.Function):
         raise NotImplementedError("a call is counted, and has no backward pass")
 
 
-@contextmanager
-def _flash() -> Iterator[None]:
-    def attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        return _Attention.apply(query, key, value)  # type: ignore[return-value]
+class _FlashAttention(TorchFunctionMode):
+    """Each call of torch's attention keeps what flash attention keeps."""
 
-    with patch("torch.nn.functional.scaled_dot_product_attention", attention):
-        yield
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            return _kept_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _kept_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+    return _Attention.apply(query, key, value)

@@ -122,6 +122,17 @@ class RunDraft:
                 kind = LeafKind.EFFECT if effect else LeafKind.NO_EFFECT
                 self._say(name, kind, {}, why)
 
+    def lose_if_set(self, name: str, why: str) -> None:
+        """A leaf that has an effect if it has a value; null has none."""
+        if self.value(name):
+            self.lose(name, why)
+        elif name in self.given:
+            self.unread(name)
+
+    def lose_folders(self, *names: str) -> None:
+        """Leaves that name where the run is written."""
+        self.lose(names, "flowrl train --folder names it", effect=False)
+
     def lose_unless(self, name: str, same_as: Collection[Any], why: str, else_: str = "") -> None:
         """A leaf that has an effect only if it differs from what flowrl does."""
         if name not in self.given and name not in self.defaults:

@@ -30,7 +30,7 @@ def refuse(what: str, plural: bool = False, fix: str = _SMALLER) -> NoReturn:
 
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
-    """Name of the first tensor that contains NaN or infinity. Waits for a GPU once per dtype."""
+    """Name of the first tensor that contains NaN or infinity. Waits for a GPU once per device."""
     kinds: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[Tensor]]] = {}
     finite: dict[str, bool] = {}  # in the order of the tensors
     for name, tensor in named:
@@ -40,9 +40,13 @@ def first_not_finite(named: Named) -> str | None:
             names.append(name)
             parts.append(part)
             finite[name] = True
-    for names, parts in kinds.values():
-        flags = _largest(parts).isfinite().tolist()
-        for name, flag in zip(names, flags, strict=True):
+    verdicts: dict[torch.device, tuple[list[str], list[Tensor]]] = {}
+    for (device, _), (names, parts) in kinds.items():
+        all_names, flags = verdicts.setdefault(device, ([], []))
+        all_names.extend(names)
+        flags.append(_largest(parts).isfinite())
+    for names, flags in verdicts.values():
+        for name, flag in zip(names, torch.cat(flags).tolist(), strict=True):
             finite[name] = finite[name] and flag
     return next((name for name, good in finite.items() if not good), None)
 

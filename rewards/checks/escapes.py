@@ -19,6 +19,7 @@ PROTECTION_MEANINGS = {
     "time": "a program that does not end is ended",
     "network": "no connection to anybody, on this machine or beyond",
     "files": "none of your files are read, nothing outside its own folder is written",
+    "names": "no names and sizes of your files are seen",
     "variables": "no environment variable of the run is seen",
     "others": "processes outside are neither seen nor signalled",
     "privileges": "no capability, mount, namespace or further right",
@@ -342,6 +343,12 @@ for path in ('$secret', '/proc/1/root$secret', '/proc/self/root$secret', '/outsi
              '/tmp/../..$secret', '/proc/1/cwd/../../../../..$secret'):
     text = quietly(lambda: open(path).read())
     if '$canary' in str(text): out(f'the file through {path[:20]}')
+"""),
+    "a look at a file": Escape("names", """
+size = quietly(lambda: os.stat('$secret').st_size)
+if type(size) is int: out(f'the size of a file, {size} bytes')
+listed = quietly(os.listdir, os.path.dirname('$secret'))
+if isinstance(listed, list): out(f'names of files: {listed}')
 """),
     "a file by its number": Escape("files", """
 for number in range(3, 64):

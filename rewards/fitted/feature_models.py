@@ -6,7 +6,7 @@ dinov2       a Dinov2Model: an image's vector, which says nothing of the prompt;
 last_hidden  a language model: the last hidden state of a prompt with its answer, at the last token
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,11 @@ from rewards.perception.embedding import (
     Cosine,
     DtypeName,
     Placement,
+    TransformersTowers,
     complete,
     image_processor,
     in_batches,
     pil_images,
-    tokenize,
 )
 from rewards.perception.features import FeatureModel
 from rewards.perception.frames import Frames
@@ -34,40 +34,6 @@ from rewards.perception.pixels import PixelPreparation
 from rewards.types import OneOrMore, Samples
 
 SIGLIP_TOKENS = 64  # to which the published models pad every prompt
-
-
-@dataclass(frozen=True)
-class SiglipTowers:
-    """A SiglipModel of transformers, as `Towers`. Its tokenizer pads to the length of training,
-    and its text tower attends to the padding, as in training."""
-
-    model: Any
-    tokenizer: Any
-    processor: Any
-    place: Placement
-
-    @property
-    def scale(self) -> float:
-        return float(self.model.logit_scale.exp())
-
-    @torch.no_grad()
-    def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
-
-    def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
-        return self._seen(PixelPreparation.of(self.processor)(media))
-
-    def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
-        pixels = pixels.to(self.place.device, self.place.dtype)
-        pooled = self.model.vision_model(pixel_values=pixels).pooler_output
-        return functional.normalize(pooled.float(), dim=-1)
-
-    @torch.no_grad()
-    def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]:
-        limit = min(self.model.config.text_config.max_position_embeddings, SIGLIP_TOKENS)
-        tokens = tokenize(self.tokenizer, prompts, limit, self.place.device)
-        pooled = self.model.text_model(input_ids=tokens["input_ids"]).pooler_output
-        return functional.normalize(pooled.float(), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -150,13 +116,26 @@ def load_siglip(
     from transformers import AutoTokenizer, SiglipModel
 
     path, place = model_path(model), Placement.of(device, dtype)
-    towers = SiglipTowers(
-        place.put(complete(SiglipModel.from_pretrained, path)),
+    loaded = place.put(complete(SiglipModel.from_pretrained, path))
+    towers = TransformersTowers(
+        loaded,
         AutoTokenizer.from_pretrained(path),
         image_processor(path),
         place,
+        limit=min(loaded.config.text_config.max_position_embeddings, SIGLIP_TOKENS),
+        read_image=_siglip_image,
+        read_text=_siglip_text,
     )
     return FeatureModel(Cosine(towers, batch=batch), frames)
+
+
+def _siglip_image(siglip: Any, pixels: Tensor) -> Tensor:
+    return siglip.vision_model(pixel_values=pixels).pooler_output
+
+
+def _siglip_text(siglip: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+    """The text tower attends to the padding, as in training."""
+    return siglip.text_model(input_ids=tokens["input_ids"]).pooler_output
 
 
 def load_dinov2(

@@ -6,7 +6,7 @@ other numbers. Two libraries load such models as `Towers`: transformers and open
 
 import importlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -97,21 +97,24 @@ class Towers(Protocol):
 
 @dataclass(frozen=True)
 class TransformersTowers:
-    """A CLIPModel of transformers. Prompts longer than `limit` tokens are cut, with a warning."""
+    """A model of transformers with a tower of images and one of texts.
+
+    limit       tokens of a prompt; the rest of a longer one is cut, with a warning
+    read_image  the model and pixels [n 3 s s], as its processor prepares them, to vectors [n e]
+    read_text   the model and a tokenizer's `input_ids` and `attention_mask` [n limit], to [n e]
+    """
 
     model: Any
     tokenizer: Any
     processor: Any
     place: Placement
+    limit: int
+    read_image: Callable[[Any, Tensor], Tensor]
+    read_text: Callable[[Any, Mapping[str, Tensor]], Tensor]
 
     @property
     def scale(self) -> float:
         return float(self.model.logit_scale.exp())
-
-    @property
-    def limit(self) -> int:
-        longest = self.model.config.text_config.max_position_embeddings
-        return min(longest, self.tokenizer.model_max_length)
 
     @torch.no_grad()
     def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
@@ -122,14 +125,12 @@ class TransformersTowers:
 
     def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
         pixels = pixels.to(self.place.device, self.place.dtype)
-        pooled = self.model.vision_model(pixel_values=pixels).pooler_output
-        return functional.normalize(self.model.visual_projection(pooled).float(), dim=-1)
+        return functional.normalize(self.read_image(self.model, pixels).float(), dim=-1)
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]:
         tokens = tokenize(self.tokenizer, prompts, self.limit, self.place.device)
-        pooled = self.model.text_model(**tokens).pooler_output
-        return functional.normalize(self.model.text_projection(pooled).float(), dim=-1)
+        return functional.normalize(self.read_text(self.model, tokens).float(), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -188,16 +189,31 @@ def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
 
 
 def transformers_towers(model: str, place: Placement, processor: str | None = None) -> Towers:
-    """Load towers from `model` and its `processor` (by default the same), hub names or folders."""
+    """Load a CLIPModel from `model` and its `processor` (by default the same), hub names or
+    folders."""
     from transformers import AutoTokenizer, CLIPModel
 
     model, source = model_path(model), model_path(processor or model)
+    clip = place.put(complete(CLIPModel.from_pretrained, model))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    longest = clip.config.text_config.max_position_embeddings
     return TransformersTowers(
-        place.put(complete(CLIPModel.from_pretrained, model)),
-        AutoTokenizer.from_pretrained(source),
+        clip,
+        tokenizer,
         image_processor(source),
         place,
+        limit=min(longest, tokenizer.model_max_length),
+        read_image=_clip_image,
+        read_text=_clip_text,
     )
+
+
+def _clip_image(clip: Any, pixels: Tensor) -> Tensor:
+    return clip.visual_projection(clip.vision_model(pixel_values=pixels).pooler_output)
+
+
+def _clip_text(clip: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+    return clip.text_projection(clip.text_model(**tokens).pooler_output)
 
 
 def image_processor(source: str) -> Any:

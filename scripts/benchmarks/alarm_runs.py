@@ -12,17 +12,15 @@ no new run. `--page docs/results/alarms.md` writes that table between the page's
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from experiment import Job, read, write_between
 
 from flowrl.run.watch.alarms import Alarms
-from flowrl.session.record import METRICS
 from flowrl.settings.file.inherit import merged
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -38,28 +36,6 @@ def run_file(common: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     if "name" in row.get("recipe", {}):
         base["recipe"] = {}
     return merged(base, row)
-
-
-def make(name: str, tree: dict[str, Any], out: Path) -> None:
-    folder = out / name
-    if (folder / "done").exists():
-        return
-    file = out / f"{name}.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(tree, sort_keys=False))
-    words = ["--resume", str(folder)] if folder.exists() else [str(file), "--folder", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "flowrl", "train", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=PROJECT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    (out / f"{name}.log").write_text(done.stdout + done.stderr)
-    if done.returncode == 0:
-        (folder / "done").touch()
-    print(f"{name}: exit code {done.returncode}", flush=True)
 
 
 class Replayed(NamedTuple):
@@ -111,27 +87,21 @@ def replay(name: str, hacked: bool, lines: list[dict[str, float]]) -> Replayed:
     return Replayed(name, hacked, first, sentence, lost, accuracy)
 
 
-def replayed(table: dict[str, Any], out: Path) -> str:
-    """The table of all runs that are finished, and its sums."""
-    runs: list[Replayed] = []
+def jobs_of(table: dict[str, Any], common: dict[str, Any], out: Path) -> Iterator[Job]:
+    """A run for each row; its method is the verdict that it should get."""
     for verdict, rows in table.items():
-        for name in rows:
-            folder = out / verdict / name
-            if (folder / "done").exists():
-                lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-                runs.append(replay(name, verdict == "hacked", lines))
+        for name, row in rows.items():
+            yield Job(verdict, name, run_file(common, row), out)
+
+
+def replayed(jobs: Sequence[Job]) -> str:
+    """The table of all runs that are finished, and its sums."""
+    runs = [replay(job.name, job.method == "hacked", read(job.folder)) for job in jobs if job.done]
     hacked, healthy = ([run for run in runs if run.hacked is kind] for kind in (True, False))
     found, accused = sum(run.right for run in hacked), sum(not run.right for run in healthy)
     sums = f"{found} of {len(hacked)} hacked runs raise an alarm in time; "
     sums += f"{accused} of {len(healthy)} healthy runs raise one."
     return "\n".join([HEAD, *(run.row for run in runs), "", sums])
-
-
-def write_page(page: Path, name: str, text: str) -> None:
-    """Replace what stands between the marks of a table in a page."""
-    before, rest = page.read_text().split(f"<!-- {name} -->\n")
-    _, after = rest.split(f"<!-- end of {name} -->")
-    page.write_text(f"{before}<!-- {name} -->\n{text}\n<!-- end of {name} -->{after}")
 
 
 def main() -> None:
@@ -144,16 +114,20 @@ def main() -> None:
     given = parser.parse_args()
     common = yaml.safe_load((FOLDER / "common.yaml").read_text())
     table = yaml.safe_load((FOLDER / f"{given.table}.yaml").read_text())
-    out = given.out / given.table
+    jobs = list(jobs_of(table, common, given.out / given.table))
     if given.replay:
-        text = replayed(table, out)
+        text = replayed(jobs)
         print(text)
         if given.page:
-            write_page(given.page, given.table, text)
+            write_between(given.page, given.table, text)
         return
-    for verdict, rows in table.items():
-        for name, row in rows.items():
-            make(name, run_file(common, row), out / verdict)
+    for job in jobs:
+        try:
+            job.run()
+        except RuntimeError as error:  # the others are made all the same
+            print(error, file=sys.stderr)
+        else:
+            print(f"{job.method} {job.name}", flush=True)
 
 
 if __name__ == "__main__":

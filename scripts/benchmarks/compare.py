@@ -8,21 +8,16 @@ checkpoint; a finished one is not repeated. FOLDER/results.json, table.md and cu
 rewritten after every finished run.
 """
 
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 import yaml
 from compare_report import Looks, report
+from experiment import Job, read, work
 
-from flowrl.session.record import METRICS, replace
 from flowrl.settings.file.inherit import merged
 
 KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
@@ -36,51 +31,6 @@ class Arguments:
     """Only these; all of the table if not given."""
     jobs: int = 2
     """Runs at a time; 0 only reports."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training run: a method with one set of settings and one seed."""
-
-    method: str
-    name: str  # trial-0, seed-0
-    settings: dict[str, Any] = field(hash=False)
-    root: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.root / self.method / self.name
-
-    @property
-    def done(self) -> bool:
-        lines = read(self.folder)
-        return bool(lines) and lines[-1]["iteration"] == self.settings["train"]["iterations"]
-
-    def run(self) -> None:
-        """Run a job. RuntimeError with its output if it fails."""
-        if self.done:
-            return
-        words = ["--resume", str(self.folder)]
-        if not self.folder.exists():
-            file = self.root / self.method / f"{self.name}.yaml"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace(file, yaml.safe_dump(self.settings, sort_keys=False))
-            words = [str(file), "--folder", str(self.folder)]
-        command = [sys.executable, "-m", "flowrl", "train", *words]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment
-        )
-        if ended.returncode:
-            raise RuntimeError(
-                f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr}"
-            )
-
-
-def read(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics; none if it has not begun."""
-    file = folder / METRICS
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def settings(table: dict, method: str, own: dict, looks: int, seed: int) -> dict[str, Any]:
@@ -143,15 +93,6 @@ def final_runs(table: dict, method: str, root: Path) -> list[Job]:
         Job(method, f"seed-{s}", settings(table, method, own, looks, s), root)
         for s in table["seeds"]
     ]
-
-
-def work(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
-    """Run the jobs; yields each as it ends."""
-    with ThreadPoolExecutor(at_a_time) as pool:
-        waiting = {pool.submit(job.run): job for job in jobs}
-        for future in as_completed(waiting):
-            future.result()
-            yield waiting[future]
 
 
 def main() -> None:

@@ -2,18 +2,15 @@
 numbers."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
-from scipy.stats import t as student
+from experiment import Curve, over_seeds
 
 from flowrl.session.record import replace
-
-Curve = list[dict[str, float]]  # a run's metrics, line by line
 
 
 class Looks(NamedTuple):
@@ -47,13 +44,6 @@ def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
         if y1 >= goal:
             return x0 if y0 >= goal else x0 + (x1 - x0) * (goal - y0) / (y1 - y0)
     return None
-
-
-def over_seeds(values: Sequence[float]) -> float | None:
-    """Half of the 95 % t-interval of the mean over seeds; None for a single one."""
-    if len(values) < 2:
-        return None
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
 
 
 def gain(curves: Sequence[Curve], metric: str) -> str:

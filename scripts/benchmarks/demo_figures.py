@@ -10,17 +10,14 @@ line to --out, which is read first: runs that it has are not repeated.
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 import tyro
-from compare_report import over_seeds
+from experiment import flowrl, over_seeds, read
 
-from flowrl.session.record import METRICS
 from flowrl.settings import Run
 from flowrl.settings.read import read_run
 
@@ -35,33 +32,23 @@ class Arguments:
     out: Path = Path("runs/figures.jsonl")
 
 
-def flowrl(*words: str | Path) -> tuple[str, float, float]:
-    """Run the command: its output, wall seconds, CPU seconds."""
-    before, began = os.times(), time.monotonic()
-    command = [sys.executable, "-m", "flowrl", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
-    after = os.times()
-    cpu = sum(after[2:4]) - sum(before[2:4])
-    return done.stdout + done.stderr, time.monotonic() - began, cpu
-
-
 def confirmed(folder: Path, weights: str, run: Run) -> float:
     judge = run.judges[0].name
     assert run.prompts.held_out is not None
     prompts = run.prompts.held_out[0].source.replace("held_out", "test")
     words = ("--prompts", prompts, "--seed", "777")
     words += ("--rewards", STRICTER.format(judge), "--samples", "564")
-    said, _, _ = flowrl("evaluate", folder, "--weights", weights, *words)
+    said = flowrl("evaluate", folder, "--weights", weights, *words)
     found = re.search(rf"^{judge}.strict: ([\d.]+)", said, re.MULTILINE)
     assert found is not None, said
     return float(found[1])
 
 
 def measure(config: Path, seed: int, folder: Path) -> dict:
-    said, wall, cpu = flowrl("train", config, "--folder", folder, "--train.seed", str(seed))
-    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    before, began = os.times(), time.monotonic()
+    said = flowrl("train", config, "--folder", folder, "--train.seed", seed)
+    after, wall = os.times(), time.monotonic() - began
+    lines = read(folder)
     first, last = lines[0], lines[-1]
     run = read_run(config)
     judge = run.judges[0].label
@@ -72,7 +59,7 @@ def measure(config: Path, seed: int, folder: Path) -> dict:
         "after": last[f"held_out/{judge}"],
         "diversity": last["held_out/image/diversity"] / first["held_out/image/diversity"],
         "wall": wall,
-        "cpu": cpu,
+        "cpu": sum(after[2:4]) - sum(before[2:4]),
         "alarms": sum(line.get("alarms", 0) for line in lines),
         "stricter_before": confirmed(folder, "base", run),
         "stricter_after": confirmed(folder, "last", run),

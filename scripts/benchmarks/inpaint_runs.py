@@ -13,7 +13,6 @@ import json
 import math
 import random
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 import tyro
 from diffusers import StableDiffusionInpaintPipeline, StableDiffusionPipeline
+from experiment import GAIN_HEAD, Ends, ends, gain_row, with_seeds
 from PIL import Image
-from sound_runs import row
 from torch import Tensor
 
 import flowrl
@@ -117,28 +116,22 @@ def prepared(folder: Path) -> None:
     )
 
 
-def trained(seed: int, folder: Path) -> tuple[float, float]:
+def trained(seed: int, folder: Path) -> Ends:
     """Held-out accuracy before and after one run."""
     run = flowrl.train(
         str(folder / "model"), prompts=str(folder / "train.jsonl"),
         held_out=str(folder / "held_out.jsonl"), seed=seed, settings=RUN,
         folder=folder / f"seed{seed}",
     )  # fmt: skip
-    name = "held_out/shapes.strict"
-    known = [line[name] for line in run.metrics if name in line]
-    return known[0], known[-1]
+    return ends(run.metrics, "held_out/shapes.strict")
 
 
 def main(given: Arguments) -> None:
     torch.set_num_threads(1)
     prepared(given.out)
-    found = list[tuple[float, float]]()
-    for seed in given.seeds:
-        began = time.process_time()
-        found.append(trained(seed, given.out.resolve()))
-        print(f"seed {seed}: {found[-1]}, {time.process_time() - began:.0f} CPU s", flush=True)
-    print("| held-out | before | after | gain (95 % over seeds) |\n|---|---|---|---|")
-    print(row("strict", found))
+    found = with_seeds(given.seeds, lambda seed: trained(seed, given.out.resolve()))
+    print(GAIN_HEAD)
+    print(gain_row("strict", found))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ judge's mean word for images that the rule calls wrong.
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,8 +16,7 @@ from typing import Any
 
 import tyro
 import yaml
-from compare import Job, read
-from compare_report import over_seeds
+from experiment import Ends, Job, ends, interval, read, work
 
 from flowrl.paths import PROJECT
 
@@ -41,15 +39,8 @@ def runs(given: Arguments, name: str, config: str, judges: Sequence[Path | None]
             if judge is not None and spec["name"] == "vlm_yes_no":
                 spec["model"] = str(judge.absolute())
         jobs.append(Job(name, f"seed-{seed}", run, given.folder))
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(Job.run, jobs))
+    list(work(jobs, given.jobs))
     return [job.folder for job in jobs]
-
-
-def ends(folder: Path, metric: str) -> tuple[float, float]:
-    """A metric of the first and the last line."""
-    lines = read(folder)
-    return lines[0][f"held_out/{metric}"], lines[-1][f"held_out/{metric}"]
 
 
 def overpaid(folder: Path) -> tuple[float, float]:
@@ -63,13 +54,11 @@ def overpaid(folder: Path) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def row(name: str, pairs: list[tuple[float, float]]) -> str:
+def row(name: str, pairs: list[Ends]) -> str:
     """Mean before; each seed after, and their mean with its 95 % interval."""
     after = [b for _, b in pairs]
-    wide = over_seeds(after)
-    spread = "" if wide is None else f" ({mean(after) - wide:.3f} to {mean(after) + wide:.3f})"
     each = ", ".join(f"{value:.3f}" for value in after)
-    return f"| {name} | {mean(a for a, _ in pairs):.3f} | {each} | {mean(after):.3f}{spread} |"
+    return f"| {name} | {mean(a for a, _ in pairs):.3f} | {each} | {interval(after)} |"
 
 
 def main() -> None:
@@ -77,11 +66,13 @@ def main() -> None:
     nothing = [None] * len(given.seeds)
     judges = runs(given, "judge", "demo_judge.yaml", nothing)
     lines = ["| | before | seeds | mean (95 % over seeds) |", "|---|---|---|---|"]
-    lines.append(row("judge: right answers", [ends(f, "exact_answer.text") for f in judges]))
+    lines.append(
+        row("judge: right answers", [ends(read(f), "held_out/exact_answer.text") for f in judges])
+    )
     for name, some in (("before", nothing), ("trained", [f / "model" for f in judges])):
         images = runs(given, f"image_{name}", "demo_judged.yaml", some)
         for metric in ("rule", "judge"):
-            found = [ends(f, metric) for f in images]
+            found = [ends(read(f), f"held_out/{metric}") for f in images]
             lines.append(row(f"images on the judge {name}: by the {metric}", found))
         lines.append(row(f"images on the judge {name}: overpaid", [overpaid(f) for f in images]))
     print("\n".join(lines))

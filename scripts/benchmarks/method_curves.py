@@ -23,7 +23,8 @@ from typing import Any
 
 import tyro
 import yaml
-from compare import Job, final_runs, read, work
+from compare import final_runs
+from experiment import Job, read, work
 
 from flowrl.recipes.table import IMAGE_RECIPES, RECIPES
 from flowrl.settings.file.inherit import merged

@@ -9,6 +9,7 @@ The wire has NVLINK within a machine of eight, and NETWORK beyond.
 import argparse
 from pathlib import Path
 
+from experiment import write_between
 from traffic import traffic
 
 from flowrl.estimate import sizes
@@ -105,13 +106,6 @@ def workers_row(name: str, run: Run, gpus: int) -> str:
     )
 
 
-def written(page: Path, mark: str, table: str) -> None:
-    """Replace the table between two marks of a page."""
-    before, rest = page.read_text().split(f"<!-- {mark} -->\n")
-    _, after = rest.split(f"<!-- end of {mark} -->")
-    page.write_text(f"{before}<!-- {mark} -->\n{table}\n<!-- end of {mark} -->{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="write the table into this page")
@@ -130,8 +124,8 @@ def main() -> None:
     workers = "\n".join([WORKERS_HEAD, *beside])
     print(table, workers, sep="\n\n")
     if page is not None:
-        written(page, "scale", table)
-        written(page, "workers", workers)
+        write_between(page, "scale", table)
+        write_between(page, "workers", workers)
 
 
 if __name__ == "__main__":

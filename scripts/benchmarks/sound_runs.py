@@ -11,19 +11,17 @@ run per seed of training. Prints a table over seeds; the folders have pages, sou
 spectrograms.
 """
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import diffusers
 import torch
 import tyro
-from compare_report import over_seeds
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+from experiment import GAIN_HEAD, Ends, ends, gain_row, with_seeds
 from torch import Tensor, nn
 
 import flowrl
@@ -116,7 +114,7 @@ def sounding() -> tuple[Any, dict[str, Any]]:
     return made.pipe, call
 
 
-def trained(seed: int, given: Arguments) -> dict[str, tuple[float, float]]:
+def trained(seed: int, given: Arguments) -> dict[str, Ends]:
     """Held-out scores before and after one run."""
     pipe, call = sounding()
     size = {name: call.pop(name) for name in ("height", "width")}
@@ -134,28 +132,15 @@ def trained(seed: int, given: Arguments) -> dict[str, tuple[float, float]]:
         iterations=given.iterations, lr=given.lr,
         settings=settings, folder=given.out / f"seed{seed}",
     )  # fmt: skip
-    lines = [line for line in run.metrics if "held_out/pitch" in line]
-    return {n: (lines[0][f"held_out/{n}"], lines[-1][f"held_out/{n}"]) for n in WATCHED}
-
-
-def row(name: str, found: list[tuple[float, float]]) -> str:
-    gains = [after - before for before, after in found]
-    ends, wide = ", ".join(f"{after:.3f}" for _, after in found), over_seeds(gains) or 0.0
-    gain = f"{mean(gains):+.3f} ({mean(gains) - wide:+.3f} to {mean(gains) + wide:+.3f})"
-    return f"| {name} | {found[0][0]:.3f} | {ends} | {gain} |"
+    return {name: ends(run.metrics, f"held_out/{name}") for name in WATCHED}
 
 
 def main(given: Arguments) -> None:
     torch.set_num_threads(1)
-    found, spent = list[dict[str, tuple[float, float]]](), list[float]()
-    for seed in given.seeds:
-        began = time.process_time()
-        found.append(trained(seed, given))
-        spent.append(time.process_time() - began)
-        print(f"seed {seed}: {found[-1]}, {spent[-1]:.0f} CPU s", flush=True)
-    print("| held-out | before | after | gain (95 % over seeds) |\n|---|---|---|---|")
+    found = with_seeds(given.seeds, lambda seed: trained(seed, given))
+    print(GAIN_HEAD)
     for name in WATCHED:
-        print(row(name, [each[name] for each in found]))
+        print(gain_row(name, [each[name] for each in found]))
 
 
 if __name__ == "__main__":

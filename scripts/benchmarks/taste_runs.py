@@ -22,19 +22,16 @@ rewritten after each step.
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 import tyro
+from experiment import ends, flowrl, interval, read
 from PIL import Image
-from scipy import stats
 
 import rewards
 from flowrl.demo.taste import TASTES
@@ -60,14 +57,6 @@ class Arguments:
     seeds: tuple[int, ...] = (0, 1, 2)
     methods: tuple[str, ...] = METHODS
     report_only: bool = False
-
-
-def flowrl(*words: object) -> None:
-    """Run a command in a process of its own. RuntimeError with its last words if it fails."""
-    command = [sys.executable, "-m", "flowrl", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-2000:]}")
 
 
 @dataclass
@@ -172,15 +161,13 @@ class Study:
         else:
             shutil.rmtree(run, ignore_errors=True)
             flowrl("train", file, "--folder", run, *words)
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        ends = {}
+        lines, known = read(run), {}
         for name, short in (
             (f"held_out/{self.taste}", "taste"),
             ("held_out/shapes.strict", "rule"),
         ):
-            values = [line[name] for line in lines if name in line]
-            ends |= {f"{short} before": values[0], f"{short} after": values[-1]}
-        return ends
+            known[f"{short} before"], known[f"{short} after"] = ends(lines, name)
+        return known
 
 
 def _load(spec: dict[str, Any]) -> Any:
@@ -216,14 +203,6 @@ def _margins(scores: torch.Tensor, pairs: np.ndarray) -> np.ndarray:
 def _agreement(margin: np.ndarray, true: np.ndarray) -> float:
     kept = true != 0
     return float(np.mean(credits(margin[kept], (true[kept] > 0).astype(float), "half")))
-
-
-def interval(values: Sequence[float]) -> str:
-    """A mean with its 95 % interval over seeds (Student's t)."""
-    if len(values) < 2:
-        return f"{mean(values):.3f} (one seed)"
-    wide = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{mean(values):.3f} ({mean(values) - wide:.3f} to {mean(values) + wide:.3f})"
 
 
 def report(studies: Sequence[Study]) -> None:

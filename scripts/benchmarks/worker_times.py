@@ -23,6 +23,8 @@ from math import nan
 from pathlib import Path
 from statistics import median
 
+from experiment import read
+
 from flowrl.paths import PROJECT
 
 QUIET = (
@@ -66,8 +68,7 @@ class Bench:
         codes = [process.wait() for process in started]
         if any(codes):
             raise SystemExit(f"{name} has failed")
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines][-self.iterations :][2:-1]
+        rows = read(folder)[-self.iterations :][2:-1]
         return {key: median(row[key] for row in rows if key in row) for key in rows[0]}
 
 

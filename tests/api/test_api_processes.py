@@ -46,7 +46,7 @@ if __name__ == "__main__":
     run = flowrl.train(resume=folder, rewards=[red], iterations=2)
     held_out = run.evaluate(["a red circle"], samples=2).metrics
     found = json.dumps([len(run.metrics), len(seen), held_out["red"]])
-    print(f"RESULT{found}\n", end="", flush=True)  # in one piece, beside the other process
+    print(f"RESULT{found}\\n", end="", flush=True)  # in one piece, beside the other process
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCH = ("-m", "accelerate.commands.launch", "--num_processes", "2", "--cpu")

@@ -23,18 +23,16 @@ from tests.support.completion_servers import (
     TREE,
     CompletionsServer,
     only,
-    opened,
     tree,
+    wait_shortly,
 )
 from tests.support.iterations import collect, iterate
-from tests.support.runs import check_resumed_bits, flowrl, lines, write
+from tests.support.runs import check_resumed_bits, flowrl, lines, opened, write
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
-    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 2.0)
+    wait_shortly(monkeypatch, 2.0)
 
 
 @pytest.mark.slow

@@ -10,16 +10,14 @@ from flowrl.errors import UserError
 from flowrl.models.language import served_adapters
 from flowrl.session.progress import Progress
 from rewards.serving.requests import Patience
-from tests.support.completion_servers import PROMPTS, CompletionsServer, only, opened, tree
+from tests.support.completion_servers import PROMPTS, CompletionsServer, only, tree, wait_shortly
 from tests.support.iterations import collect, iterate
-from tests.support.runs import flowrl, write
+from tests.support.runs import flowrl, opened, write
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
-    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 3.0)
+    wait_shortly(monkeypatch, 3.0)
 
 
 def words(server: CompletionsServer) -> list[str]:

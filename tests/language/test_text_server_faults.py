@@ -14,15 +14,21 @@ from flowrl.models.language.completion_answers import CompletionChoice, Completi
 from flowrl.models.language.served_adapters import fingerprint
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
-from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
+from tests.support.completion_servers import (
+    GRPO,
+    PROMPTS,
+    CompletionsServer,
+    only,
+    tree,
+    wait_shortly,
+)
 from tests.support.iterations import collect
+from tests.support.runs import opened
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
-    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 2.0)
+    wait_shortly(monkeypatch, 2.0)
 
 
 def drop(name: str):

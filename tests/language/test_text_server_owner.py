@@ -26,9 +26,9 @@ from flowrl.models.language.served_check import (
     token_gap,
 )
 from flowrl.paths import PROJECT
-from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, opened, tree
+from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, tree, weighty
 from tests.support.iterations import collect
-from tests.support.runs import flowrl, lines, start, write
+from tests.support.runs import flowrl, lines, opened, start, write
 
 SUMS = PROJECT / "flowrl" / "demo" / "sums-lm"
 NUMBERS = re.compile(r"by (\S+) on average and (\S+) at the 90.*noise is (\S+) on .* and (\S+) at")
@@ -166,12 +166,6 @@ def test_a_difference_is_of_tokens_that_are_not_nearly_certain_and_nan_is_none_o
     nan = token_gap(unsure, unsure * torch.nan)
     assert not nan.within(Gap(1.0, 1.0), 10) or nan == Gap(0.0, 0.0)
     assert not Gap(0.1, 1.1).within(Gap(0.1, 0.1), 10) and not Gap(1.1, 0.1).within(gap, 2)
-
-
-def weighty(server, folder, **settings):
-    made = tree(server, folder, sync="weights", **settings)
-    made["model"]["lora"] = None
-    return made
 
 
 def same_base(server: CompletionsServer) -> bool:

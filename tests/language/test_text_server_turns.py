@@ -9,8 +9,9 @@ pytest.importorskip("httpx")
 
 from flowrl.session.progress import Progress
 from tests.support import environments
-from tests.support.completion_servers import CompletionsServer, only, opened, tree
+from tests.support.completion_servers import CompletionsServer, only, tree
 from tests.support.iterations import collect, iterate
+from tests.support.runs import opened
 
 
 def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:

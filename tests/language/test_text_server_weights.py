@@ -14,21 +14,14 @@ from flowrl.models.language.served_adapters import checksum
 from flowrl.run.save.checkpoint import Progress
 from flowrl.settings.read import run_from
 from tests.support import tiny_lm
-from tests.support.completion_servers import CompletionsServer, only, opened, tree
+from tests.support.completion_servers import CompletionsServer, only, tree, wait_shortly, weighty
 from tests.support.iterations import collect, iterate
+from tests.support.runs import opened
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
-    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 3.0)
-
-
-def weighty(server, folder, **settings):
-    made = tree(server, folder, sync="weights", **settings)
-    made["model"]["lora"] = None
-    return made
+    wait_shortly(monkeypatch, 3.0)
 
 
 def loads(server: CompletionsServer) -> int:

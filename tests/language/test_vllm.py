@@ -20,9 +20,9 @@ import httpx
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from tests.support import text_runs, tiny_lm
-from tests.support.completion_servers import GRPO, PROMPTS, only, opened
+from tests.support.completion_servers import GRPO, PROMPTS, only
 from tests.support.iterations import collect, iterate
-from tests.support.runs import flowrl, free_port, write
+from tests.support.runs import flowrl, free_port, opened, write
 
 VLLM = os.environ.get("FLOWRL_VLLM")
 pytestmark = [

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -192,7 +191,7 @@ def test_a_damaged_body_is_read_or_unparsable(count):
 
     def check(rng: random.Random) -> None:
         tree = body(rng.choice(FORMS))
-        places = [(node, key) for node, key in nodes(tree)]
+        places = [(node, key) for node, key in fuzz.nodes(tree)]
         for node, key in rng.sample(places, rng.randint(1, 3)):
             node[key] = rng.choice(values)
         try:
@@ -208,13 +207,6 @@ def test_a_damaged_body_is_read_or_unparsable(count):
                 assert reader is questions_in or 0 <= value <= 1
 
     fuzz.cases(count, check)
-
-
-def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield tree, key
-        if isinstance(value, dict | list):
-            yield from nodes(value)
 
 
 @pytest.mark.slow

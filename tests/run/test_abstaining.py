@@ -15,12 +15,11 @@ from flowrl.iteration.records import PlanScores, Scored
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.session import start_record
 from flowrl.session.progress import Progress
-from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import run_from
 from rewards import Scores
 from tests.support import text_runs, tiny_lm
 from tests.support.iterations import collect, iterate
-from tests.support.runs import flowrl, lines, write
+from tests.support.runs import flowrl, lines, opened, write
 
 TASKS = """
 def a_words(prompts, completions, task, **kwargs):
@@ -71,11 +70,6 @@ def tree(model: Path, folder: Path, tasks: str, rewards: str, **train: Any) -> d
     settings["rewards"] = [f"{folder / 'tasks.py'}:{name}" for name in rewards.split()]
     settings["prompts"]["per_iteration"] = len(tasks)
     return settings
-
-
-def opened(settings: dict[str, Any], folder: Path) -> Session:
-    run = run_from(settings, "test")
-    return open_session(run, folder, open_accelerator(run, folder))
 
 
 @pytest.mark.slow

@@ -3,10 +3,9 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -184,20 +183,13 @@ def damage_folder(folder: Path, rng: random.Random) -> None:
 def change_value(path: Path, rng: random.Random) -> None:
     try:
         tree = json.loads(path.read_bytes())
-        places = list(nodes(tree))
+        places = list(fuzz.nodes(tree))
     except (ValueError, OSError, AttributeError, TypeError):
         return
     if places:
         node, key = rng.choice(places)
         node[key] = rng.choice(VALUES)
         path.write_text(json.dumps(tree))
-
-
-def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        yield tree, key
-        if isinstance(value, dict | list):
-            yield from nodes(value)
 
 
 def read_folder(folder: Path, kept: Session) -> None:

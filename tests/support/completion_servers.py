@@ -14,13 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from flowrl.likelihoods.rows import TokenRows
-from flowrl.session.session import Session, open_accelerator, open_session
-from flowrl.settings.read import run_from
 from tests.support import text_runs
 
 PROMPTS = ["a:", "cab :", "bead :"]
@@ -243,9 +242,18 @@ def tree(
     return made
 
 
-def opened(settings: dict[str, Any], folder: Path) -> Session:
-    run = run_from(settings, "test")
-    return open_session(run, folder, open_accelerator(run, folder))
+def weighty(server: CompletionsServer, folder: Path, **settings) -> dict[str, Any]:
+    """A run that trains all weights and sends them."""
+    made = tree(server, folder, sync="weights", **settings)
+    made["model"]["lora"] = None
+    return made
+
+
+def wait_shortly(monkeypatch: pytest.MonkeyPatch, seconds_to_close: float) -> None:
+    """Compare fewer tokens than a run does, and wait milliseconds between tries."""
+    monkeypatch.setattr("flowrl.models.language.served_check.COMPARED_TOKENS", 24)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", seconds_to_close)
 
 
 def only(rows: tuple) -> TokenRows:

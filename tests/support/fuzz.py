@@ -87,3 +87,11 @@ def damaged(data: bytes, rng: random.Random, pieces: Sequence[bytes] = PIECES) -
             ]
         )
     return data
+
+
+def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each place of a tree of mappings and lists: the one that holds it, and its key there."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield tree, key
+        if isinstance(value, dict | list):
+            yield from nodes(value)

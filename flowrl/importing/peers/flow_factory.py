@@ -425,8 +425,7 @@ def _noisy_steps(d: RunDraft) -> None:
             d.lose(
                 "scheduler.sde_steps", f"drawn from the first {pool[-1] + 1} steps, not from {pool}"
             )
-    if d.has("scheduler.seed"):
-        d.lose("scheduler.seed", "train.seed draws the steps", effect=False)
+    d.lose("scheduler.seed", "train.seed draws the steps", effect=False)
 
 
 def _grpo(d: RunDraft) -> None:
@@ -442,8 +441,7 @@ def _grpo(d: RunDraft) -> None:
     d.same("train.kl_beta")
     kind = d.value("train.kl_type")
     if not d.value("train.kl_beta"):
-        if d.has("train.kl_type"):
-            d.lose("train.kl_type", "without a KL it is not read", effect=False)
+        d.lose("train.kl_type", "without a KL it is not read", effect=False)
     elif guard:
         d.lose("train.kl_type", "grpo_guard has the density's KL alone")
     else:
@@ -514,8 +512,7 @@ def _nft(d: RunDraft) -> None:
     _trained_levels(d)
     _level_choice(d, "from the grid, each once")
     d.write("train.kl_beta", {"recipe.kl": d.value("train.kl_beta")})
-    if d.has("train.kl_type"):
-        d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
+    d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
 def _awm(d: RunDraft) -> None:
@@ -537,8 +534,7 @@ def _awm(d: RunDraft) -> None:
     _level_choice(d, "by `times`, with its own reach and shift")
     _clip(d)
     d.write("train.kl_beta", {"recipe.kl": d.value("train.kl_beta")})
-    if d.has("train.kl_type"):
-        d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
+    d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
     d.lose_unless("train.ema_kl_beta", (1, 1.0), "the recipe's KL to its average has the weight 1")
 
 
@@ -550,10 +546,7 @@ def _dpo(d: RunDraft) -> None:
     _level_choice(d, "evenly")
     d.lose(["train.weighting_scheme"], "the recipe draws levels evenly")
     for name in ("train.logit_mean", "train.logit_std"):
-        if d.has(name):
-            d.lose(
-                name, "belongs to weighting_scheme: the recipe draws levels evenly", effect=False
-            )
+        d.lose(name, "belongs to weighting_scheme: the recipe draws levels evenly", effect=False)
     for name in ("train.global_std", "train.advantage_aggregation"):
         if d.has(name) and (_reward_count(d) == 1 or name == "train.global_std"):
             d.lose(name, "only the order of a group's rewards counts", effect=False)
@@ -598,8 +591,7 @@ def _dgpo(d: RunDraft) -> None:
     )
     d.lose_unless("train.global_std", (True,), "the std is the batch's")
     d.lose_unless("train.adv_clip_range", (5, 5.0), "advantages are clipped at 5")
-    if d.has("train.kl_type"):
-        d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
+    d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
 def _crd(d: RunDraft) -> None:
@@ -637,8 +629,7 @@ def _crd(d: RunDraft) -> None:
     )
     d.lose_unless("train.global_std", (True,), "the std is the batch's")
     d.lose_unless("train.adv_clip_range", (5, 5.0), "advantages are clipped at 5")
-    if d.has("train.kl_type"):
-        d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
+    d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
 def _batches(d: RunDraft, trainer: str) -> None:
@@ -669,8 +660,7 @@ def _batches(d: RunDraft, trainer: str) -> None:
     if auto:
         updates = wanted
         d.same("train.gradient_step_per_epoch")
-        if d.has("train.gradient_accumulation_steps"):
-            d.lose("train.gradient_accumulation_steps", "follows from train.updates", effect=False)
+        d.lose("train.gradient_accumulation_steps", "follows from train.updates", effect=False)
         each = max(1, calls // wanted) * levels
         how = f"gradient_accumulation_steps auto is {each}: {updates} optimizer steps"
     else:
@@ -963,8 +953,7 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
     if d.has(f"{start}.name"):
         d.tell(f"{start}.name", {}, "the label is the reward's name")
     for name in ("dtype", "device", "batch_size", "num_workers", "async_reward"):
-        if d.has(f"{start}.{name}"):
-            d.lose(f"{start}.{name}", "memory and speed; settings of the reward", effect=False)
+        d.lose(f"{start}.{name}", "memory and speed; settings of the reward", effect=False)
     return spec
 
 
@@ -1033,20 +1022,14 @@ def _evaluation(d: RunDraft) -> None:
             )
     tracker = d.value("log.logging_backend")
     if tracker in (None, "none"):
-        if d.has("log.logging_backend"):
-            d.lose("log.logging_backend", "none", effect=False)
+        d.lose("log.logging_backend", "none", effect=False)
     elif tracker == "swanlab":
         d.write("log.logging_backend", {"track.with": ["swanlab"]}, "a tracker of accelerate")
     else:
         d.write("log.logging_backend", {"track.with": [tracker]}, "a tracker of accelerate")
     if d.has("log.project") and d.value("log.project"):
         d.write("log.project", {"track.project": d.value("log.project")})
-    for name, why in (
-        ("log.save_dir", "flowrl train --folder names it"),
-        ("log.run_name", "flowrl train --folder names it"),
-    ):
-        if d.has(name):
-            d.lose(name, why, effect=False)
+    d.lose_folders("log.save_dir", "log.run_name")
 
 
 FLOW_FACTORY = Peer(

@@ -120,8 +120,7 @@ def _model(d: RunDraft) -> None:
         {"prompts.train": f"{folder}/{train}", "prompts.held_out": f"{folder}/{test}"},
         "the training and test files of that folder",
     )
-    if d.has("prompt_fn"):
-        d.lose("prompt_fn", "the form of the prompt file says it", effect=False)
+    d.lose("prompt_fn", "the form of the prompt file says it", effect=False)
 
 
 def _batches(d: RunDraft) -> None:
@@ -169,10 +168,7 @@ def _grpo(d: RunDraft) -> None:
     tracked, whole = d.value("per_prompt_stat_tracking"), d.value("sample.global_std")
     if tracked:
         d.write("sample.global_std", {"recipe.scale": "batch" if whole else "group"}, "whose std")
-        if d.has("per_prompt_stat_tracking"):
-            d.lose(
-                "per_prompt_stat_tracking", "as here: the mean of a prompt's group", effect=False
-            )
+        d.lose("per_prompt_stat_tracking", "as here: the mean of a prompt's group", effect=False)
     else:
         d.write(
             "per_prompt_stat_tracking",
@@ -184,8 +180,7 @@ def _grpo(d: RunDraft) -> None:
             },
             "mean and std of the batch",
         )
-        if d.has("sample.global_std"):
-            d.lose("sample.global_std", "only per_prompt_stat_tracking reads it", effect=False)
+        d.lose("sample.global_std", "only per_prompt_stat_tracking reads it", effect=False)
     edge = d.value("train.adv_clip_max")
     if edge == 5:
         d.lose_unless("train.adv_clip_max", (5, 5.0), "")
@@ -245,15 +240,11 @@ def _dpo(d: RunDraft) -> None:
                 f"the reference is replaced every {frozen} steps; here it stays the initial model",
             )
     for name in ("sample.global_std", "per_prompt_stat_tracking"):
-        if d.has(name):
-            d.lose(name, "only the order of a group's rewards counts", effect=False)
+        d.lose(name, "only the order of a group's rewards counts", effect=False)
     for name in ("train.clip_range", "train.adv_clip_max"):
-        if d.has(name):
-            d.lose(name, "the DPO loss does not read it", effect=False)
-    if d.has("train.timestep_fraction"):
-        d.lose("train.timestep_fraction", "levels are drawn evenly", effect=False)
-    if d.has("sample.noise_level"):
-        d.lose("sample.noise_level", "its DPO samples by an ODE", effect=False)
+        d.lose(name, "the DPO loss does not read it", effect=False)
+    d.lose("train.timestep_fraction", "levels are drawn evenly", effect=False)
+    d.lose("sample.noise_level", "its DPO samples by an ODE", effect=False)
     d.lose_unless("train.cfg", (False,), "a matching loss trains without guidance")
 
 

@@ -56,9 +56,7 @@ def _read(d: RunDraft) -> None:
     _method(d)
     _optimizer(d)
     _pairs(d)
-    for name in ("output_dir", "tracker_run_name"):
-        if d.has(name):
-            d.lose(name, "flowrl train --folder names it", effect=False)
+    d.lose_folders("output_dir", "tracker_run_name")
     for name in d.matching(*_TIMINGS):
         d.lose(name, "changes speed, memory or logs", effect=False)
 
@@ -67,8 +65,7 @@ def _model(d: RunDraft) -> None:
     path, family = d.value("pretrained_model_name_or_path"), str(d.value("model_family"))
     if path is not None:
         d.write("pretrained_model_name_or_path", {"model.pipeline": path})
-        if d.has("model_family"):
-            d.lose("model_family", "the pipeline's folder says its class", effect=False)
+        d.lose("model_family", "the pipeline's folder says its class", effect=False)
     elif family in _FAMILIES:
         d.write("model_family", {"model.pipeline": _FAMILIES[family]}, "the family's model")
     else:
@@ -99,8 +96,7 @@ def _model(d: RunDraft) -> None:
         d.lose("lora_dropout", "adapters have no dropout")
     precision = d.value("base_model_precision")
     if precision in (None, "no_change"):
-        if d.has("base_model_precision"):
-            d.lose("base_model_precision", "as it is", effect=False)
+        d.lose("base_model_precision", "as it is", effect=False)
     elif str(precision).endswith("-quanto") and str(precision).startswith(("int8", "int4")):
         d.write(
             "base_model_precision",
@@ -157,8 +153,7 @@ def _method(d: RunDraft) -> None:
     d.lose_unless(f"{_METHOD}.sft_loss_weight", (0, 0.0), "no diffusion loss is added")
     d.lose_unless(f"{_METHOD}.anchor_alpha", (0, 0.0), "no anchor to the base is added")
     d.lose_unless(f"{_METHOD}.loss_weight", (1, 1.0), "the loss has the weight 1; scale train.lr")
-    if d.has(f"{_METHOD}.mask_dilate"):
-        d.lose(f"{_METHOD}.mask_dilate", "without a mask it is not read", effect=False)
+    d.lose(f"{_METHOD}.mask_dilate", "without a mask it is not read", effect=False)
     d.write(
         "flow_custom_timesteps", {"recipe.levels_per_sample": 1}, "a level a pair"
     ) if not d.has("flow_custom_timesteps") else d.lose(
@@ -202,8 +197,7 @@ def _optimizer(d: RunDraft) -> None:
     limit = d.value("max_train_steps")
     if limit:
         d.write("max_train_steps", {"train.iterations": limit})
-        if d.has("num_train_epochs"):
-            d.lose("num_train_epochs", "max_train_steps takes its place", effect=False)
+        d.lose("num_train_epochs", "max_train_steps takes its place", effect=False)
     else:
         d.lose(
             [x for x in ("num_train_epochs", "max_train_steps") if d.has(x)], "set train.iterations"

@@ -431,8 +431,7 @@ def _kl(d: RunDraft) -> None:
     beta = d.value("beta")
     d.same("beta")
     if not beta:
-        if d.has("use_bias_correction_kl"):
-            d.lose("use_bias_correction_kl", "without a KL it is not read", effect=False)
+        d.lose("use_bias_correction_kl", "without a KL it is not read", effect=False)
     elif d.value("use_bias_correction_kl"):
         d.lose(
             "use_bias_correction_kl",
@@ -534,12 +533,10 @@ def _batches(d: RunDraft) -> None:
             {"train.iterations": -(-limit // per)},
             f"{limit} optimizer steps, {per} an iteration",
         )
-        if d.has("num_train_epochs"):
-            d.lose("num_train_epochs", "max_steps takes its place", effect=False)
+        d.lose("num_train_epochs", "max_steps takes its place", effect=False)
         d.lines.pop("num_train_epochs", None) if not d.has("num_train_epochs") else None
     else:
-        if d.has("max_steps"):
-            d.lose("max_steps", "num_train_epochs takes its place", effect=False)
+        d.lose("max_steps", "num_train_epochs takes its place", effect=False)
         rate = d.value("num_train_epochs")
         d.lose(
             "num_train_epochs",
@@ -651,10 +648,8 @@ def _data(d: RunDraft) -> None:
         )
         d.write("eval_strategy", {}, "evaluate.every is in iterations")
     else:
-        if d.has("eval_strategy"):
-            d.lose("eval_strategy", "flowrl always evaluates, and trains the same", effect=False)
-        if d.has("dataset_test_split"):
-            d.lose("dataset_test_split", "no evaluation reads it", effect=False)
+        d.lose("eval_strategy", "flowrl always evaluates, and trains the same", effect=False)
+        d.lose("dataset_test_split", "no evaluation reads it", effect=False)
     for each in d.matching("(rows changed by code)"):
         d.lose(
             each,
@@ -726,20 +721,14 @@ def _rewards(d: RunDraft) -> None:
 
 
 def _rest(d: RunDraft) -> None:
-    for name in ("output_dir", "run_name"):
-        if d.has(name):
-            d.lose(name, "flowrl train --folder names it", effect=False)
-    if d.value("resume_from_checkpoint"):
-        d.lose(
-            "resume_from_checkpoint",
-            "checkpoints of TRL are not resumed; model.language takes its weights",
-        )
-    elif d.has("resume_from_checkpoint"):
-        d.unread("resume_from_checkpoint")
+    d.lose_folders("output_dir", "run_name")
+    d.lose_if_set(
+        "resume_from_checkpoint",
+        "checkpoints of TRL are not resumed; model.language takes its weights",
+    )
     trackers = d.value("report_to")
     if trackers in (None, "none", "all", ["none"]):
-        if d.has("report_to"):
-            d.lose("report_to", "see track.with", effect=False)
+        d.lose("report_to", "see track.with", effect=False)
     else:
         d.write(
             "report_to",

@@ -335,8 +335,7 @@ def _advantage(d: RunDraft, estimator: str) -> None:
             "algorithm.kl_ctrl.kl_coef",
             "algorithm.kl_penalty",
         ):
-            if d.has(name):
-                d.lose(name, "off", effect=False)
+            d.lose(name, "off", effect=False)
 
 
 def _loss(d: RunDraft) -> None:
@@ -436,8 +435,7 @@ def _loss(d: RunDraft) -> None:
             d.tree["recipe"]["kl_in"] = "loss"
     else:
         for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"):
-            if d.has(f"{_ACTOR}.{name}"):
-                d.lose(f"{_ACTOR}.{name}", "off", effect=False)
+            d.lose(f"{_ACTOR}.{name}", "off", effect=False)
 
 
 def _batches(d: RunDraft) -> None:
@@ -464,8 +462,7 @@ def _batches(d: RunDraft) -> None:
     limit, epochs = d.value("trainer.total_training_steps"), d.value("trainer.total_epochs")
     if limit:
         d.same("trainer.total_training_steps")
-        if d.has("trainer.total_epochs"):
-            d.lose("trainer.total_epochs", "total_training_steps takes its place", effect=False)
+        d.lose("trainer.total_epochs", "total_training_steps takes its place", effect=False)
     else:
         d.lose(
             "trainer.total_epochs",
@@ -474,10 +471,7 @@ def _batches(d: RunDraft) -> None:
         if d.has("trainer.total_training_steps"):
             d.unread("trainer.total_training_steps")
     for name in ("n_gpus_per_node", "nnodes"):
-        if d.has(f"trainer.{name}"):
-            d.lose(
-                f"trainer.{name}", f"the launcher's; this import is for {d.devices}", effect=False
-            )
+        d.lose(f"trainer.{name}", f"the launcher's; this import is for {d.devices}", effect=False)
 
 
 def _optimizer(d: RunDraft) -> None:
@@ -569,8 +563,7 @@ def _data(d: RunDraft) -> None:
     ):
         value = d.value(name)
         if value is None or value < 0:
-            if d.has(name):
-                d.lose(name, "-1 is all", effect=False)
+            d.lose(name, "-1 is all", effect=False)
             continue
         file = d.tree["prompts"][setting]
         if isinstance(file, str):
@@ -724,16 +717,11 @@ def _rest(d: RunDraft) -> None:
             {"track.with": kept} if kept else {},
             "trackers of accelerate; the panel is the console",
         )
-    for name in ("trainer.default_local_dir", "trainer.experiment_name"):
-        if d.has(name):
-            d.lose(name, "flowrl train --folder names it", effect=False)
-    if d.value("trainer.resume_from_path"):
-        d.lose(
-            "trainer.resume_from_path",
-            "checkpoints of verl are not resumed; model.language takes their weights",
-        )
-    elif d.has("trainer.resume_from_path"):
-        d.unread("trainer.resume_from_path")
+    d.lose_folders("trainer.default_local_dir", "trainer.experiment_name")
+    d.lose_if_set(
+        "trainer.resume_from_path",
+        "checkpoints of verl are not resumed; model.language takes their weights",
+    )
     for name, (neutral, why) in _CHANGES.items():
         if d.has(name) and name not in d.lines:
             d.lose_unless(name, neutral, why)
