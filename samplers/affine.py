@@ -15,7 +15,7 @@ from samplers.kernels import Gaussian, coefficients, mean_log_prob
 from samplers.solvers import Past, Point, Solver
 from samplers.step_tree import StepTree
 
-EXACT = 1e-9  # relative error of a step that is computed from its numbers in float64
+_EXACT = 1e-9  # relative error of a step that is computed from its numbers in float64
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,6 @@ def _solved(solver: Solver, sigma: float, sigma_next: float, before: float | Non
     of_x, of_v, of_clean, of_left = numbers.tolist()
     if solver.memory > 1 or of_left != 0:
         raise ValueError(f"the solver {name} remembers more than the last clean sample")
-    if not off <= EXACT * (1 + numbers.abs().sum()):
+    if not off <= _EXACT * (1 + numbers.abs().sum()):
         raise ValueError(f"a step of the solver {name} is not linear in states and velocities")
     return AffineStep(sigma, sigma_next, of_x, of_v, of_clean)

@@ -82,6 +82,6 @@ class SD3Engine:
 
 
 if __name__ == "__main__":
-    from flowrl.models.engine.serve import serve
+    from flowrl.models.engine.serve import serve_engine
 
     serve(SD3Engine(sys.argv[1]))

@@ -15,7 +15,7 @@ class Gap:
 
     @classmethod
     def of(cls, differences: Float[Tensor, " n"]) -> "Gap":
-        """Of n differences; 0 if there are none."""
+        """Summarise n differences; 0 if there are none."""
         off = differences.abs().double()
         if len(off) == 0:
             return cls(0.0, 0.0)

@@ -307,7 +307,7 @@ ROWS = (
      "run/test_devices.py"),
     ("cudnn-attention", "flowrl/models/open.py", "enable_cudnn_sdp(cudnn_attention)",
      "enable_cudnn_sdp(True)", "models/test_precision.py"),
-    ("newer-checksum", "flowrl/models/language/served_adapters.py", "(bits * places).sum()", "bits.sum()",
+    ("newer-checksum", "flowrl/models/checksum.py", "(bits * places).sum()", "bits.sum()",
      "language/test_text_server_weights.py"),
     ("newer-held", "flowrl/models/language/served_adapters.py", "return self._version() == self.loaded",
      "return True", "language/test_text_server_weights.py"),

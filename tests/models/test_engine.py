@@ -16,7 +16,7 @@ pytest.importorskip("httpx")
 from flowrl.errors import UserError
 from flowrl.models.engine import Engine, EngineRequest, EngineSamples, walked
 from flowrl.models.engine.remote import RemoteEngine
-from flowrl.models.engine.rolls import EngineRolls, EngineWeights, checked, plain_arguments
+from flowrl.models.engine.rolls import EngineRolls, EngineWeights, checked_answer, plain_arguments
 from flowrl.models.engine.wire import answer_bytes, read_answer, read_request, request_body
 from flowrl.run.evaluate.guard import _engine_range
 from flowrl.run.evaluate.start_checks import prove_pipeline
@@ -149,7 +149,7 @@ def test_an_answer_that_lacks_something_is_refused_by_name():
     (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
     asked = request_of(plan)
     right = walked(asked, lambda x, sigma: -x)
-    assert checked(asked, right) is right
+    assert checked_answer(asked, right) is right
     nan = {k: each * torch.nan for k, each in right.logp.items()}
     short = {k: each[:1] for k, each in right.states.items()}
     for wrong, words in (
@@ -159,7 +159,7 @@ def test_an_answer_that_lacks_something_is_refused_by_name():
         (replace(right, logp=nan), "not finite"),
     ):
         with pytest.raises(UserError, match=words):
-            checked(asked, wrong)
+            checked_answer(asked, wrong)
     assert plain_arguments({"negative_prompt": "a", "seed": 1}) == {
         "negative_prompt": "a",
         "seed": 1,
@@ -171,9 +171,9 @@ def test_an_answer_that_lacks_something_is_refused_by_name():
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [
-        ({"name": "awm", "steps": 4, "group": 4}, {}, "the solver SA"),
-        ({"name": "branch_grpo", "steps": 6}, {}, "samples trees"),
-        ({"name": "refl", "steps": 4}, {}, "reward's gradient"),
+        ({"name": "awm", "steps": 8, "group": 4}, {}, "the solver SA"),
+        ({"name": "branch_grpo", "steps": 12}, {}, "samples trees"),
+        ({"name": "refl", "steps": 4}, {}, "KeepingRoute changes samples"),
         (FLOW_GRPO, {"steer": {"iterations": [0, 1]}}, "steer"),
         (NFT, {"steer": {"iterations": [0, 1]}}, "SteeredRoute changes samples"),
         (FLOW_GRPO, {"train": {"recompute_old": False}}, "train.recompute_old"),
@@ -347,7 +347,7 @@ def test_mistakes_of_an_engine_end_the_run_with_its_words(tmp_path, error):
 
 def test_an_engine_that_is_away_is_waited_for(tmp_path, capsys, monkeypatch):
     """Until it comes back, with its weights again; or until the patience is over."""
-    monkeypatch.setattr("flowrl.models.engine.rolls.LONGEST_WAIT", 0.01)
+    monkeypatch.setattr("flowrl.models.engine.rolls._LONGEST_WAIT", 0.01)
     (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
     asked, away = request_of(plan), ConnectionError("no answer")
     engine = Fickle(away, TimeoutError(), None)

@@ -22,11 +22,14 @@ from flowrl.models.engine.rolls import EngineRolls
 from flowrl.models.gap import Gap
 from samplers import Chain, FlowSDE
 
-NOISE_BOUND = 10.0  # times the noise
-LEAST_NOISE = 1e-6  # nats: kernels differ by as much in float32
-PROMPTS, GROUP, SHAPE = 4, 4, 8  # prompts, samples of each, rows in a call
-PROBED = 2  # samples of a prompt that are compared in each iteration
-HALVES = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}  # half precision, otherwise
+_NOISE_BOUND = 10.0  # times the noise
+_LEAST_NOISE = 1e-6  # nats: kernels differ by as much in float32
+_PROMPTS, _GROUP, _SHAPE = 4, 4, 8  # prompts, samples of each, rows in a call
+_PROBED = 2  # samples of a prompt that are compared in each iteration
+_HALVES = {
+    torch.bfloat16: torch.float16,
+    torch.float16: torch.bfloat16,
+}  # half precision, otherwise
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class EngineComparison:
         meta: Sequence[Mapping[str, Any]],
         steps: int,
         iteration: int = 0,
-        group: int = GROUP,
+        group: int = _GROUP,
     ) -> "EngineComparison":
         """Let the engine sample chains of Flow-SDE steps of these prompts."""
         opened = policy.open(texts, meta, steps)
@@ -69,7 +72,7 @@ class EngineComparison:
         return self.rows.old.logp[:, 0].cpu()
 
     @torch.no_grad()
-    def ours(self, shape: int = SHAPE, dtype: torch.dtype | None = None) -> Float[Tensor, " n"]:
+    def ours(self, shape: int = _SHAPE, dtype: torch.dtype | None = None) -> Float[Tensor, " n"]:
         """Log-densities under the learner's present weights, `shape` rows in a call, or in another
         precision."""
         batch, device = self.batch, self.rows.x_next.device
@@ -91,9 +94,9 @@ class EngineComparison:
         self, own: Float[Tensor, " n"], model: torch.dtype, engine: torch.dtype
     ) -> tuple[Gap, str]:
         """The learner's own noise, and its sources. `model`, `engine`: the two precisions."""
-        found, sources = Gap(LEAST_NOISE, LEAST_NOISE), ["another batch shape"]
+        found, sources = Gap(_LEAST_NOISE, _LEAST_NOISE), ["another batch shape"]
         found = found.or_more(Gap.of(own - self.ours(shape=1)))
-        other = engine if engine != model else HALVES.get(model)
+        other = engine if engine != model else _HALVES.get(model)
         if other is None or other == torch.float32:  # the same arithmetic, or a finer one
             return found, " and ".join(sources)
         rounded = self.ours(dtype=other)
@@ -103,8 +106,8 @@ class EngineComparison:
         return found, " and ".join(sources)
 
 
-def spread(count: int, most: int = PROMPTS) -> list[int]:
-    """Some of `count` places, spread evenly."""
+def spread_places(count: int, most: int = _PROMPTS) -> list[int]:
+    """Some of `count` places, spread_places evenly."""
     some = min(most, count)
     return [i * count // some for i in range(some)]
 
@@ -121,14 +124,14 @@ def prove_engine(
     gap = Gap.of(own - drawn.theirs)
     noise, sources = drawn.noise(own, model, engine or model)
     words = f"{gap}, over {len(own)} steps; the pipeline's own noise is {noise} ({sources})"
-    if not gap.within(noise, NOISE_BOUND):
+    if not gap.within(noise, _NOISE_BOUND):
         raise UserError(
             f"model.engine: log-densities of {rolls.place} differ from the pipeline's own by "
-            f"{words}. More than {NOISE_BOUND:g} times this noise is another model, another "
+            f"{words}. More than {_NOISE_BOUND:g} times this noise is another model, another "
             "guidance, or weights that it did not load: start it with the weights of "
             "model.pipeline; if its network computes in half precision, set model.engine.dtype"
         )
-    rolls.allow(NOISE_BOUND * noise.mean)
+    rolls.allow(_NOISE_BOUND * noise.mean)
     return (
         f"{rolls.place} draws the samples; its log-densities differ from the pipeline's own by "
         f"{words}"
@@ -138,5 +141,5 @@ def prove_engine(
 def probed(policy: Any, text: str, meta: Mapping[str, Any], steps: int, iteration: int) -> float:
     """Mean difference of log-densities, in nats, on a few chains of one prompt."""
     rows = [meta] if meta else []
-    drawn = EngineComparison.drawn(policy, [text], rows, steps, iteration, PROBED)
+    drawn = EngineComparison.drawn(policy, [text], rows, steps, iteration, _PROBED)
     return Gap.of(drawn.ours() - drawn.theirs).mean

@@ -15,8 +15,8 @@ from rewards.serving.bounded import LIST_BYTES
 from rewards.serving.client import RETRIED_STATUSES, Client
 
 STALE = 409  # the status for a version that the engine does not hold
-LONGEST_WAIT = 30.0  # seconds between two tries
-QUOTED = 500  # characters of an answer in a message
+_LONGEST_WAIT = 30.0  # seconds between two tries
+_QUOTED = 500  # characters of an answer in a message
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class RemoteEngine:
             ) from error
         for attempt in range(how.tries):
             if attempt > 0:
-                time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
+                time.sleep(min(how.backoff * 2.0 ** (attempt - 1), _LONGEST_WAIT))
             status, content = self.client.post(path, body, most)
-            words = content[:QUOTED].decode(errors="replace")
+            words = content[:_QUOTED].decode(errors="replace")
             if status < 300:
                 return content
             if status == STALE:

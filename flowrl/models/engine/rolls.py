@@ -28,10 +28,10 @@ from samplers.affine import affine_steps
 from samplers.host import sent
 from samplers.noise import key_hash
 
-SENT_PREFIX = "flowrl-"  # of the versions of all weights that are sent
-HEAD_START = 600.0  # seconds that the other processes leave to the main one, which saves
-LONGEST_WAIT = 1.0  # seconds between two tries of an engine that does not answer
-OUTAGES = (ConnectionError, TimeoutError)
+_SENT_PREFIX = "flowrl-"  # of the versions of all weights that are sent
+_HEAD_START = 600.0  # seconds that the other processes leave to the main one, which saves
+_LONGEST_WAIT = 1.0  # seconds between two tries of an engine that does not answer
+_OUTAGES = (ConnectionError, TimeoutError)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class EngineWeights:
 
     def current(self) -> str:
         """The version of the current weights, after the engine has them."""
-        version = f"{SENT_PREFIX}{weights_checksum(self.model.trainable().items())}"
+        version = f"{_SENT_PREFIX}{weights_checksum(self.model.trainable().items())}"
         if version != self.loaded:
             self.engine.load(version, self._files(version))
             self.loaded = version
@@ -65,7 +65,7 @@ class EngineWeights:
 
     def close(self) -> None:
         """Leave the engine and delete the files. An engine that is gone has forgotten them."""
-        with suppress(*OUTAGES):
+        with suppress(*_OUTAGES):
             self.engine.close()
         if self.main:
             self._sweep()
@@ -78,13 +78,13 @@ class EngineWeights:
             beside = path.with_name(f"new-{version}")
             shutil.rmtree(beside, ignore_errors=True)
             self._save(beside)
-            os.replace(beside, path)  # whoever sees the folder sees all of its files
-        end = time.monotonic() + HEAD_START
+            os.replace(beside, path)  # a process that sees the folder sees all files
+        end = time.monotonic() + _HEAD_START
         while not path.is_dir():
             if time.monotonic() > end:
                 raise UserError(
                     f"model.engine: the main process has not written {path} within "
-                    f"{HEAD_START:.0f} s: processes on other machines must see the run's folder"
+                    f"{_HEAD_START:.0f} s: processes on other machines must see the run's folder"
                 )
             time.sleep(0.1)
         return path
@@ -188,8 +188,8 @@ class EngineRolls:
                 found = self.engine.sample(replace(request, version=version))
                 held = found.version
                 if held == version:
-                    return checked(request, found)
-            except OUTAGES as error:
+                    return checked_answer(request, found)
+            except _OUTAGES as error:
                 self._wait(error, end, waits)
                 waits = True
                 continue
@@ -225,16 +225,16 @@ class EngineRolls:
                 f"{self.patience:g} s (model.engine.patience)",
                 file=sys.stderr,
             )
-        time.sleep(min(LONGEST_WAIT, self.patience))
+        time.sleep(min(_LONGEST_WAIT, self.patience))
 
     def _failed(self, error: Exception) -> UserError:
         words = " ".join(str(error).split())[:500]
         return UserError(f"model.engine: {self.place}: {type(error).__name__}: {words}")
 
 
-def checked(request: EngineRequest, found: EngineSamples) -> EngineSamples:
+def checked_answer(request: EngineRequest, found: EngineSamples) -> EngineSamples:
     """An answer that has what was asked for. UserError otherwise. Whether states are finite is
-    checked with the samples."""
+    checked_answer with the samples."""
     count = len(request.seeds)
     shapes: list[tuple[str, Mapping[int, Tensor], Sequence[int], tuple[int, ...]]] = [
         ("state", found.states, request.levels, (count, *request.shape)),

@@ -95,7 +95,7 @@ def create_engine_app(engine: Engine, token: str | None = None) -> "FastAPI":
     return app
 
 
-def serve(engine: Engine, host: str = "127.0.0.1", port: int = 8200) -> None:
+def serve_engine(engine: Engine, host: str = "127.0.0.1", port: int = 8200) -> None:
     """Serve an engine until Ctrl-C. Who can reach the address can use it, and let it read files."""
     import uvicorn
 

@@ -11,14 +11,14 @@ from flowrl.settings.model.engine import EngineSettings
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
-SERVED = "served"  # folder of a run with the weights that are sent
+_SERVED = "served"  # folder of a run with the weights that are sent
 
 
 def engine_rolls(s: EngineSettings, model: Policy, folder: Path, main: bool) -> EngineRolls:
     """The engine, which gets the model's weights through files in the run's folder. UserError for
     an engine that cannot be built."""
     engine = _engine(s)
-    weights = EngineWeights(model, engine, folder / SERVED, main)
+    weights = EngineWeights(model, engine, folder / _SERVED, main)
     return EngineRolls(engine, weights, s.place, s.prompts, s.patience)
 
 

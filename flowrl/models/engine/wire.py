@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flowrl.models.engine.protocol import EngineRequest, EngineSamples
 
-STATE, LOGP, VERSION = "state.", "logp.", "version"
-HEADER_BYTES = 2**20  # of names and shapes
+_STATE, _LOGP, _VERSION = "state.", "logp.", "version"
+_HEADER_BYTES = 2**20  # of names and shapes
 _REQUEST = TypeAdapter(EngineRequest)
 
 
@@ -37,10 +37,10 @@ def read_request(body: Any) -> EngineRequest:
 
 def answer_bytes(found: EngineSamples) -> bytes:
     """Samples as bytes."""
-    tensors = {f"{STATE}{k}": each for k, each in found.states.items()}
-    tensors |= {f"{LOGP}{k}": each for k, each in found.logp.items()}
+    tensors = {f"{_STATE}{k}": each for k, each in found.states.items()}
+    tensors |= {f"{_LOGP}{k}": each for k, each in found.logp.items()}
     plain = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
-    return save(plain, {VERSION: found.version})
+    return save(plain, {_VERSION: found.version})
 
 
 def read_answer(content: bytes) -> EngineSamples:
@@ -48,11 +48,11 @@ def read_answer(content: bytes) -> EngineSamples:
     try:
         (length,) = struct.unpack("<Q", content[:8])
         header = json.loads(content[8 : 8 + length])
-        version = header["__metadata__"][VERSION]
+        version = header["__metadata__"][_VERSION]
         tensors = load(content)
     except (struct.error, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ValueError("its answer is no safetensors file with the metadata `version`") from error
-    return EngineSamples(str(version), _numbered(tensors, STATE), _numbered(tensors, LOGP))
+    return EngineSamples(str(version), _numbered(tensors, _STATE), _numbered(tensors, _LOGP))
 
 
 def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, Tensor]:
@@ -67,4 +67,4 @@ def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, Tensor]:
 def most_answer_bytes(request: EngineRequest) -> int:
     """Bytes that the answer may have: of its numbers in float64, and of its header."""
     numbers = torch.Size(request.shape).numel() * len(request.levels) + len(request.trained)
-    return HEADER_BYTES + 8 * len(request.seeds) * numbers
+    return _HEADER_BYTES + 8 * len(request.seeds) * numbers

@@ -82,14 +82,14 @@ def _prove_scores(session: Session, form: MediaForm) -> None:
 
 def _engine_sentence(session: Session) -> str:
     """Compare the engine that samples with the model. UserError for other weights."""
-    from flowrl.models.engine.check import EngineComparison, prove_engine, spread
+    from flowrl.models.engine.check import EngineComparison, prove_engine, spread_places
     from flowrl.models.engine.rolls import EngineRolls
 
     run, policy = session.run, session.learner.policy
     assert isinstance(policy, PipelinePolicy) and run.engine is not None
     rolls = policy.use.rolls
     assert isinstance(rolls, EngineRolls), "a training run asks its engine"
-    texts, meta = session.prompts.take(spread(len(session.prompts)))
+    texts, meta = session.prompts.take(spread_places(len(session.prompts)))
     drawn = EngineComparison.drawn(policy, texts, meta, session.algorithm.steps)
     own = None if run.engine.dtype is None else DTYPES[run.engine.dtype]
     return prove_engine(rolls, drawn, DTYPES[run.model.dtype], own)

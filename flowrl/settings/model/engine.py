@@ -128,7 +128,7 @@ class EngineSettings(Settings):
 
     @property
     def place(self) -> str:
-        """Where samples come from, in sentences."""
+        """Name the engine in sentences: its address, or its class."""
         return self.url if self.own is None else self.own.name  # type: ignore[return-value]
 
     def around(self, algorithm: Algorithm) -> Algorithm:
