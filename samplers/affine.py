@@ -78,7 +78,7 @@ def _noisy(plan: StepTree, k: int) -> AffineStep:
             f"the mean of the kernel {type(plan.kernel).__name__} is not a x + b v with numbers a "
             "and b of the noise levels"
         )
-    of_x, of_v, std = numbers[:, 0].tolist()
+    of_x, of_v, std = (float(each) for each in numbers[:, 0])
     return AffineStep(step.sigma, step.sigma_next, of_x, of_v, 0.0, std)
 
 
@@ -111,7 +111,7 @@ def _solved(solver: Solver, sigma: float, sigma_next: float, before: float | Non
         raise ValueError(
             f"a step of the solver {name} needs more than the velocity at its start"
         ) from None
-    of_x, of_v, of_clean, of_left = numbers.tolist()
+    of_x, of_v, of_clean, of_left = (float(each) for each in numbers)
     if solver.memory > 1 or of_left != 0:
         raise ValueError(f"the solver {name} remembers more than the last clean sample")
     if not off <= _EXACT * (1 + numbers.abs().sum()):

@@ -313,7 +313,7 @@ ROWS = (
      "return True", "language/test_text_server_weights.py"),
     ("server-noise", "flowrl/models/language/served_check.py", "(first < CERTAIN) | (other < CERTAIN)", "first < 1",
      "language/test_text_server_owner.py"),
-    ("server-bound", "flowrl/models/language/served_check.py", "self.mean <= times * noise.mean and", "",
+    ("server-bound", "flowrl/models/gap.py", "self.mean <= times * noise.mean and", "",
      "language/test_text_server_owner.py"),
     ("server-given-back", "flowrl/models/language/served_adapters.py", "given_back = self._give_back()", "given_back = True",
      "language/test_text_server_owner.py"),
