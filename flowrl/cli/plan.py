@@ -91,12 +91,21 @@ def describe_run(run: RunSettings, iteration: int, svg: Path | None) -> str:
     updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (
         *described_given(run),
+        *_engine(run),
         *described_sizes(run),
         *_near_zero(run, algorithm, iteration),
         updates,
         *text_length(run, _training_prompts(run)),
     )
     return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
+
+
+def _engine(run: RunSettings) -> Iterator[str]:
+    if run.engine is not None:
+        yield (
+            f"samples are drawn by {run.engine.place} (model.engine), and scored and learned from "
+            "here"
+        )
 
 
 def _rewriter(before: RunSettings, iteration: int) -> str:

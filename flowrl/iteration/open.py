@@ -96,6 +96,7 @@ OF_ITERATIONS = (
     Feature("guide", _asks("moved")),
     Feature("units", lambda s: s.source is not None),
     Feature("given", lambda s: s.given is not None),
+    Feature("engine", lambda s: s.run.engine is not None),
     Feature("joint", lambda s: s.prompt_writer is not None),
 )
 

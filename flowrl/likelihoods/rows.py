@@ -43,6 +43,9 @@ BEHAVIOUR: Column[Evaluation] = Column("evaluation of the sampling policy", "upd
 """Of rows whose `old` is the evaluation of the proximal policy: samples of older weights, whose
 densities the update evaluates. Rows without it were sampled by `old`."""
 
+ENGINE: Column[Evaluation] = Column("evaluation of the engine that sampled", "engine", "row")
+"""Of rows whose `old` the trainer computes itself."""
+
 ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
 optimizer steps; without it, their index among all of the iteration's rows."""
@@ -188,7 +191,9 @@ def without_old(chunk: Rows, keep: bool = False) -> Rows:
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
     """Log-probabilities from the sampler, where the trainer computes `old` itself."""
-    return rows.sampled if isinstance(rows, TokenRows) else None
+    if isinstance(rows, TokenRows):
+        return rows.sampled
+    return rows.table[ENGINE].logp if ENGINE in rows.table else None
 
 
 def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:

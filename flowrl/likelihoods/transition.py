@@ -173,7 +173,7 @@ class Transition:
         self, rollout: Rollout, edges: Edges, advantage: Tensor, mask: Tensor
     ) -> TransitionRows:
         step, kernel, x = rollout.plan.steps[edges.step], rollout.plan.kernel, edges.x
-        assert kernel is not None and (edges.mean is not None or not self.keep_mean)
+        assert kernel is not None  # means that are needed and absent are those of an engine
         nodes, device, count = len(x), edges.logp.device, max(1, len(self.parts))
         # the leaves of a node agree, so its first one is enough
         credit, kept = (

@@ -4,7 +4,7 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -12,13 +12,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import BEHAVIOUR, Evaluation, Evaluations, Rows, TokenRows
+from flowrl.likelihoods.rows import (
+    BEHAVIOUR,
+    ENGINE,
+    Evaluation,
+    Evaluations,
+    Rows,
+    TokenRows,
+    TransitionRows,
+)
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
-from flowrl.likelihoods.transition import Likelihood
+from flowrl.likelihoods.transition import Likelihood, Transition
 from flowrl.losses.base import PolicyTerm, entropies, past_high, past_low
 from flowrl.table import Column
 from samplers.host import wide
 
+BoundMode = Literal["truncate", "mask", "none"]
 UNCERTAIN: Column[Tensor] = Column("the most uncertain tokens", "uncertain", "row")
 """[b t] bool: tokens of highest entropy in the iteration."""
 
@@ -53,7 +62,7 @@ class Mismatch:
     """
 
     level: Literal["token", "sequence"] = "sequence"
-    mode: Literal["truncate", "mask", "none"] = "mask"
+    mode: BoundMode = "mask"
     high: float = 3.0
     low: float = 0.0
 
@@ -79,16 +88,70 @@ class Mismatch:
         ratio = self._ratio(evaluations, rows).expand_as(old.logp)
         weight = self._weight(ratio)
         difference = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
-        outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
-        none, seen = torch.zeros_like(outside), wide(weight[rows.mask])
-        effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
-        return weight, {
-            "mismatch": difference,
-            "mismatch_weight": weight,
-            "mismatch_truncated": outside if self.mode == "truncate" else none,
-            "mismatch_masked": outside if self.mode == "mask" else none,
-            "mismatch_effective": effective.to(ratio).expand_as(ratio),
-        }
+        return weight, mismatch_metrics(self, ratio, weight, difference, rows)
+
+
+@runtime_checkable
+class BoundedRatio(Protocol):
+    """A weight that bounds a ratio."""
+
+    @property
+    def mode(self) -> BoundMode: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+
+def mismatch_metrics(
+    how: BoundedRatio, ratio: Tensor, weight: Tensor, difference: Tensor, rows: Rows
+) -> dict[str, Tensor]:
+    """Metrics of a correction, per entry [b t]: see `Mismatch`."""
+    outside = ((ratio < how.low) | (ratio > how.high)).to(ratio)
+    none, seen = torch.zeros_like(outside), wide(weight[rows.mask])
+    effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
+    return {
+        "mismatch": difference,
+        "mismatch_weight": weight,
+        "mismatch_truncated": outside if how.mode == "truncate" else none,
+        "mismatch_masked": outside if how.mode == "mask" else none,
+        "mismatch_effective": effective.to(ratio).expand_as(ratio),
+    }
+
+
+@dataclass(frozen=True)
+class StepMismatch:
+    """Importance weights for denoising steps that an engine took: `Mismatch` for images.
+
+        weight = clip(p_old / p_engine, low, high)
+
+    The ratio is that of the mean log-density over a state's dimensions, as in the loss's own ratio.
+    Rows without the column ENGINE have weight 1. Metrics are those of `Mismatch`.
+    """
+
+    likelihood: Transition
+    mode: BoundMode = "mask"
+    high: float = 3.0
+    low: float = 0.0
+
+    @property
+    def reads(self) -> tuple[Column[Any], ...]:
+        return (ENGINE,)
+
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        old = evaluations["old"]
+        if ENGINE not in rows.table:
+            return torch.ones_like(old.logp), {}
+        assert isinstance(rows, TransitionRows), "engines take denoising steps"
+        plain = replace(self.likelihood, ratio="density")
+        log_ratio = plain.log_ratio(old, rows.table[ENGINE], rows).detach()
+        ratio = log_ratio.exp()
+        weight = torch.ones_like(ratio)
+        if self.mode != "none":
+            weight = bounded(ratio, self.mode, self.low, self.high)
+        return weight, mismatch_metrics(self, ratio, weight, log_ratio.abs(), rows)
 
 
 @dataclass(frozen=True)

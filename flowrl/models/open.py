@@ -23,6 +23,7 @@ from flowrl.settings import (
     PipelineSettings,
     RunSettings,
 )
+from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
@@ -32,6 +33,7 @@ from samplers.storage import Storage
 if TYPE_CHECKING:
     from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
     from flowrl.models.diffusers.modular.folder import ModularSource
+    from flowrl.models.engine.rolls import EngineRolls
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -40,11 +42,12 @@ DTYPES = {
 
 
 def open_model(run: RunSettings, device: torch.device, folder: Path | None = None) -> Policy:
-    """Load the model. `folder` is a training run's; other uses never sample from a server."""
+    """Load the model. `folder` is a training run's; other uses never sample from a server or an
+    engine."""
     set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
     m = run.model
     if isinstance(m, PipelineSettings):
-        return _pipeline(run, m, device, folder is not None)
+        return _pipeline(run, m, device, folder)
     if isinstance(m, OwnSettings):
         return _own(run, m, device)
     policy = _language(run, m, device)
@@ -69,7 +72,9 @@ def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: boo
         torch.backends.cudnn.allow_tf32 = tf32
 
 
-def _pipeline(run: RunSettings, m: PipelineSettings, device: torch.device, trains: bool) -> Policy:
+def _pipeline(
+    run: RunSettings, m: PipelineSettings, device: torch.device, folder: Path | None
+) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.call.levels.user_levels import UserLevels
@@ -105,15 +110,26 @@ def _pipeline(run: RunSettings, m: PipelineSettings, device: torch.device, train
         storage=_storage(run),
         noise=run.train.noise,
     )
+    if m.engine is not None and folder is not None:
+        use = replace(use, rolls=_engine(m.engine, policy, folder))
     policy = policy.alike(policy.state, use)
     if m.guidance.through == "cond":
         policy = policy.through_prompt()
-    rows = [row for place in run.prompts.given if trains for row in _rows(run, place)]
+    rows = [row for place in run.prompts.given if folder is not None for row in _rows(run, place)]
     if sized_by_images(policy.loop):
         rows = _rows(run, "train")
     if sized_by_images(policy.loop) or any(size.given for size in row_sizes(rows)):
         policy.check_rows(rows)  # sizes of calls rest on the latents'; before weights are sharded
     return policy
+
+
+def _engine(s: EngineSettings, policy: Policy, folder: Path) -> "EngineRolls":
+    """The engine that samples instead of the model whose trained weights it gets."""
+    from accelerate import PartialState
+
+    from flowrl.models.engine.start import engine_rolls
+
+    return engine_rolls(s, policy, folder, PartialState().is_main_process)
 
 
 def _rows(run: RunSettings, place: PromptPlace) -> Sequence[Mapping[str, Any]]:

@@ -139,6 +139,11 @@ class Learner:
                 "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
                 "out; each process then holds the quantized model"
             )
+        if how is not None and run.engine is not None:
+            raise UserError(
+                "model.engine: it gets whole weights, and FSDP2 shards them: leave one of the two "
+                "out; each process then holds the model"
+            )
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         device = torch.device("cpu") if run.model.device == "cpu" else accelerator.device

@@ -2,6 +2,7 @@
 
 from flowrl.settings.base import Settings
 from flowrl.settings.model.adapters import Lora
+from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.environment import EnvironmentSettings
 from flowrl.settings.model.language import LanguageSettings
 from flowrl.settings.model.model import ModelSettings
@@ -31,6 +32,7 @@ __all__ = [
     "BudgetSettings",
     "Checkpoint",
     "CorrectionSettings",
+    "EngineSettings",
     "EnvironmentSettings",
     "EvaluateSettings",
     "Guidance",

@@ -43,7 +43,11 @@ Trust = bool | str | Collection[str]
 ALL_PARTS: frozenset[str] = frozenset(RunSettings.model_fields)
 SAMPLED_PARTS: frozenset[str] = frozenset(("recipe", "model"))
 EVALUATED_PARTS: frozenset[str] = SAMPLED_PARTS | {"prompts", *REWARDS}
-ONLY_TRAINED = ("model.server", "model.rewriter.server")  # no other command connects to these
+ONLY_TRAINED = (
+    "model.server",
+    "model.engine",
+    "model.rewriter.server",
+)  # no other command connects to these
 BASE_PART = "base"  # of a run.yaml, which every command reads
 _MOST_SHOWN = 5
 

@@ -133,6 +133,18 @@ class Client:
                     raise httpx.ReadTimeout(why, request=answer.request)
             return _plain(answer, read.whole())
 
+    def post(self, path: str, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
+        """POST a request once: the status and the answer. ConnectionError if there is no whole
+        answer of at most `most` bytes."""
+        import httpx
+
+        try:
+            answer = self._answer("POST", path, body, self.patience.timeout, most)
+        except (httpx.HTTPError, Malformed) as error:
+            why = str(error) or type(error).__name__
+            raise ConnectionError(f"no answer from {self.url}{path} ({why})") from error
+        return answer.status_code, answer.content
+
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
         """POST a request and return the answer's text. ValueError, with the reason, if there is no
         answer.

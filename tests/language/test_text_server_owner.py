@@ -17,8 +17,14 @@ pytest.importorskip("httpx")
 import httpx
 
 from flowrl.errors import UserError
+from flowrl.models.gap import Gap
 from flowrl.models.language import served_check
-from flowrl.models.language.served_check import Gap, quantization_in, to_float8, to_integers
+from flowrl.models.language.served_check import (
+    quantization_in,
+    to_float8,
+    to_integers,
+    token_gap,
+)
 from flowrl.paths import PROJECT
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, tree, weighty
 from tests.support.iterations import collect
@@ -154,10 +160,10 @@ def test_roundings_are_idempotent_and_of_their_size():
 
 def test_a_difference_is_of_tokens_that_are_not_nearly_certain_and_nan_is_none_of_the_model_s():
     sure, unsure = torch.tensor([-1e-4] * 90), torch.tensor([-1.0] * 10)
-    gap = Gap.between(torch.cat([sure, unsure]), torch.cat([sure, unsure - 0.5]))
+    gap = token_gap(torch.cat([sure, unsure]), torch.cat([sure, unsure - 0.5]))
     assert (gap.mean, gap.high) == (0.5, 0.5)
-    assert Gap.between(sure, sure) == Gap(0.0, 0.0) and Gap.between(sure, sure - 1).mean == 1
-    nan = Gap.between(unsure, unsure * torch.nan)
+    assert token_gap(sure, sure) == Gap(0.0, 0.0) and token_gap(sure, sure - 1).mean == 1
+    nan = token_gap(unsure, unsure * torch.nan)
     assert not nan.within(Gap(1.0, 1.0), 10) or nan == Gap(0.0, 0.0)
     assert not Gap(0.1, 1.1).within(Gap(0.1, 0.1), 10) and not Gap(1.1, 0.1).within(gap, 2)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -121,6 +120,47 @@ class Driven(Protocol):
 
 
 @dataclass(frozen=True)
+class RollCall:
+    """Plans to roll out for some draws of a batch.
+
+    rows      of the batch's prompts, one per draw
+    velocity  of the sampling weights; its `prompt` is an index into `draws`
+    """
+
+    batch: "MediaBatch"
+    plans: Sequence[Plan]
+    draws: Sequence[int]
+    rows: range
+    velocity: Velocity
+    latents: Latents
+    seed: int
+    iteration: int
+    sampling: Sampling[Rollout]
+
+
+@runtime_checkable
+class Rolls(Protocol):
+    """Rolls plans out: with the model of this process, or elsewhere."""
+
+    def __call__(self, asked: RollCall) -> tuple[Rollout, ...]: ...
+
+    def close(self) -> None: ...  # at the end of a run
+
+
+class RollsHere:
+    """Rolls plans out with the velocity of the batch's own model."""
+
+    def __call__(self, asked: RollCall) -> tuple[Rollout, ...]:
+        return roll(
+            asked.plans, asked.velocity, asked.latents, asked.draws, seed=asked.seed,
+            iteration=asked.iteration, sampling=asked.sampling,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Do nothing, since nothing is held outside this process."""
+
+
+@dataclass(frozen=True)
 class MediaBatch:
     """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling evaluations;
     `ending` replaces the sampling velocity in part of the loop."""
@@ -130,6 +170,7 @@ class MediaBatch:
     steps: int
     meter: Meter = field(default_factory=Meter)
     ending: "Callable[[MediaBatch, Velocity], Velocity] | None" = None
+    rolls: Rolls = field(default_factory=RollsHere)
 
     @property
     def policy(self) -> Velocity:
@@ -176,14 +217,23 @@ class MediaBatch:
             noise=owner.noise,
             layout=owner.layout,
         )
-        drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
+        every = range(len(draws))
+        call = RollCall(
+            self, plans, draws, every, metered, latents, seed, iteration, sampling
+        )  # fmt: skip
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
         if len(parts) < 2 or sampling.on_part is None:
-            return tuple(map(decoded, drawn(metered, latents, draws)))
+            return tuple(map(decoded, self.rolls(call)))
         found: list[Rollout] = []
         for part in parts:
-            own = replace(latents, begin=part.begin(begin))
-            (rolled,) = drawn(part.velocity(metered), own, part.draws)
+            some = replace(
+                call,
+                draws=part.draws,
+                rows=every[part.first : part.first + len(part.draws)],
+                velocity=part.velocity(metered),
+                latents=replace(latents, begin=part.begin(begin)),
+            )
+            (rolled,) = self.rolls(some)
             found.append(decoded(placed_rollout(rolled, part)))
             sampling.on_part(found[-1])
         return (joined_rollout(found, tuple(draws)),)

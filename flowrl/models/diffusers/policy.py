@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.diffusers.batch import MediaBatch, Scales
+from flowrl.models.diffusers.batch import MediaBatch, Rolls, RollsHere, Scales
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
@@ -64,6 +64,7 @@ class PipelineUse:
     noise           how the noise of samples is drawn
     alone           factor of the prompt's prediction in the velocity of training, through which
                     alone a gradient flows then; None: through both predictions
+    rolls           samples, with the model or elsewhere
     """
 
     device: torch.device = torch.device("cpu")
@@ -74,6 +75,7 @@ class PipelineUse:
     storage: Storage = Storage()
     noise: NoiseKind = "generator"
     alone: float | None = None
+    rolls: Rolls = field(default_factory=RollsHere)
 
 
 @dataclass
@@ -217,7 +219,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> by_size.OpenedBatch:
         if self.state.rows.own_size_alone:
-            return MediaBatch(self, self.encode(prompts, meta), steps)
+            return MediaBatch(self, self.encode(prompts, meta), steps, rolls=self.use.rolls)
         return by_size.open_by_size(self, prompts, meta, steps)
 
     def plain(self, group: int) -> Ode:
@@ -449,4 +451,5 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         return found
 
     def close(self) -> None:
-        """Do nothing, since the policy holds nothing outside this process."""
+        """Leave the engine that samples, if one does."""
+        self.use.rolls.close()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import save_adapters
+from flowrl.models.checksum import weights_checksum
 from flowrl.models.language.served_owner import COMING_SUFFIX, SENT_PREFIX, ServerOwner
 from flowrl.models.shards import is_apart, is_sharded, local_shard
 from rewards.serving.client import Client
@@ -26,7 +27,6 @@ from rewards.serving.requests import Patience
 HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay the end of a run
 HEAD_START = 30.0  # seconds that the other processes leave to the main one
 OWN_VERSION = "default"  # vLLM's name of the weights that it was started with
-SUMMED = 2**22  # numbers of a checksum at a time
 
 
 @runtime_checkable
@@ -309,19 +309,8 @@ def fingerprint(model: Any) -> bytes:
 
 
 def checksum(model: Any) -> str:
-    """Digest of all weights, from exact sums of their bits and of bits times positions, read once
-    on their device. UserError if no process has all of them."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, parameter in model.named_parameters():
-        bits = _whole(parameter).detach().contiguous().view(-1).view(torch.uint8)
-        sums = [_sums(part) for part in bits.split(SUMMED)]
-        digest.update(f"{name} {torch.stack(sums).tolist()}".encode())
-    return digest.hexdigest()
-
-
-def _sums(bits: Tensor) -> Tensor:
-    places = torch.arange(1, len(bits) + 1, device=bits.device)
-    return torch.stack([bits.sum(dtype=torch.int64), (bits * places).sum()])
+    """Digest of all weights. UserError if no process has all of them."""
+    return weights_checksum((name, _whole(p)) for name, p in model.named_parameters())
 
 
 def _whole(parameter: Tensor) -> Tensor:

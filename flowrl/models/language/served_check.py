@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowrl.likelihoods.rows import TokenRows, take
+from flowrl.models.gap import Gap
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.models.precision import HALF
 from flowrl.models.shards import directly, is_sharded
@@ -37,30 +38,10 @@ LEAST_NOISE = 1e-5  # nats: kernels differ by as much in float32
 UNKNOWN_NOISE = 0.1  # nats, of a quantized learner, which cannot be rounded once more
 
 
-@dataclass(frozen=True)
-class Gap:
-    """Differences of log-probabilities over tokens that are not nearly certain, in nats."""
-
-    mean: float
-    high: float  # the 90 % quantile
-
-    @classmethod
-    def between(cls, first: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> "Gap":
-        some = (first < CERTAIN) | (other < CERTAIN)
-        off = (first - other).abs()[some].double()
-        if len(off) == 0:
-            return cls(0.0, 0.0)
-        return cls(float(off.mean()), float(off.quantile(0.9)))
-
-    def or_more(self, other: "Gap") -> "Gap":
-        return Gap(max(self.mean, other.mean), max(self.high, other.high))
-
-    def within(self, noise: "Gap", times: float) -> bool:
-        """False also for a difference that is not a number."""
-        return self.mean <= times * noise.mean and self.high <= times * noise.high
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1e} on average and {self.high:.1e} at the 90 % quantile"
+def token_gap(first: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Gap:
+    """The difference over tokens that are not nearly certain."""
+    some = (first < CERTAIN) | (other < CERTAIN)
+    return Gap.of((first - other)[some])
 
 
 @dataclass(frozen=True)
@@ -118,7 +99,7 @@ class Comparison:
         """The learner's own noise, and its sources: another batch shape, another precision."""
         model = self.reader.model
         found, sources = Gap(LEAST_NOISE, LEAST_NOISE), ["another batch shape"]
-        found = found.or_more(Gap.between(own, self.ours(temperature, shape=1)))
+        found = found.or_more(token_gap(own, self.ours(temperature, shape=1)))
         if is_quantized(model):
             return found.or_more(Gap(UNKNOWN_NOISE, UNKNOWN_NOISE)), "the quantized learner"
         dtype = torch.float32 if model.dtype in HALF else torch.bfloat16
@@ -139,7 +120,7 @@ class Comparison:
         if is_sharded(model):
             return None
         with suppress(torch.OutOfMemoryError):
-            return Gap.between(own, self.ours(temperature, model=rounded_copy(model, rounding)))
+            return token_gap(own, self.ours(temperature, model=rounded_copy(model, rounding)))
         return None
 
 
@@ -229,7 +210,7 @@ def server_gap(drawn: Comparison, temperature: float, kind: str | None) -> Serve
     """Compare a server with the learner. `kind`: how the server's weights are quantized, for which
     the bound is the learner's difference from itself with weights rounded so."""
     own = drawn.ours(temperature)
-    gap = Gap.between(own, drawn.theirs)
+    gap = token_gap(own, drawn.theirs)
     noise, sources = drawn.noise(own, temperature)
     rounded = None if kind is None else drawn.rounded(own, temperature, WEIGHT_ROUNDINGS[kind])
     if rounded is None:

@@ -18,7 +18,12 @@ from flowrl.errors import UserError
 from flowrl.models.language.completion_answers import CompletionAnswer, CompletionChoice
 from flowrl.models.language.served_adapters import InStep, served
 from flowrl.models.language.served_ahead import AnswersAhead, Loaded, Recording
-from flowrl.models.language.served_check import Comparison, Gap, quantization_in, server_gap
+from flowrl.models.language.served_check import (
+    Comparison,
+    quantization_in,
+    server_gap,
+    token_gap,
+)
 from flowrl.models.language.served_owner import ServerOwner
 from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.bounded import tokens_asked
@@ -308,7 +313,7 @@ class CompletionsServer:
         """Compare log-probabilities with the model's own. UserError for other weights."""
         found = server_gap(drawn, self.temperature, kind)
         if self.temperature != 1 and not found.same:
-            plain = Gap.between(drawn.ours(1.0), drawn.theirs)
+            plain = token_gap(drawn.ours(1.0), drawn.theirs)
             if plain.mean < found.gap.mean / 2:
                 raise UserError(
                     "model.server: its log-probabilities ignore the temperature, but training "

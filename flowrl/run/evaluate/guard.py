@@ -7,9 +7,10 @@ from typing import NamedTuple
 from flowrl.iteration.credit import failed_share
 from flowrl.iteration.learning_check import compares_samples
 from flowrl.iteration.units import LAG
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
-from flowrl.run.watch.ranges import ranges_of
+from flowrl.run.watch.ranges import ENGINE_REMEDY, Range, below, ranges_of
 from flowrl.session.session import Session
 from flowrl.settings import RunSettings
 from flowrl.settings.words.scores import is_trained
@@ -84,6 +85,8 @@ def raised_by_training(
     constant = alarms.constant(metrics)
     models = [each.name for each in session.learner.chain if each.learns]
     watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
+    if session.run.engine is not None:
+        watched["mismatch"] = _engine_range(session)
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
     turned_away = "" if session.asking is None else session.asking.alarm()
@@ -120,7 +123,19 @@ def raised_by_training(
 def exact(run: RunSettings) -> bool:
     """Whether log-probabilities of sampling and training are of one engine, in float32."""
     m = run.model
-    return run.server is None and m.dtype in ("float32", "float64") and not m.tf32
+    elsewhere = run.server is not None or run.engine is not None
+    return not elsewhere and m.dtype in ("float32", "float64") and not m.tf32
+
+
+def _engine_range(session: Session) -> Range:
+    """The range of `mismatch` with an engine: the noise that the start measured."""
+    from flowrl.models.engine.rolls import EngineRolls
+
+    policy = session.learner.policy
+    assert isinstance(policy, PipelinePolicy)
+    rolls = policy.use.rolls
+    assert isinstance(rolls, EngineRolls), "a training run asks its engine"
+    return below(rolls.bound, ENGINE_REMEDY)
 
 
 def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:

@@ -15,6 +15,7 @@ from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.open import DTYPES
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
 from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
@@ -46,6 +47,8 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     check_proven_guidance(session)
     check_levels(session)
     check_drawn_sets(session)
+    if session.run.engine is not None:
+        session.terminal.say(_engine_sentence(session))
     for sentence in counts_on_levels(session):
         session.terminal.say(sentence)
     for warning in _model_warnings(session):
@@ -75,6 +78,21 @@ def _prove_scores(session: Session, form: MediaForm) -> None:
     if session.run.held_out_rewards and session.held_out is not None:
         for sentence in prove_rewards(session.judges, session.run, session.held_out, form):
             session.terminal.say(sentence)
+
+
+def _engine_sentence(session: Session) -> str:
+    """Compare the engine that samples with the model. UserError for other weights."""
+    from flowrl.models.engine.check import EngineComparison, prove_engine, spread_places
+    from flowrl.models.engine.rolls import EngineRolls
+
+    run, policy = session.run, session.learner.policy
+    assert isinstance(policy, PipelinePolicy) and run.engine is not None
+    rolls = policy.use.rolls
+    assert isinstance(rolls, EngineRolls), "a training run asks its engine"
+    texts, meta = session.prompts.take(spread_places(len(session.prompts)))
+    drawn = EngineComparison.drawn(policy, texts, meta, session.algorithm.steps)
+    own = None if run.engine.dtype is None else DTYPES[run.engine.dtype]
+    return prove_engine(rolls, drawn, DTYPES[run.model.dtype], own)
 
 
 def unread_columns(session: Session) -> Iterator[str]:

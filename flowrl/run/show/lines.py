@@ -168,7 +168,8 @@ def panel_facts(session: Session, progress: Progress) -> PanelFacts:
 
 def on_policy(run: RunSettings, algorithm: Algorithm) -> bool:
     """Whether each row is trained on once, by the policy that sampled it."""
-    own = algorithm.behaviour == "current" and run.server is None and run.workers.lag == 0
+    elsewhere = run.server is not None or run.engine is not None
+    own = algorithm.behaviour == "current" and not elsewhere and run.workers.lag == 0
     return own and run.train.optimizer_steps == 1 and not run.budget.replay
 
 

@@ -40,6 +40,10 @@ SERVER = (
     "the server does not generate with the weights that are trained, or in another precision: "
     "restart it with the model's own weights, and see docs/text_server.md"
 )
+ENGINE_REMEDY = (
+    "the engine does not sample with the weights that are trained: restart it with the model's own "
+    "weights, and see docs/engines.md"
+)
 TOO_OLD = "samples are too old for the weights: lower workers.lag, train.lr or train.updates"
 CLIP = "lower train.lr or train.updates, or widen recipe.clip"
 MISMATCH_EXACT, MISMATCH_COARSE = 1e-2, 0.1  # nats, of float32 and of half precision or a server

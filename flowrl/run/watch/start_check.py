@@ -165,6 +165,8 @@ def unchecked(run: RunSettings) -> Iterator[str]:
     yield f"rewards ({labels}): their weights or servers were not opened, nor was their self-test"
     if run.server is not None:
         yield f"model.server: {run.server.url} was not asked"
+    if run.engine is not None:
+        yield f"model.engine: {run.engine.place} was not asked, nor were its weights compared"
     yield "the disk: what a run writes depends on its weights and samples, and others write too"
     yield "free memory: other processes may hold some of it when the run starts"
     yield "processes: a launcher's number of processes, and sharding, are known at the start"

@@ -149,6 +149,11 @@ def _check_sampling(run: RunSettings, algorithm: Algorithm) -> None:
             "workers.sampling: with model.server the server samples; set workers.sampling: 0, or "
             "leave the server out"
         )
+    if run.engine is not None:
+        raise UserError(
+            f"workers.{name}: with model.engine the engine samples; set workers.{name}: 0, or "
+            "leave the engine out"
+        )
     if run.workers.lag and algorithm.reward_gradient:
         raise UserError(
             "workers.lag: reward gradients need samples from the current weights; set lag: 0"
@@ -204,6 +209,11 @@ def check_start_samples(run: RunSettings, algorithm: Algorithm) -> None:
             f"model.server: recipe {name} also samples the initial policy, whose weights the "
             "server does not have: leave model.server out"
         )
+    if run.engine is not None:
+        raise UserError(
+            f"model.engine: recipe {name} also samples the initial policy, whose weights the "
+            "engine does not have: leave model.engine out"
+        )
     if run.workers.sampling:
         raise UserError(
             f"workers.sampling: recipe {name} also samples the initial policy, whose weights the "
@@ -232,6 +242,8 @@ def check_model(m: ModelSettings) -> None:
     match m:
         case PipelineSettings():
             check_pipeline(m.pipeline, m.form)
+            if m.engine is not None and m.engine.own is not None:
+                m.engine.own.check()
         case LanguageSettings():
             check_language(m.language, m.gguf_file)
             if m.environment is not None:

@@ -46,6 +46,7 @@ _EXPERTS = Alternative(("model.offload_experts",))
 _SHARED = Alternative(("model.context_parallel",), without=(1,))
 _COMPILE = Alternative(("model.compile",))
 _SERVER = Alternative(("model.server",))
+_ENGINE = Alternative(("model.engine",))
 _QUANTIZED = Alternative(("model.quantization",))
 _GIVEN = Alternative(("given",))
 EXCLUSIVE: tuple[tuple[Alternative, ...], ...] = (
@@ -67,6 +68,9 @@ EXCLUSIVE: tuple[tuple[Alternative, ...], ...] = (
     (Alternative(("model.quantization.components",)), Alternative(("model.offload",))),
     (_SERVER, _MERGE),
     (_SERVER, Alternative(("workers.sampling",))),
+    (_ENGINE, _MERGE),
+    (_ENGINE, _SHARED),
+    (Alternative(("model.engine.own",)), Alternative(("model.engine.url",))),
     (Alternative(("model.environment",)), Alternative(("model.steps",))),
     (_GIVEN, Alternative(("model.environment",))),
     (_GIVEN, Alternative(("model.steps",))),
@@ -77,6 +81,7 @@ EXCLUSIVE: tuple[tuple[Alternative, ...], ...] = (
 # section: (the key whose value the others belong to, which others; () for all)
 OF_NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model.own": ("name", ()),
+    "model.engine.own": ("name", ()),
     "model.quantization": ("backend", ()),
     "model.environment": ("name", ("settings",)),
     "prompts.train": ("source", ()),

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import FrozenAdapter
+from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.form import (
     MODULAR_INDEX,
     PIPELINE_INDEX,
@@ -137,6 +138,9 @@ class PipelineSettings(ModelSettings, NamedPipeline):
     context_parallel: int = Field(default=1, ge=1)
     """Number of processes that share each call of the denoiser, each with a part of the tokens: for
     videos and images whose activations do not fit into one process."""
+    engine: EngineSettings | None = None
+    """A sampler elsewhere that draws the samples of training: {own: FILE.py:NAME} or {url:
+    http://localhost:8200}; null: the pipeline itself samples."""
 
     @property
     def source(self) -> str:
@@ -219,6 +223,27 @@ class PipelineSettings(ModelSettings, NamedPipeline):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} needs diffusers' native attention "
                 "without compilation: leave attention and compile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_engine(self) -> "PipelineSettings":
+        if self.engine is None:
+            return self
+        if self.lora is not None and self.lora.merge != "none":
+            raise ValueError(
+                "lora.merge changes the pipeline's own calls, but the engine draws the samples: "
+                "leave it out"
+            )
+        if self.context_parallel > 1:
+            raise ValueError(
+                f"context_parallel: {self.context_parallel} shares the pipeline's own calls, but "
+                "the engine draws the samples: leave one of the two out"
+            )
+        if self.rewriter is not None:
+            raise ValueError(
+                "rewriter: its prompts are written while samples are drawn, which an engine does "
+                "elsewhere: leave engine out"
             )
         return self
 

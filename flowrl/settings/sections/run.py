@@ -11,6 +11,7 @@ from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings, check_turns
 from flowrl.settings.model.kinds import AnyModel
 from flowrl.settings.model.language import LanguageSettings, RewriterSettings
@@ -143,7 +144,8 @@ class RunSettings(Settings):
         return (*algorithm.averages, Average(EVALUATION, Decay(start=self.evaluate.average)))
 
     def algorithm(self) -> Algorithm:
-        """The recipe with its settings, plus the server's correction, the steering and the budget.
+        """The recipe with its settings, plus the correction for a server or an engine, the steering
+        and the budget.
 
         UserError for choices that cannot be combined.
         """
@@ -161,12 +163,18 @@ class RunSettings(Settings):
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
         check_intermediate(algorithm, bool(self.intermediate_rewards), self.budget)
-        return self.budget.around(algorithm)
+        algorithm = self.budget.around(algorithm)
+        return algorithm if self.engine is None else self.engine.around(algorithm)
 
     @property
     def server(self) -> Server | None:
         """Server that generates completions; None: the model itself generates."""
         return self.model.server if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def engine(self) -> EngineSettings | None:
+        """Sampler elsewhere that draws a pipeline's samples; None: the pipeline itself samples."""
+        return self.model.engine if isinstance(self.model, PipelineSettings) else None
 
     @property
     def environment(self) -> EnvironmentSettings | None:
@@ -319,9 +327,12 @@ class RunSettings(Settings):
     @property
     def recomputes_old(self) -> bool:
         """`train.recompute_old`, or its default: true where rounding changes log-probabilities by
-        more than a clip range. Replayed texts keep theirs; replayed images are not marked."""
+        more than a clip range, and where an engine samples. Replayed texts keep theirs; replayed
+        images are not marked."""
         if self.train.recompute_old is not None:
             return self.train.recompute_old
+        if self.engine is not None:
+            return True
         half = self.model.dtype in ("bfloat16", "float16")
         return half and not (self.budget.replay and isinstance(self.model, PipelineSettings))
 
@@ -360,6 +371,8 @@ class RunSettings(Settings):
                 "budget.replay: a replayed image keeps its old log-probabilities, which "
                 "train.recompute_old would replace: leave one of the two out"
             )
+        if self.engine is not None:
+            self._check_engine()
         if self.given is not None and self.given.share < 1 and self.drawn == 0:
             raise ValueError(
                 f"given.share: {self.given.share:g} of prompts.per_iteration "
@@ -388,6 +401,24 @@ class RunSettings(Settings):
                     f"{place}: {name!r} is not a held-out reward; choose one of {known}"
                 )
         return self
+
+    def _check_engine(self) -> None:
+        """ValueError for settings of the pipeline's own sampling beside an engine."""
+        if self.train.recompute_old is False:
+            raise ValueError(
+                "train.recompute_old: an engine's log-densities are not the pipeline's to the bit, "
+                "so they are always computed again: leave it out"
+            )
+        if self.train.states.dtype is not None:
+            raise ValueError(
+                "train.states.dtype: samples go on from rounded states, which an engine does not "
+                "do: leave it out"
+            )
+        if self.budget.replay:
+            raise ValueError(
+                "budget.replay: a replayed image keeps its old log-densities, but an engine's are "
+                "computed again: leave one of the two out"
+            )
 
 
 def asks_intermediate(algorithm: Algorithm) -> bool:

@@ -53,6 +53,8 @@ model.vae.slicing: decode one sample at a time
     | | | | | enable_vae_slicing
 model.attention: attention backend
     | | model.attn_backend | attn_implementation | | set_attention_backend
+model.engine.url: server that draws the samples of a pipeline's training
+    | | | | |
 model.server.url: server that generates the completions
     | | | vllm_server_base_url, vllm_server_host, use_vllm | |
 recipe.group: samples per prompt that are compared with each other

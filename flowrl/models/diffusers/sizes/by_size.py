@@ -222,7 +222,7 @@ def open_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta, steps: int
     groups, meter, made = rows_by_size(policy, prompts, meta), Meter(), list[MediaBatch]()
     for each in groups:
         encoded = each.policy.encode(each.take(prompts), each.take(meta))
-        made.append(MediaBatch(each.policy, encoded, steps, meter))
+        made.append(MediaBatch(each.policy, encoded, steps, meter, rolls=policy.use.rolls))
     if len(made) == 1:
         return made[0]
     return MixedBatch(tuple(made), tuple(tuple(each.rows) for each in groups), meter)
