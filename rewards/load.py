@@ -37,6 +37,7 @@ from rewards.checks.settings import (
 from rewards.checks.settings import own_settings as own_settings
 from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
+from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.hub import is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
@@ -252,6 +253,8 @@ def _imported(own: OwnName) -> ModuleType:
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
     if name in sys.modules:
         return sys.modules[name]
+    if (what := file_unlike_its_name(path)) is not None:
+        raise ValueError(f"{path}: it {what}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

@@ -1,8 +1,10 @@
 import itertools
 import os
+import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -33,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CACHES, NUMBERS = Path(os.environ["FLOWRL_CACHE"]), itertools.count()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed the global generators before a test and its fixtures, so that its random numbers do not
+    depend on which tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The structure of the code: rooms without a cycle, and one meaning for each public name."""
 
 import ast
+import random
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -204,3 +208,12 @@ def test_the_root_holds_what_it_should() -> None:
     )
     there = {name.partition("/")[0] for name in done.stdout.split("\0") if name}
     assert there == {*ROOT_FILES, *ROOT_FOLDERS}
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_random_numbers_of_a_test_do_not_depend_on_the_tests_before_it(time: int) -> None:
+    """In another order, and in another worker, a bound is tried on the same numbers."""
+    known = torch.Generator().manual_seed(0)
+    assert torch.rand(()) == torch.rand((), generator=known)
+    assert random.random() == random.Random(0).random()
+    assert np.random.rand() == np.random.RandomState(0).rand()

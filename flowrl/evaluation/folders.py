@@ -13,6 +13,7 @@ from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, rows_of
 from flowrl.prompts.files import utf8_text
+from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.files import DAMAGE, opened_image_file
 from rewards.perception.moving import MEDIA_FORMATS
 
@@ -119,9 +120,12 @@ def caption_beside(path: Path) -> str | None:
         if not file.is_file():
             continue
         try:
-            text = utf8_text(file.read_bytes())
+            what = file_unlike_its_name(file)
+            text = utf8_text(file.read_bytes()) if what is None else ""
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
+        if what is not None:
+            raise UserError(f"{file} cannot be read: it {what}")
         words = " ".join(_before_settings(text).split())
         if any(letter.isalpha() for letter in words):
             return words

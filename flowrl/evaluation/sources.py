@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.errors import UserError
+from rewards.perception.contents import FIRST_BYTES, unlike_its_name
 from rewards.perception.files import DAMAGE, PIECE, Read, open_image_file
 from rewards.perception.media import to_tensor
 from rewards.perception.moving import (
@@ -26,7 +27,6 @@ IMAGE_SUFFIXES = frozenset(
 )
 MOVING = frozenset((".gif",))
 VIDEOS = frozenset((".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi"))
-FIRST_BYTES = 12  # bytes at a file's start that say whether it is a video
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 
@@ -84,8 +84,13 @@ def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
 def _sentence(source: Source, error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{source.name}: no such file"
-    if source.path is not None and source.path.is_file() and source.path.stat().st_size == 0:
-        return f"{source.name}: an empty file"
+    content = _content(source)
+    if content is not None and (isinstance(content, io.BytesIO) or content.is_file()):
+        begin = _head(content)
+        if not begin:
+            return f"{source.name}: an empty file"
+        if (what := unlike_its_name(source.name.partition("#")[0], begin)) is not None:
+            return f"{source.name}: it {what}"
     return f"{source.name}: not readable ({error})"
 
 
@@ -98,7 +103,7 @@ def _read(source: Source, frames: int) -> Tensor:
         left, top, width, height = source.box
         piece = f"{source.path}#xywh={left},{top},{width},{height}"
         return to_tensor(open_image_file(piece, formats=MEDIA_FORMATS))
-    content = source.path if source.data is None else io.BytesIO(source.data)
+    content = _content(source)
     assert content is not None, source
     if by_name or is_video(_head(content)):
         return read_video_frames(content, frames)
@@ -106,6 +111,11 @@ def _read(source: Source, frames: int) -> Tensor:
         return read_image_or_frames(content, frames)
     with content.open("rb") as file:
         return read_image_or_frames(file, frames)
+
+
+def _content(source: Source) -> Path | io.BytesIO | None:
+    """The file or the bytes of a source; None for a text."""
+    return source.path if source.data is None else io.BytesIO(source.data)
 
 
 def _head(content: Path | io.BytesIO) -> bytes:

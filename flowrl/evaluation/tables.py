@@ -9,6 +9,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.prompts.files import LINE_END, one_value_per_key, utf8_text
+from rewards.perception.contents import file_unlike_its_name
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
@@ -36,6 +37,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
+    if (what := file_unlike_its_name(path)) is not None:
+        raise UserError(f"{path} cannot be read: it {what}")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors

@@ -6,6 +6,16 @@ from typing import Any
 from flowrl.errors import UserError
 
 ChatMessage = Mapping[str, Any]  # role and content; what else a chat template may read
+_SPEAKERS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}  # of ShareGPT's form, as FastChat and LLaMA-Factory read it (its data/README.md)
 
 
 class Chat(str):
@@ -53,6 +63,15 @@ def read_chat(
     return Chat(texts[0] if len(shown) == 1 else "\n".join(lines), messages, at)
 
 
+def of_sharegpt(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of ShareGPT's form, `{from: human, value: a text}`, with role and content in their
+    place; any other message unchanged, and one of an unknown speaker."""
+    if "role" in value or "content" in value or value.get("from") not in _SPEAKERS:
+        return value
+    rest = {key: each for key, each in value.items() if key not in ("from", "value")}
+    return {**rest, "role": _SPEAKERS[value["from"]], "content": value.get("value")}
+
+
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     """The text of a message's content, without its images."""
     if isinstance(content, str):
@@ -68,6 +87,13 @@ def has_images(prompt: str) -> bool:
 
 def _message(value: Any, at: str, located: Callable[[Any], Any]) -> ChatMessage:
     """A message without its empty keys. Its content is one text, or parts if it has images."""
+    if isinstance(value, Mapping):
+        value = of_sharegpt(value)
+        if "role" not in value and "from" in value:
+            raise UserError(
+                f"{at} is from {value['from']!r:.50}, and only {', '.join(_SPEAKERS)} are known: "
+                "leave such rows out (where), or choose another column"
+            )
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         have = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.50}"
         raise UserError(f"{at} has {have}; a message must be {{role: user, content: a text}}")

@@ -4,7 +4,8 @@ chosen and rejected, no prompt   two conversations with one beginning: lists of 
                                  with the assistant's (UltraFeedback's and TRL's form), or texts of
                                  turns `\\n\\nHuman: ...\\n\\nAssistant: ...` (hh-rlhf's form). The
                                  beginning is the prompt
-messages, no prompt              a list of messages that ends with the assistant's, the completion
+messages or conversations,       a list of messages that ends with the assistant's, the completion
+no prompt
 """
 
 import re
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.prompts.chat import of_sharegpt
 from flowrl.prompts.source import PromptRows, Row
 
 _TURN = re.compile(r"\n\n(Human|Assistant):[ ]?")
@@ -29,8 +31,9 @@ def with_prompts_found(table: PromptRows, at: str) -> PromptRows:
         return table
     if all(_is_talk(row.get("chosen")) and _is_talk(row.get("rejected")) for row in table.rows):
         return _pairs(table, at)
-    if all(_answered(row.get("messages")) for row in table.rows):
-        return PromptRows([_answer(row) for row in table.rows], table.places)
+    for column in ("messages", "conversations"):
+        if all(_answered(row.get(column)) for row in table.rows):
+            return PromptRows([_answer(row, column) for row in table.rows], table.places)
     return table
 
 
@@ -43,7 +46,7 @@ def _is_talk(value: Any) -> bool:
 def _answered(value: Any) -> bool:
     """Whether a value is a list of at least two messages that ends with the assistant's."""
     talk = isinstance(value, list) and len(value) > 1 and all(isinstance(m, dict) for m in value)
-    return talk and value[-1].get("role") == "assistant"
+    return talk and of_sharegpt(value[-1]).get("role") == "assistant"
 
 
 def _turns(text: str) -> tuple[str, list[dict[str, str]]]:
@@ -70,7 +73,7 @@ def _pairs(table: PromptRows, at: str) -> PromptRows:
 def _pair(row: Row) -> Row | None:
     """The row with the prompt that its conversations share; None if they share none."""
     chosen, rejected = (
-        value if isinstance(value, list) else _turns(value)[1]
+        [of_sharegpt(m) for m in value] if isinstance(value, list) else _turns(value)[1]
         for value in (row["chosen"], row["rejected"])
     )
     if len(chosen) != len(rejected) or chosen[:-1] != rejected[:-1]:
@@ -81,8 +84,8 @@ def _pair(row: Row) -> Row | None:
     return {**row, "prompt": _prompt(chosen[:-1]), **answers}
 
 
-def _answer(row: Row) -> Row:
-    *before, last = row["messages"]
+def _answer(row: Row, column: str) -> Row:
+    *before, last = map(of_sharegpt, row[column])
     return {**row, "prompt": _prompt(before), "completion": last.get("content")}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
+from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need
 
 _MOST_BYTES = 2**30
@@ -77,6 +78,8 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
+        if (what := file_unlike_its_name(path)) is not None:
+            raise _Damage(f"it {what}")
         found = READERS[suffix](path)
     except _Damage as error:
         raise UserError(f"{place}: {source} cannot be read: {error}") from error
@@ -276,17 +279,25 @@ READERS: dict[str, Callable[[Path], PromptRows]] = {
 
 
 def _check_folder(folder: Path, source: str, place: str) -> None:
-    """UserError for a folder that is not a data set: without tables, or with too many files."""
-    count, tables = 0, 0
-    for _, _, names in os.walk(folder):
+    """UserError for a folder that is not a data set: without tables, with too many files, or with a
+    table that is not what its name says."""
+    count, tables = 0, list[Path]()
+    for inner, _, names in os.walk(folder):
         count += len(names)
-        tables += sum(Path(name).suffix in READERS for name in names)
+        tables += [Path(inner) / name for name in names if Path(name).suffix in READERS]
         if count > _MOST_FILES:
             raise UserError(
                 f"{place}: {source} has more than {_MOST_FILES} files: give the prompt file itself"
             )
     if not tables:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
+    for table in sorted(tables):
+        try:
+            what = file_unlike_its_name(table)
+        except OSError as error:
+            raise UserError(f"{place}: {table} cannot be read: {_short(error)}") from error
+        if what is not None:
+            raise UserError(f"{place}: {table} cannot be read: it {what}")
 
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:

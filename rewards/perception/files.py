@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
 from rewards.perception.media import to_tensor
 from rewards.rights import Right, need
 
@@ -131,6 +132,8 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = F
         empty = Path(path).stat().st_size == 0
         known = ("PNG, JPEG or WebP", " or ".join(formats))[formats != FORMATS]
         what = "an empty file" if empty else f"not a {known} image"
+        if (other := file_unlike_its_name(Path(path))) is not None:
+            what = f"{what}: it {other}"
         raise ValueError(f"{path}: {what}") from error
     except DAMAGE as error:
         raise _unreadable(path, error) from error
@@ -142,6 +145,8 @@ def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS
         return _decoded(BytesIO(data), most_pixels, FORMATS)
     except UnidentifiedImageError as error:
         what = "not a PNG, JPEG or WebP image" if data else "an empty file"
+        if (other := unlike_its_name(name, data[:FIRST_BYTES])) is not None:
+            what = f"{what}: it {other}"
         raise ValueError(f"{name}: {what}") from error
     except DAMAGE as error:
         raise _unreadable(name, error) from error

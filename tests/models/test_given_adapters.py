@@ -247,3 +247,45 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
         run = run_from(tree, "test")
         check_model(run.model)
         runs.session_of(run, tmp_path)
+
+
+def of_another_form(form: str, layer: str) -> dict[str, torch.Tensor]:
+    """The tensors of one layer [16 16] as LyCORIS and peft write other forms than low-rank ones."""
+    flat, draws = layer.replace(".", "_"), torch.Generator().manual_seed(2)
+    shapes = {
+        "LoKr": {f"lycoris_{flat}.lokr_w1": (4, 4), f"lycoris_{flat}.lokr_w2": (4, 4)},
+        "LoHa": {f"lycoris_{flat}.hada_{n}_{x}": (16, 2)[:: 1 if x == "a" else -1]
+                 for n in ("w1", "w2") for x in "ab"},
+        "OFT": {f"lycoris_{flat}.oft_blocks": (4, 4, 4)},
+        "IA3": {f"base_model.model.{layer}.ia3_l": (16, 1)},
+    }  # fmt: skip
+    return {name: torch.randn(shape, generator=draws) for name, shape in shapes[form].items()}
+
+
+@pytest.mark.parametrize("form", ["LoKr", "LoHa", "OFT", "IA3"])
+def test_other_forms_than_low_rank_ones_are_refused(
+    pipeline: Path, tmp_path: Path, form: str
+) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file(of_another_form(form, "transformer_blocks.0.attn.to_q"), file)
+    for model in ({"adapters": [str(file)]}, {"lora": {"from": str(file)}}):
+        with pytest.raises(UserError, match=r"model\.(adapters, 1|lora\.from): "):
+            loaded(pipeline, tmp_path, **model)
+
+
+def test_an_alpha_beside_diffusers_names_is_refused_where_it_would_be_ignored(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    """Some trainers write it: left out, the adapter would be several times too strong."""
+    file = written(pipeline, tmp_path / "given") / "pytorch_lora_weights.safetensors"
+    weights = load_file(file)
+    scaled = {
+        name.replace("lora_A.weight", "alpha"): torch.tensor(2.0)
+        for name in weights
+        if name.endswith("lora_A.weight")
+    }
+    save_file(weights | scaled, tmp_path / "x.safetensors")
+    for model in ({"adapters": [str(tmp_path / "x.safetensors")]},
+                  {"lora": {"from": str(tmp_path / "x.safetensors")}}):  # fmt: skip
+        with pytest.raises(UserError, match=r"model\.(adapters, 1|lora\.from): .*x\.safetensors"):
+            loaded(pipeline, tmp_path, **model)

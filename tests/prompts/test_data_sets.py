@@ -104,8 +104,8 @@ def assert_in(words: str, sentence: str) -> None:
         ([SYSTEM], "only has a system message; add a user"),
         ([], "the prompt has no messages"),
         (
-            [{"from": "human", "value": "x"}],
-            "has from, value; a message must be {role: user",
+            [{"from": "narrator", "value": "x"}],
+            "message 1 is from 'narrator', and only human, user, gpt, .* are known",
         ),
         (["x"], "message 1 has 'x'; a message must be"),
         ([{"role": "user", "content": 3}], "its content is 3, not a text"),
@@ -116,6 +116,19 @@ def assert_in(words: str, sentence: str) -> None:
 def test_a_chat_that_cannot_be_a_prompt_says_why(tmp_path, value, words):
     sentence = refused({"source": file(tmp_path, [{"chat": value}]), "column": "chat"})
     assert_in(f"a.jsonl, line 1, chat: .*{words}", sentence)
+
+
+def test_sharegpts_messages_are_those_of_roles(tmp_path):
+    """FastChat and LLaMA-Factory read them too: from and value in place of role and content."""
+    said = {"system": "be brief", "human": "1 + 1?", "gpt": "2", "observation": "ok"}
+    named = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool"}
+    theirs = [{"from": who, "value": text} for who, text in said.items()]
+    ours = [{"role": named[who], "content": text} for who, text in said.items()]
+    rows = [{"prompt": theirs}, {"prompt": ours}]
+    first, second = read({"source": file(tmp_path, rows)}).texts
+    assert first == second and first.messages == second.messages
+    with pytest.raises(UserError, match="its content is None, not a text"):
+        read({"source": file(tmp_path, [{"prompt": [{"from": "human"}]}])})
 
 
 def test_a_chat_is_a_text_to_rewards_and_messages_to_the_template(tmp_path):

@@ -364,7 +364,7 @@ def test_a_sample_that_cannot_be_decoded_ends_no_run(pipeline, tmp_path, monkeyp
     assert "other rows are drawn instead" in error
 
 
-@pytest.mark.parametrize("form", ["hh", "messages"])
+@pytest.mark.parametrize("form", ["hh", "messages", "sharegpt"])
 def test_conversations_are_given_texts(tmp_path, form):
     """Pairs without a prompt share their beginning; supervised chats end with their completion."""
     question, answers = "a red ball", ("two dogs", "a cat")
@@ -374,6 +374,10 @@ def test_conversations_are_given_texts(tmp_path, form):
             side: f"\n\nHuman: {question}\n\nAssistant: {answer}"
             for side, answer in zip(("chosen", "rejected"), answers, strict=True)
         }
+    elif form == "sharegpt":
+        kind = "texts"
+        turns = zip(("human", "gpt"), (question, answers[0]), strict=True)
+        row = {"conversations": [{"from": who, "value": text} for who, text in turns]}
     else:
         kind = "texts"
         turns = zip(("user", "assistant"), (question, answers[0]), strict=True)

@@ -15,6 +15,7 @@ from flowrl.settings.checks.model_files import (
     check_index,
     check_no_own_code,
     check_pipeline_files,
+    check_text_files,
     check_weights,
 )
 from flowrl.settings.model.form import PIPELINE_INDEX, PipelineForm
@@ -28,6 +29,7 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
+from rewards.perception.contents import file_unlike_its_name
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -237,6 +239,7 @@ def check_model(m: ModelSettings) -> None:
         on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
+        _check_given_weights(find(source), place)
     if m.quantized is not None:
         m.quantized.check()
     match m:
@@ -252,8 +255,18 @@ def check_model(m: ModelSettings) -> None:
             m.own.check()
             if m.weights is not None and not find(m.weights).is_file():
                 raise UserError(f"model.weights: there is no file {m.weights}")
+            if m.weights is not None:
+                _check_given_weights(find(m.weights), "model.weights")
         case _:
             raise AssertionError(m)
+
+
+def _check_given_weights(path: Path, place: str) -> None:
+    """UserError for weights in a file or folder that are not what their names say."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    for file in filter(Path.is_file, files):
+        if (what := file_unlike_its_name(file)) is not None:
+            raise UserError(f"{place}: {file} {what}")
 
 
 def check_hub(m: ModelSettings) -> None:
@@ -298,6 +311,7 @@ def check_language(source: str, gguf_file: str | None) -> None:
     without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
     if gguf_file is None and (folder := find(source)).is_dir():
+        check_text_files(folder, "model.language")
         check_no_own_code(folder, "model.language")
         check_weights(folder, "model.language")
 

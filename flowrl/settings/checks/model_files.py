@@ -8,8 +8,8 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
+from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
 
-_POINTER = b"version https://git-lfs"
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
 )
@@ -19,16 +19,20 @@ _SHARDS = re.compile(
 _VARIANT = re.compile(
     r"(?:model|pytorch_model|diffusion_pytorch_model)\.(\w+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)"
 )
+_TEXTS = (".json", ".txt", ".model", ".jinja")  # what a loader reads beside weights
 NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
 
 
 def read_json(file: Path, place: str) -> dict[str, Any]:
     """The object in a JSON file. UserErrors begin with `place`."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        what = file_unlike_its_name(file)
+        found = json.loads(file.read_text(encoding="utf-8")) if what is None else {}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{place}: {file} cannot be read ({why}): download it again") from error
+    if what is not None:
+        raise UserError(f"{place}: {file} cannot be read: it {what}")
     if not isinstance(found, dict):
         raise UserError(f"{place}: {file} does not hold a JSON object: download it again")
     return found
@@ -85,6 +89,9 @@ def check_no_own_code(folder: Path, place: str) -> None:
 
 def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
     """UserError for a component of a pipeline whose files could not be loaded."""
+    check_text_files(folder, "model.pipeline")
+    for name in component_parts(folder, form):
+        check_text_files(folder / name, "model.pipeline")
     if form == "modular":
         for name, kind in component_parts(folder, form).items():
             if (folder / name / "config.json").is_file() and not NO_MODEL.search(kind):
@@ -98,6 +105,16 @@ def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
         if (part / "config.json").is_file() and not NO_MODEL.search(str(value[-1])):
             read_json(part / "config.json", "model.pipeline")
             check_weights(part, "model.pipeline")
+
+
+def check_text_files(folder: Path, place: str) -> None:
+    """UserError, which begins with `place`, for a configuration, vocabulary or template in the
+    folder itself that is not what its name says. Weights are left to `check_weights`, since a
+    folder may have some that nothing loads."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _TEXTS and file.is_file():
+            if (what := file_unlike_its_name(file)) is not None:
+                raise UserError(f"{place}: {file} cannot be read: it {what}")
 
 
 def check_weights(folder: Path, place: str) -> None:
@@ -145,9 +162,9 @@ def _damage(file: Path) -> str:
     """Describe the damage of a file of weights, with the fix; empty if its header fits its size."""
     size = file.stat().st_size
     with file.open("rb") as opened:
-        begin = opened.read(len(_POINTER))
-    if begin == _POINTER:
-        return "is a pointer of Git LFS, without the weights: run `git lfs pull` in its folder"
+        begin = opened.read(FIRST_BYTES)
+    if (what := unlike_its_name(file.name, begin)) is not None:
+        return what
     if file.suffix != ".safetensors":
         return "" if size else "is empty: download it again"
     header = safetensors_header(file)

@@ -9,6 +9,7 @@ import yaml
 
 from flowrl.errors import UserError
 from flowrl.settings.words.values import short_repr
+from rewards.perception.contents import FIRST_BYTES, unlike_its_name
 
 _MOST_CHARACTERS = 2**18
 _MOST_LEVELS = 40  # of lists and mappings inside each other
@@ -69,7 +70,8 @@ def read_yaml(path: Path) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(4 * _MOST_CHARACTERS + 1)
-        text = data.decode("utf-8-sig")
+        what = unlike_its_name(path.name, data[:FIRST_BYTES])
+        text = data.decode("utf-8-sig") if what is None else ""
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(
@@ -77,6 +79,8 @@ def read_yaml(path: Path) -> Any:
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read the file: {error}") from error
+    if what is not None:
+        raise UserError(f"{path}: not valid YAML: it {what}")
     return parse_yaml(text, str(path))
 
 
