@@ -35,7 +35,8 @@ LINKS = {
     "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
 }  # fmt: skip
-PROTECTIONS = ["network", "files", "processes", "memory"]
+PROTECTIONS = ["network", "files", "disk", "processes", "memory"]
+OF_MOUNTS = ("files", "names", "disk")  # protections that need a space of mounts
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
 NOBODY = 65534
@@ -106,7 +107,7 @@ def _fence(
         return missing
     if not filter_calls(libc, watched, alone):
         return missing if "memory" in missing else [*missing, "memory"]
-    return missing if alone else [name for name in missing if name in ("files", "names")]
+    return missing if alone else [name for name in missing if name in OF_MOUNTS]
 
 
 def _first(
@@ -118,7 +119,7 @@ def _first(
     try:
         watched = _own_root(libc, settings)
     except OSError:
-        missing = ["files"]
+        missing = ["files", "disk"]
     # a group counts memory by itself; the keeper looks at it only without one
     os.write(report, b"1" if watched and not grouped else b"0")
     watched = watched or grouped
