@@ -24,8 +24,8 @@ def end(text: str) -> None:
 
 
 def address_of(workers: WorkerSettings) -> str:
-    """Where Ray is joined, for `ray.init`, whose own default joins whatever it finds. NotGranted for
-    an address that the run may not use."""
+    """The address for `ray.init`, whose own default joins whatever it finds. NotGranted if the run
+    may not use the one that its settings name."""
     if workers.address is None:
         return "local"
     need(Right.NETWORK, workers.address)
