@@ -118,7 +118,7 @@ def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str
     whole = {
         "server": {"url": "http://localhost:9/v1", "model": "m", "sync": "none"},
         "environment": {"name": "flowrl/demo/maze.py:reply"},
-        "engine": {} if last == "own" else {"url": "http://localhost:9"},
+        "engine": {} if "own" in (last, *above) else {"url": "http://localhost:9"},
         "adapters": {"path": "owner/name"},
         "quantization": {"backend": "gguf", "file": "x"},
         "given": {"file": "x", "kind": "texts"},
