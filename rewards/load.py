@@ -173,7 +173,7 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
 
 
 def _places(text: str) -> tuple[Path, Path]:
-    """Where a file of a setting may be: as given, or among those that come with flowrl."""
+    """Return where a file of a setting may be: as given, or among those of flowrl."""
     return Path(text).expanduser(), Path(__file__).parent.parent / text
 
 

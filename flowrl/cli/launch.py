@@ -134,7 +134,7 @@ def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
     words = [f"--trust={given.trust}" if isinstance(given.trust, str) else "--trust"]
     sharded = True
     if given.gpus and not given.accelerate_config:
-        sharded, why = sharding(run)
+        sharded, why = sharded_by_default(run)
         kind = "FSDP2" if sharded else "DDP"
         other = shipped_file(SINGLE if sharded else SHARDED, given.nodes)
         print(f"{kind}: {why}; --accelerate-config {other} is the other way", file=sys.stderr)
@@ -150,7 +150,7 @@ def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
     )
 
 
-def sharding(run: RunSettings) -> tuple[bool, str]:
+def sharded_by_default(run: RunSettings) -> tuple[bool, str]:
     """Whether GPUs shard the weights by default, and why. FSDP2 gathers the weights for every call,
     which adapters do not repay while a GPU holds the frozen model. A cluster's GPUs are not known
     here, so the line is the memory of an H100."""

@@ -1,6 +1,8 @@
 """Commands on the pages: each is understood, and each that needs no network and no server runs."""
 
+import importlib
 import os
+import pkgutil
 import shlex
 import subprocess
 import sys
@@ -43,13 +45,21 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def reached(*given: Any, **named: Any) -> NoReturn:
         raise Understood
 
+    importlib.import_module("flowrl.api.voting")  # else its names would be bound to `reached`
+    importlib.import_module("flowrl.api.run")
     for action in ACTIONS:
+        own = pkgutil.resolve_name(action)
         monkeypatch.setattr(action, reached)
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("flowrl.api"):  # which may have imported it by its name
+                for bound in [key for key, value in vars(module).items() if value is own]:
+                    monkeypatch.setattr(module, bound, reached)
     monkeypatch.setattr("flowrl.api.run.check_start", lambda run, given: None)
     run = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
     for file in ("run.yaml", "RUN.yaml", "my_run.yaml", "runs/demo-0001/run.yaml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(yaml.safe_dump(run))
+    page_blocks.write_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -123,6 +133,7 @@ def with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short run of each demo, under the names that the pages use."""
     folder = tmp_path_factory.mktemp("pages")
     Image.new("RGB", (32, 32)).save(folder / "photo.png")
+    page_blocks.write_runs(folder)
     for name in ("demo", "demo_lora", "demo_edit", "text_demo"):
         two = SMALL.replace("--train.iterations 1", "--train.iterations 2 --track.training 2")
         shell(f"flowrl train {name} {two}", folder)
