@@ -57,7 +57,7 @@ def test_a_public_name_is_defined_once() -> None:
     places = defaultdict(set)
     for path in modules():
         for name in public_names(path):
-            if not name.startswith("_") and name not in PROTOCOL:
+            if not name.startswith("_") and name not in {*PROTOCOL, "TYPE_CHECKING"}:
                 places[name].add(str(path.relative_to(PROJECT)))
     assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
 

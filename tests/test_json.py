@@ -13,12 +13,14 @@ from flowrl.session import record
 
 # texts that no file holds: keys and digests in memory, arguments, and messages to own processes
 IN_MEMORY = {
+    "flowrl/api/calls.py": 1,
     "flowrl/api/parts.py": 1,
+    "flowrl/api/run.py": 2,
     "flowrl/api/same_files.py": 2,
-    "flowrl/api/scoring.py": 3,
+    "flowrl/api/scoring.py": 4,
     "flowrl/api/voting.py": 1,
-    "flowrl/cli/model_card.py": 3,
-    "flowrl/cli/new_files.py": 1,
+    "flowrl/cli/model_card.py": 4,
+    "flowrl/cli/new_files.py": 2,
     "flowrl/cli/runs.py": 1,
     "flowrl/cli/sandbox_check.py": 1,
     "flowrl/drill/same_end.py": 2,

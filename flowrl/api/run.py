@@ -248,7 +248,10 @@ class Run:
                 run, objects = self._given.start(files)
                 yield run, Live({**self.live.rewards, **objects}, files=files)
             except UserError as error:
-                raise UserError(str(error).replace(f"{files}/", "")) from error
+                said = str(error).replace(f"{files}/", "")
+                if said == str(error):
+                    raise
+                raise type(error)(said) from error  # its class decides exit codes and waiting
 
     def _opened(self, parts: frozenset[str]) -> OpenedFolder:
         return open_folder(self.begun, self._trust, parts)

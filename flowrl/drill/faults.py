@@ -21,6 +21,7 @@ from flowrl.drill.training import DrilledProgram, Overdue, Training, begun, runs
 
 FaultKind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
 EVERY = 2  # iterations between checkpoints of a copy, so that some are not saved yet
+DEATHS = 2  # of a restarted copy
 STOPPED_SECONDS = 20.0  # that a stopped process stays stopped
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
 TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
@@ -174,21 +175,22 @@ def kill(drill: Drill, saving: bool) -> FaultOutcome:
 
 
 def kill_twice(drill: Drill) -> FaultOutcome:
-    """Two deaths of a training, or of one process of several, that something restarts."""
+    """Two deaths of a training, or of one process of several, that something restarts. It may
+    restart as often as that: an attempt that fails by itself leaves too few."""
     several = drill.program.processes > 1
-    by = "torchrun --max-restarts 3" if several else "--restarts 3"
+    by = f"torchrun --max-restarts {DEATHS}" if several else f"--restarts {DEATHS}"
     what = "one process" if several else "the training"
     outcome = FaultOutcome(f"{what} killed twice under {by}")
     folder = drill.copy("restarted")
     begin = [*drill.resume(folder)]
-    with begun(drill.program, begin, folder, drill.output, restarts=3) as training:
+    with begun(drill.program, begin, folder, drill.output, DEATHS) as training:
         since, before = time.monotonic(), 0
-        for time_of_death in (1, 2):
+        for time_of_death in range(1, DEATHS + 1):
             goal = min(saved(drill.run) + time_of_death, drill.last - 1)
             try:
                 training.until(lambda goal=goal: trained_until(folder) >= goal, drill.limit)
             except Overdue as error:
-                outcome.wrong(f"death {time_of_death - 1} of 2: it never came back: {error}")
+                outcome.wrong(f"death {time_of_death - 1} of {DEATHS}: it never came back: {error}")
                 return outcome
             workers = training.workers()
             before, since = trained_until(folder), time.monotonic()

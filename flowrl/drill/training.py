@@ -49,6 +49,7 @@ class DrilledProgram:
 
     def environment(self) -> dict[str, str]:
         found = {**os.environ, "FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
+        found["PYTHONSAFEPATH"] = "1"  # -m would take a source tree in the working folder first
         if self.own:
             paths = [str(PROJECT), os.environ.get("PYTHONPATH")]
             found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -244,16 +244,24 @@ class MeasuredBeside:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         if not self.failed:
             try:
-                return reward_scores(self.label, self.reward, samples).plain
+                scores = reward_scores(self.label, self.reward, samples)
             except Exception as error:  # a reward's own code
-                self.failed = True
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                print(
-                    f"warning: {shown_score(self.label)} is not measured on held-out prompts: it "
-                    f"raised {why}; evaluate.trained: false leaves such rewards out",
-                    file=sys.stderr,
-                )
+                said = " ".join(str(error).split())[:300]
+                self._leave_out(f"raised {type(error).__name__}: {said}")
+            else:
+                asked = scores.values[scores.applies]
+                if not len(asked) or not bool(asked.isnan().all()):
+                    return scores.plain
+                self._leave_out(f"scored none of {len(asked)} samples")
         return RewardScores.nowhere(len(samples.prompts)).plain
+
+    def _leave_out(self, why: str) -> None:
+        self.failed = True
+        print(
+            f"warning: {shown_score(self.label)} is not measured on held-out prompts: it {why}; "
+            "evaluate.trained: false leaves such rewards out",
+            file=sys.stderr,
+        )
 
 
 def measured_beside(run: RunSettings, rewards: Mapping[str, Reward]) -> dict[str, Reward]:

@@ -352,8 +352,9 @@ def _tell_kept(run: RunSettings, kept: Collection[str]) -> None:
     ]
     if others:
         print(
-            f"{recipe.name} keeps settings of the file: {', '.join(others)}; give others as options, "
-            f"or write a file with `base:` and `recipe: {recipe.name}`, which has the recipe's own",
+            f"{recipe.name} keeps settings of the file: {', '.join(others)}; give others as "
+            f"options, or write a file with `base:` and `recipe: {recipe.name}`, which has the "
+            "recipe's own",
             file=sys.stderr,
         )
 

@@ -66,6 +66,7 @@ LOST_PROTECTIONS = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "names": "it could see names and sizes of files",
+    "disk": "its files together could fill the disk",
     "processes": "it could start any number of processes",
     "memory": "its processes together could exceed the memory limit",
 }

@@ -10,15 +10,20 @@ Before any code runs, a process writes the missing protections to the file `cont
 the audit also write their results there.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from channel import Channel, Gone
 from confine import confine
+
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any
 
 # a completion may have modules of these names
 OWN_MODULES = (

@@ -10,6 +10,8 @@ refuse what they can. With Landlock, names and sizes of files can still be seen;
 can be read, and native code can write them.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import os
@@ -17,12 +19,15 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from cgroup import end_group, enter_group, make_group
 from keeper import keep_program, reap
 from landlock import restrict_files
 from syscalls import filter_calls
+
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any
 
 SPACES = {"mounts": 0x20000, "ipc": 0x8000000, "processes": 0x20000000, "network": 0x40000000}
 USERS = 0x10000000  # CLONE_NEWUSER
@@ -35,7 +40,8 @@ LINKS = {
     "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
 }  # fmt: skip
-PROTECTIONS = ["network", "files", "processes", "memory"]
+PROTECTIONS = ["network", "files", "disk", "processes", "memory"]
+OF_MOUNTS = ("files", "names", "disk")  # protections that need a space of mounts
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
 NOBODY = 65534
@@ -106,7 +112,7 @@ def _fence(
         return missing
     if not filter_calls(libc, watched, alone):
         return missing if "memory" in missing else [*missing, "memory"]
-    return missing if alone else [name for name in missing if name in ("files", "names")]
+    return missing if alone else [name for name in missing if name in OF_MOUNTS]
 
 
 def _first(
@@ -118,7 +124,7 @@ def _first(
     try:
         watched = _own_root(libc, settings)
     except OSError:
-        missing = ["files"]
+        missing = ["files", "disk"]
     # a group counts memory by itself; the keeper looks at it only without one
     os.write(report, b"1" if watched and not grouped else b"0")
     watched = watched or grouped

@@ -5,6 +5,8 @@ All other names do; but if a row's tests use a name outside Python's library, th
 (Counter, sqrt, ...) come from the library.
 """
 
+from __future__ import annotations
+
 import ast
 import builtins
 import functools
@@ -15,11 +17,16 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
-from channel import Connection, Gone
+from channel import Gone
 from remote import RemoteProgram, call_in_place, came_from_program
 from values import ordered, refuse_nan
+
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any
+
+    from channel import Connection
 
 SOLUTION = "solution"  # the module that has the completion's names in the tests
 ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "nx": "networkx", "plt": "matplotlib"}
@@ -68,7 +75,7 @@ class _Guarded(ast.NodeTransformer):
 @functools.lru_cache(1024)
 def _compiled(test: str) -> Any:
     guarded = ast.fix_missing_locations(_Guarded().visit(ast.parse(test)))
-    return compile(guarded, "tests.py", "exec")
+    return compile(guarded, "tests.py", "exec", dont_inherit=True)
 
 
 def _called(name: str, arguments: list[ast.expr], named: Sequence[ast.keyword] = ()) -> ast.Call:
@@ -213,7 +220,9 @@ class RowUnderTest:
                 _refuse_code()
         seen = {name: value for space in (spaces or (self.space,)) for name, value in space.items()}
         own = {name: getattr(builtins, name) for name in CALLABLE}
-        return eval(compile(tree, "text", "eval"), {**seen, **own, "__builtins__": {}})
+        return eval(
+            compile(tree, "text", "eval", dont_inherit=True), {**seen, **own, "__builtins__": {}}
+        )
 
     def passes(self, test: str) -> bool:
         """Whether the test runs to its end."""

@@ -8,14 +8,19 @@
 Neither runs a line of the code, so nothing here needs the code's cooperation.
 """
 
+from __future__ import annotations
+
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
 
 from cgroup import end_group
+
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -6,11 +6,16 @@ system-call filter. A process of this kind also cannot look into the memory or t
 processes that are not.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any
+
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any
 
 CREATE_RULES, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # numbers of the calls on all machines
 VERSION, BELOW_PATH = 1, 1  # ask for the version; the kind of rule that names a folder or file

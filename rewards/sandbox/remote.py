@@ -6,14 +6,21 @@ itself constructs, from a class whose name begins with a capital letter, support
 `bool`, `str` and iteration: there the test is about these methods.
 """
 
+from __future__ import annotations
+
 import builtins
 from collections.abc import Iterator
-from typing import Any, Literal
 
-from channel import Connection
 from values import decode_value, encode_value, judged_array
 
-Role = Literal["named", "result", "iterator", "instance"]
+TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
+    from channel import Connection
+
+    Role = Literal["named", "result", "iterator", "instance"]
+
 """How the test obtained an object: by a name, as a result or iterator, or by constructing it."""
 
 OF_PROGRAM = "raised by the completion"  # key in the error's own dictionary

@@ -77,8 +77,8 @@ command names them as guesses. A gated or unknown name is refused with a sentenc
 of the hub the file says so. `flowrl plan` reads the same files, so that it knows the memory of a
 model that is not on this machine; a part whose size no file says is named as unknown.
 
-A single file of weights (`model.safetensors`, in the names of the model's original code) becomes a
-folder by `flowrl convert FILE --config FOLDER --out NEW`, without a network: diffusers converts its
+A single file of weights (`my_flux.safetensors`, in the names of the model's original code) becomes
+a folder by `flowrl convert FILE --config FOLDER --out NEW`, without a network: diffusers converts its
 names, and everything that the file lacks comes from FOLDER, a pipeline of the same model.
 
 ## The table

@@ -53,7 +53,7 @@ ROWS = (
      'return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample',
      "return own.sample", "models/test_guidance_rules.py"),
     ("guidance-matching", "flowrl/run/watch/guidance_check.py",
-     "rows_per_state(described, scale) > 1", "False", "models/test_guidance_rules.py"),
+     "max(rows_per_state(described, scale, algorithm.steps)) > 1", "False", "models/test_guidance_rules.py"),
     ("guidance-ratio", "flowrl/settings/checks/guidance.py",
      "if sample not in MEASURED and train not in MEASURED:", "if False:",
      "models/test_guidance_rules.py"),

@@ -142,10 +142,15 @@ def test_without_namespaces_full_would_refuse(tmp_path, monkeypatch, capsys) -> 
     monkeypatch.setattr(sandbox_check, "ESCAPES", FEW)
     assert commands.doctor_command(["--sandbox", "--program", python]) == 1
     said = capsys.readouterr().out
-    lost = "names" if "isolation: full refuses to start here: names cannot" in said else "files"
-    assert f"isolation: full refuses to start here: {lost} cannot be isolated" in said
-    row = f"impossible: this system permits no namespaces: {LOST_PROTECTIONS[lost]}"
-    assert row in said  # a kernel with Landlock still isolates contents
+    refuses = "isolation: full refuses to start here:"
+    lost = "names" if f"{refuses} names," in said else "files"
+    assert f"{refuses} {lost}, disk cannot be isolated" in said
+    for each in (lost, "disk"):  # a kernel with Landlock still isolates contents
+        row = f"impossible: this system permits no namespaces: {LOST_PROTECTIONS[each]}"
+        assert row in said
+
+
+MACOS_LACKS = ["network", "files", "disk", "processes", "memory"]
 
 
 def test_on_macos_what_only_linux_has_is_impossible(monkeypatch) -> None:
@@ -155,7 +160,7 @@ def test_on_macos_what_only_linux_has_is_impossible(monkeypatch) -> None:
         external = None
 
         def run(self, code: str) -> dict[str, list[str]]:
-            return {"missing": ["network", "files", "processes", "memory"]}
+            return {"missing": MACOS_LACKS}
 
         def through(self, escape: escapes.Escape) -> dict[str, str]:
             return {}
@@ -163,10 +168,10 @@ def test_on_macos_what_only_linux_has_is_impossible(monkeypatch) -> None:
     rows, missing = try_all(Macos(), FEW)
     states = {row.protection: row.tried for row in rows}
     assert {name for name, state in states.items() if state == "impossible"} == {
-        "network", "files", "processes", "memory", "privileges", "calls", "kernel", "others",
+        *MACOS_LACKS, "privileges", "calls", "kernel", "others",
     }  # fmt: skip
     assert states["end"] == states["variables"] == states["verdict"] == "yes"
-    assert len(missing) == 4
+    assert missing == MACOS_LACKS
 
 
 def test_the_table_tells_what_got_through(capsys) -> None:

@@ -190,3 +190,20 @@ def test_a_copy_has_the_newest_checkpoint_and_the_drills_settings(tmp_path, dril
     assert os.listdir(tmp_path / "copy/checkpoints") == ["000002"]
     assert not (tmp_path / "copy/.lock").exists()
     assert yaml.safe_load((run / "run.yaml").read_text()) == tree
+
+
+def test_a_flowrl_in_the_working_folder_is_not_the_drilled_one(tmp_path, monkeypatch):
+    """As in a source tree, where another environment is drilled: also below a launcher."""
+    other, here = tmp_path / "environment", tmp_path / "here"
+    for place, said in ((other, "the drilled one"), (here, "the working folder's")):
+        (place / "flowrl").mkdir(parents=True)
+        (place / "flowrl/__init__.py").touch()
+        (place / "flowrl/__main__.py").write_text(f"print({said!r})")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    for processes in (1, 2):
+        program = DrilledProgram(sys.executable, False, tmp_path / "state", processes)
+        with begun(program, [], tmp_path, tmp_path / f"out-{processes}") as training:
+            assert training.wait(60) == 0
+        said = training.text()
+        assert "the drilled one" in said and "the working folder's" not in said

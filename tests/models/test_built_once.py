@@ -31,6 +31,9 @@ OWN: Mapping[str, str] = {
     "models/diffusers/call/drive/scheduler_standin.py: control.repeatable": "likewise",
     "models/diffusers/modular/face.py: logger.disabled": "a logger of a library, put back after",
     "models/diffusers/modular/face.py: type(pipe).__call__": "a class that this function has made",
+    "models/diffusers/modular/folder.py: spec.default_creation_method": "a record of a library: "
+    "what its saved folders contain",
+    "models/diffusers/modular/revisions.py: spec.revision": "likewise: the commit that is loaded",
     "models/diffusers/whole/whole_sample.py: given.arguments": "a record of this file",
 }
 MODELS = (

@@ -42,7 +42,7 @@ def test_the_count_is_that_of_a_real_call(family: str, tmp_path: Path) -> None:
         velocity(x, sigma, torch.zeros(1, dtype=torch.long))
     described = describe(run.model)
     assert described is not None
-    count = flops.pipeline_flops(described, run.model)
+    count = flops.pipeline_flops(described, run.model, 4)
     assert count is not None and count.counted
     assert count.trained == pytest.approx(counter.get_total_flops(), rel=0.02)
 
@@ -62,7 +62,7 @@ def test_flux_is_counted_as_by_hand() -> None:
     attention = 57 * (n + t) ** 2 * d
     ends = n * (64 * d + d * 64) + t * 4096 * d
     by_hand = 2 * (linears + ends) + 4 * attention
-    count = flops.pipeline_flops(described, m)
+    count = flops.pipeline_flops(described, m, 4)
     assert count is not None and count.state == pytest.approx(by_hand, rel=0.002)
     tokens = sizes.RowShape.of(described, m).tokens
     assert tokens == n

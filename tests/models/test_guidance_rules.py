@@ -75,7 +75,9 @@ def test_a_scale_for_training_is_only_chosen_where_none_is_set(name: str) -> Non
     run = run_of(name, {"sample": 4.0})
     assert run.training_guidance == run.trained_model.guidance.train == expected
     assert run_of(name, {"sample": 4.0, "train": 2.0}).training_guidance == 2.0
-    assert dump(run)["model"]["guidance"] == {"sample": 4.0, "train": "auto"}
+    assert dump(run)["model"]["guidance"] == {
+        "sample": 4.0, "train": "auto", "through": "both"
+    }  # fmt: skip
 
 
 def test_an_option_for_sampling_alone_moves_training_too() -> None:

@@ -140,7 +140,7 @@ def test_every_block_of_python_has_its_test() -> None:
     here = {"coming_from.md": 1, "language.md": 2, "feedback.md": 1}
     here |= {"own_rewards.md": 6, "README.md": 1, "rewards.md": 1, "your_own_taste.md": 1}
     # those of test_page_commands.py:
-    with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1}
+    with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1, "quickstart.md": 2}
     elsewhere = (
         "api.md",
         "extending.md",

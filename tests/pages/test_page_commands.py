@@ -1,11 +1,10 @@
 """Commands on the pages: each is understood, and each that needs no network and no server runs."""
 
-import importlib
 import os
-import pkgutil
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,15 +44,13 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def reached(*given: Any, **named: Any) -> NoReturn:
         raise Understood
 
-    importlib.import_module("flowrl.api.voting")  # else its names would be bound to `reached`
-    importlib.import_module("flowrl.api.run")
     for action in ACTIONS:
-        own = pkgutil.resolve_name(action)
-        monkeypatch.setattr(action, reached)
-        for name, module in [*sys.modules.items()]:
-            if name.startswith("flowrl.api"):  # which may have imported it by its name
-                for bound in [key for key, value in vars(module).items() if value is own]:
-                    monkeypatch.setattr(module, bound, reached)
+        module, _, name = action.rpartition(".")
+        function = getattr(import_module(module), name)
+        users = [m for n, m in sys.modules.items() if n.startswith("flowrl")]
+        for user in users:  # also those that imported it before, whatever ran first
+            if vars(user).get(name) is function:
+                monkeypatch.setattr(user, name, reached)
     monkeypatch.setattr("flowrl.api.run.check_start", lambda run, given: None)
     run = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
     for file in ("run.yaml", "RUN.yaml", "my_run.yaml", "runs/demo-0001/run.yaml"):

@@ -178,6 +178,8 @@ HONEST = {
               "assert g() == datetime(2020, 1, 2, 3)"),
     "deques": ("from collections import deque\ndef f(d): d.rotate(1); return deque(d)",
                "from collections import deque\nassert f(deque([1, 2])) == deque([2, 1])"),
+    "annotations that are objects": (
+        "def f(x: int): return x\ndef g(): return f.__annotations__ == {'x': int}", "assert g()"),
     "numpy's numbers": ("import numpy as np\ndef f(x): return np.int64(x) + 1", "assert f(1) == 2"),
 }  # fmt: skip
 

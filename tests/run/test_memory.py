@@ -351,6 +351,7 @@ def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> Non
     shutil.copytree(folders["SD3"], folder)
     for path in (folder / "text_encoder").glob("*.safetensors"):
         path.unlink()
+    (folder / "text_encoder/config.json").unlink()  # which would tell its size
     found = memory.estimate(run(folder, "SD3", tmp_path))
     assert found is not None
     assert found.unknown == ("weights of text_encoder",)
@@ -375,11 +376,11 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
     folder, real, calls = tmp_path / "run", update.update, []
 
-    def full(*given: Any) -> Any:
+    def full(*given: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise error
-        return real(*given)
+        return real(*given, **named)
 
     monkeypatch.setattr(update, "update", full)
     code = flowrl("train", config, "--folder", folder)

@@ -156,6 +156,7 @@ def test_07_a_reward_that_fails_stops_the_run_and_never_trains_on_zeros(
 ):
     tree = with_own(pipeline, tmp_path, reward)
     tree["train"]["self_test"] = "off"
+    tree["evaluate"]["trained"] = False  # whose calls would count
     folder = tmp_path / "run"
     assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 3
     said = capsys.readouterr().err

@@ -18,6 +18,11 @@ def dark(samples):
     return [-float(image.mean()) for image in samples.media]
 
 
+def no_prompt_of_others(samples):
+    of_training = "level" in samples.meta[0]
+    return [float(i) if of_training else float("nan") for i in range(len(samples.meta))]
+
+
 def needs_a_column(samples):
     of_training = "level" in samples.meta[0]
     return [float(i if of_training else row["nowhere"]) for i, row in enumerate(samples.meta)]
@@ -64,16 +69,17 @@ def test_a_setting_leaves_it_out_and_one_reward_is_measured_once(tmp_path: Path)
     assert not run_from(tree, "x").trained_beside
 
 
+@pytest.mark.parametrize("name", ["needs_a_column", "no_prompt_of_others"])
 def test_a_reward_that_cannot_score_held_out_prompts_ends_no_run(
-    pipeline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    pipeline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    tree = settings_of(pipeline, tmp_path, "needs_a_column")
-    rows = "".join(f'{{"prompt": "a {name}", "level": 1}}\n' for name in ("cat", "dog"))
+    tree = settings_of(pipeline, tmp_path, name)
+    rows = "".join(f'{{"prompt": "a {animal}", "level": 1}}\n' for animal in ("cat", "dog"))
     (tmp_path / "rows.jsonl").write_text(rows)
     tree["prompts"]["train"] = str(tmp_path / "rows.jsonl")
     assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 0
-    assert "needs_a_column (trained) is not measured on held-out prompts" in capfd.readouterr().err
-    assert not any("held_out/trained/needs_a_column" in line for line in lines(tmp_path / "run"))
+    assert f"{name} (trained) is not measured on held-out prompts" in capfd.readouterr().err
+    assert not any(f"held_out/trained/{name}" in line for line in lines(tmp_path / "run"))
 
 
 def test_a_trained_reward_that_falls_raises_no_alarm_as_a_judge_would() -> None:
@@ -93,9 +99,14 @@ def test_the_last_lines_of_a_collapsed_run_say_what_happened(
     tree = settings_of(pipeline, tmp_path, "dark")
     tree["train"]["lr"] = 0.3  # which changes the images at once
     assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 0
-    said = capfd.readouterr().out.splitlines()[-5:]
+    said = capfd.readouterr().out.splitlines()
     run = RunFolder.read(tmp_path / "run")
-    assert run.raised and f"the last after iteration {run.alarms[-1].iteration}: " in said[1]
-    assert said[2].startswith("The best weights are ") and said[2].endswith("--weights best")
+    (happened,) = [
+        i for i, line in enumerate(said)
+        if f"the last after iteration {run.alarms[-1].iteration}: " in line
+    ]  # fmt: skip
+    best = said[happened + 1]
+    assert run.raised and said[happened + 2].startswith("samples: ")  # the run's last lines
+    assert best.startswith("The best weights are ") and best.endswith("--weights best")
     page = run_page(run)
     assert "<summary>What to do</summary>" in page and run.alarms[-1].sentence in page

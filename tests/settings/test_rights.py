@@ -26,6 +26,7 @@ from flowrl.paths import PROJECT, own_runs
 from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
 from flowrl.run.show.track import open_trackers
+from flowrl.run.workers.head import address_of
 from flowrl.settings import RECIPE_SETTINGS, RunSettings, trust
 from flowrl.settings.checks.machine import check_language
 from flowrl.settings.parts.names import NamedParts
@@ -117,6 +118,7 @@ def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str
     whole = {
         "server": {"url": "http://localhost:9/v1", "model": "m", "sync": "none"},
         "environment": {"name": "flowrl/demo/maze.py:reply"},
+        "engine": {} if "own" in (last, *above) else {"url": "http://localhost:9"},
         "adapters": {"path": "owner/name"},
         "quantization": {"backend": "gguf", "file": "x"},
         "given": {"file": "x", "kind": "texts"},
@@ -364,6 +366,7 @@ def test_a_canary_reaches_no_listener_page_or_file(listener, tmp_path, monkeypat
     assert not [path for path in folder.rglob("*") if path.name != "run.yaml"]
 
 
+JOINING = {**BASE, "workers": {"sampling": 1, "address": "ray://x"}}
 USES = {
     "an address": lambda p: Client("http://127.0.0.1:9"),
     "a key": lambda p: Client("http://127.0.0.1:9", "CANARY"),
@@ -387,7 +390,7 @@ USES = {
     "trackers": lambda p: open_trackers(
         run_from({**BASE, "track": {"with": ["wandb"]}}, ""), p, None, 0
     ),
-    "a cluster": lambda p: _cluster()._open(_Joining(p)),
+    "a cluster": lambda p: address_of(run_from(JOINING, "").workers),
 }
 NEEDED = {
     "an address": Right.NETWORK, "a key": Right.VARIABLES, "code": Right.CODE, "tests": Right.CODE,
@@ -406,16 +409,6 @@ def _isolated(place: Path) -> Any:
     assert found is not None
     with limited(replace(found, own=frozenset({(Right.CODE, "tests")}))):
         return load("code_tests", isolation="best")
-
-
-def _cluster() -> Any:
-    return pytest.importorskip("flowrl.run.workers.cluster", exc_type=ImportError).Cluster
-
-
-class _Joining:
-    def __init__(self, folder: Path) -> None:
-        self.run = run_from({**BASE, "workers": {"sampling": 1, "address": "ray://x"}}, "")
-        self.ours = False
 
 
 @pytest.mark.parametrize("use", USES)

@@ -13,12 +13,11 @@ from ray.exceptions import RayActorError, RayError  # type: ignore[reportMissing
 
 from flowrl.errors import UserError
 from flowrl.processes.meeting import agreed
-from flowrl.run.workers.head import RayHead
+from flowrl.run.workers.head import RayHead, address_of
 from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_line
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
-from rewards.rights import Right, need
 
 # Any: ray.init has a type for each of its options
 RAY_OPTIONS: dict[str, Any] = {
@@ -46,9 +45,7 @@ class Cluster:
     def _open(self) -> str:
         """Start or join Ray and start the replicas; returns the address and the namespace."""
         namespace = f"flowrl-{uuid.uuid4().hex}"
-        address = self.run.workers.address or "local"  # Ray's None joins what it finds
-        if self.run.workers.address is not None:
-            need(Right.NETWORK, self.run.workers.address)
+        address = address_of(self.run.workers)
         if self.ours:
             try:
                 ray.init(address=address, namespace=namespace, **RAY_OPTIONS, **priority(address))

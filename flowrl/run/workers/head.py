@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from flowrl.settings.sections.workers import WorkerSettings
+from rewards.rights import Right, need
+
 PULSE, LIMIT = 2.0, 15.0  # seconds; Ray waits for 60, and then exits without a word
 STOPPED = 3  # the exit code
 
@@ -18,6 +21,15 @@ def end(text: str) -> None:
         print(f"flowrl: {text}", file=sys.stderr, flush=True)
     finally:
         os._exit(STOPPED)
+
+
+def address_of(workers: WorkerSettings) -> str:
+    """The address for `ray.init`, whose own default joins whatever it finds. NotGranted if the run
+    may not use the one that its settings name."""
+    if workers.address is None:
+        return "local"
+    need(Right.NETWORK, workers.address)
+    return workers.address
 
 
 class RayHead:
