@@ -38,7 +38,7 @@ from rewards.checks.settings import own_settings as own_settings
 from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.contents import file_unlike_its_name
-from rewards.perception.hub import is_hub_name, model_path
+from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
@@ -147,6 +147,34 @@ def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") 
             inner = _unnamed(setting, settings[setting], parameter.annotation)
             for spec in _specs(setting, inner, kind):
                 check_packages(*spec, "judge" if kind is Judge else "load")
+
+
+def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
+    """ValueError if a file or folder that a reward's settings name is not there, or if a model's
+    name is neither a folder nor one that the hub could have. Includes the members of composite
+    rewards. Opens no file, and asks no network."""
+    for setting, parameter in _parameters(name, want).items():
+        if setting not in settings:
+            continue
+        value, annotation = settings[setting], parameter.annotation
+        if (kind := _nested(annotation)) is not None:
+            for spec in _specs(setting, _unnamed(setting, value, annotation), kind):
+                check_files(*spec, "judge" if kind is Judge else "load")
+        elif any(mark.path and not mark.hub for mark in marks(annotation)):
+            for text in texts_in(value):
+                if not any(path.exists() for path in _places(text)):
+                    raise ValueError(
+                        f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
+                        f"relative to {Path.cwd()}"
+                    )
+        elif is_hub_name(annotation) and isinstance(value, str):
+            if settings.get("library", "transformers") == "transformers":
+                check_model_name(f"reward {name!r}: {setting}", value)
+
+
+def _places(text: str) -> tuple[Path, Path]:
+    """Return where a file of a setting may be: as given, or among those of flowrl."""
+    return Path(text).expanduser(), Path(__file__).parent.parent / text
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:

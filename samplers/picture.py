@@ -17,9 +17,10 @@ def describe_plan(plans: Sequence[Plan]) -> str:
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
     predicted = sum(p.predicted for p in plans)
     way = f" {predicted} intermediate," if predicted else ""
+    rows = _count(trained, "trained row") if trained else "no trained steps"
     lines = [
         f"a draw: {_count(len(plans), 'plan')}, {_count(evaluations(plans), 'network evaluation')},"
-        f" {_count(samples, 'decoded sample')},{way} {_count(trained, 'trained row')}"
+        f" {_count(samples, 'decoded sample')},{way} {rows}"
     ]
     for first, last, plan in _runs(plans):
         name = f"plan {first}" if first == last else f"plans {first} to {last}"

@@ -216,7 +216,7 @@ class Tree:
         if len(set(self.at)) < len(self.at) or not all(0 <= k < last for k in self.at):
             raise ValueError(
                 f"splits must be different steps between 0 and {last - 1} (the last step is "
-                f"deterministic), got {self.at}"
+                f"deterministic), got {self.at}: set `at`, or take more steps"
             )
         return dict(zip(self.at, many, strict=True))
 

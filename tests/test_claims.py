@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from flowrl.paths import PROJECT
+from flowrl.recipes import RECIPES
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
+from flowrl.settings.sections.joint import JOINT
 from rewards.load import names
 
 PAGES = ("README.md", "docs/index.md", "CHANGELOG.md", "docs/choosing.md")
@@ -32,6 +34,26 @@ def claims() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("page", "pattern", "number"), list(claims()))
 def test_a_number_of_recipes_rewards_or_configurations_is_right(page, pattern, number):
     assert int(number) in COUNTS[pattern], f"{page} counts {number}, the code {COUNTS[pattern]}"
+
+
+NAMED_RECIPES = (  # how pages and README name a recipe
+    r"[Rr]ecipes? \(?`(\w+)`", r"`(\w+)` recipe\b", r"--recipe\.name[ =](\w+)", r"--recipe (\w+)",
+    r"\brecipe: \{name: (\w+)[,}]", r"^ *recipe: (\w+) *(?:#.*)?$", r"recipe=?\(?\"(\w+)\"",
+)  # fmt: skip
+NO_RECIPES = {"NAME": "a word for any", "tilt": "docs/own_models.md defines it"}
+
+
+def test_what_pages_call_a_recipe_is_one():
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
+    named = {
+        (found[1], page.name)
+        for page in pages
+        for pattern in NAMED_RECIPES
+        for found in re.finditer(pattern, page.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 15
+    known = {*RECIPES, JOINT, *NO_RECIPES}
+    assert not {place for place in named if place[0] not in known}
 
 
 def test_every_kind_of_claim_stands_somewhere():

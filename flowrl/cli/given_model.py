@@ -59,17 +59,20 @@ def load_into(policy: Model, run: RunSettings, chosen: Path | None) -> None:
 
 
 def weights_folder(folder: Path, weights: str) -> Path:
-    """Folder of a run's last or best weights, or `weights` itself. UserError if it does not
-    exist."""
+    """Folder of a run's last or best weights, of a checkpoint by its name (000010), or `weights`
+    itself. UserError if it does not exist."""
     if weights == "best":
         chosen = next(reversed(numbered_folders(folder / "best")), None)
     elif weights == "last":
         chosen = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
     else:
-        chosen = Path(weights) if Path(weights).is_dir() else None
+        places = (Path(weights), folder / weights, folder / "checkpoints" / weights)
+        chosen = next((place for place in places if place.is_dir()), None)
     if chosen is None:
         unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
-        raise UserError(f"{folder} has no {weights!r} weights{unfinished}")
+        saved = [path.name for path in numbered_folders(folder / "checkpoints")]
+        hint = f"; its checkpoints are {', '.join(saved)}" if saved and not unfinished else ""
+        raise UserError(f"{folder} has no {weights!r} weights{unfinished}{hint}")
     return chosen
 
 

@@ -10,14 +10,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flowrl.errors import UserError
+from flowrl.estimate.devices import GPU_KINDS
+from flowrl.estimate.memory import estimate, size
 from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
-from flowrl.launching.job import LaunchJob
+from flowrl.launching.job import SHARDED, SINGLE, LaunchJob, shipped_file
 from flowrl.launching.slurm import SlurmLimits, slurm_script, submit_to_slurm
 from flowrl.paths import find, own_file, own_runs, run_file
+from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
 from flowrl.settings.read import check_plan, override, read_run
 
 LaunchPlace = Literal["slurm", "ray", "sky", "k8s", "accelerate"]
+_USUAL = "H100"  # the GPU whose memory decides between DDP and FSDP2
 SUBMITTED: tuple[LaunchPlace, ...] = ("slurm", "ray", "accelerate")
 
 
@@ -42,8 +46,9 @@ class LaunchArguments:
     cpus: AtLeastOne | None = None
     """Processes on each machine, without GPUs, a core for each."""
     accelerate_config: str = ""
-    """Accelerate's configuration file; by default the one of configs/accelerate that fits: FSDP2
-    with GPUs, DDP without. Its numbers of machines and processes are replaced."""
+    """Accelerate's configuration file; by default one of configs/accelerate: DDP where adapters are
+    trained and an H100 would hold the run, FSDP2 for all else on GPUs. Its numbers of machines and
+    processes are replaced."""
     submit: bool = False
     """Hand it to sbatch, run it on the Ray cluster, or start it here, instead of printing it."""
     trust: bool | str = False
@@ -122,10 +127,17 @@ def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
             "volume is mounted (--mount), so that the run would end with its machine"
         )
     config = run_file(given.config)
-    check_plan(override(read_run(config), options))
+    run = override(read_run(config), options)
+    check_plan(run)
     if given.accelerate_config and not find(given.accelerate_config).is_file():
         raise UserError(f"launch: --accelerate-config {given.accelerate_config}: no such file")
     words = [f"--trust={given.trust}" if isinstance(given.trust, str) else "--trust"]
+    sharded = True
+    if given.gpus and not given.accelerate_config:
+        sharded, why = sharded_by_default(run)
+        kind = "FSDP2" if sharded else "DDP"
+        other = shipped_file(SINGLE if sharded else SHARDED, given.nodes)
+        print(f"{kind}: {why}; --accelerate-config {other} is the other way", file=sys.stderr)
     return LaunchJob(
         config=_for_all(given.config, config),
         folder=str(given.folder if given.where in ("sky", "k8s") else given.folder.absolute()),
@@ -134,7 +146,24 @@ def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
         gpus=given.gpus or 0,
         cpus=given.cpus or 1,
         accelerate=given.accelerate_config,
+        sharded=sharded,
     )
+
+
+def sharded_by_default(run: RunSettings) -> tuple[bool, str]:
+    """Whether GPUs shard the weights by default, and why. FSDP2 gathers the weights for every call,
+    which adapters do not repay while a GPU holds the frozen model. A cluster's GPUs are not known
+    here, so the line is the memory of an H100."""
+    if run.model.lora is None:
+        return True, "all weights are trained, with their gradients and optimizer states"
+    needed = estimate(run)
+    if needed is None:
+        return True, "the memory of the run is unknown, since its model is not on this machine"
+    most = int(GPU_KINDS[_USUAL].memory * 10**9)
+    about = f"the run takes about {size(needed.total)}, an {_USUAL} has {size(most)}"
+    if needed.total > most:
+        return True, about
+    return False, f"only adapters are trained, and {about}"
 
 
 def _for_all(word: str, path: Path) -> str:

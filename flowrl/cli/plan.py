@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.algorithm import Algorithm
+from flowrl.cli.recipe_text import in_yaml
 from flowrl.errors import UserError
 from flowrl.estimate import fit
 from flowrl.estimate import time as time_estimate
@@ -21,6 +22,7 @@ from flowrl.run.watch.text_facts import text_length
 from flowrl.session.given_check import described_given
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import PlanArguments
+from flowrl.settings.parts.own_parts import parts_written
 from flowrl.settings.read import check_plan
 from rewards import Reward
 from samplers import Plan, evaluations, picture
@@ -90,6 +92,7 @@ def describe_run(run: RunSettings, iteration: int, svg: Path | None) -> str:
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.optimizer_steps}"
     notes = (
+        *_parts(algorithm),
         *described_given(run),
         *_engine(run),
         *described_sizes(run),
@@ -98,6 +101,16 @@ def describe_run(run: RunSettings, iteration: int, svg: Path | None) -> str:
         *text_length(run, _training_prompts(run)),
     )
     return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
+
+
+def _parts(algorithm: Algorithm) -> Iterator[str]:
+    """A line for each choice of the algorithm but its plan: the parts as a run file writes them, so
+    that one of the user's is seen to be used, and the policy that samples."""
+    for name, part in parts_written(algorithm).items():
+        if name != "plan":
+            yield f"{name}: {in_yaml(part)}"
+    average = "" if algorithm.behaviour == "current" else ", an average"
+    yield f"policy that samples: {algorithm.behaviour}{average}"
 
 
 def _engine(run: RunSettings) -> Iterator[str]:

@@ -74,8 +74,10 @@ def recipe_text(name: str) -> str:
     width = max(len(key) for key, _, _ in rows)
     lines += [f"  {key:<{width}}  {default}  ({kind})" for key, kind, default in rows]
     lines += ["", f"Its parts, each of which a run file can replace by {FORMS}:", ""]
-    parts = parts_written(recipe_kind(name)(name=name).algorithm())
-    return "\n".join([*lines, *(f"  {key}: {in_yaml(part)}" for key, part in parts.items())])
+    algorithm = recipe_kind(name)(name=name).algorithm()
+    lines += [f"  {key}: {in_yaml(part)}" for key, part in parts_written(algorithm).items()]
+    average = "" if algorithm.behaviour == "current" else ", an average of the weights"
+    return "\n".join([*lines, "", f"Policy that samples: {algorithm.behaviour}{average}."])
 
 
 def evidence_line(name: str) -> str:

@@ -65,7 +65,7 @@ def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
     """Read images [3 h w] and videos [f 3 h w] in 0..1, texts, and None for entries in `broken`.
 
     At most `frames` frames of a video or an animation are kept, evenly spaced in time, including
-    the first and the last. What the pixels of each form of file are is in docs/data.md.
+    the first and the last. What the pixels of each form of file are is in docs/pixels.md.
     """
     media: list[Any] = []
     broken: dict[str, str] = {}

@@ -21,6 +21,7 @@ class LaunchJob:
     gpus: int = 0  # of each machine, a process on each; 0: processes without GPUs
     cpus: int = 1  # processes on each machine without GPUs
     accelerate: str = ""  # accelerate's configuration file; empty: the one that fits
+    sharded: bool = True  # whether the GPUs shard the weights (FSDP2), or hold all of them (DDP)
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class LaunchJob:
             return self.accelerate
         if not self.gpus:
             return f"configs/accelerate/{SINGLE}_cpu_2.yaml"
-        return f"configs/accelerate/{SHARDED}{'_nodes' if self.nodes > 1 else ''}.yaml"
+        return shipped_file(SHARDED if self.sharded else SINGLE, self.nodes)
 
     def command(self, rank: str = "0", address: str = "127.0.0.1", port: str = "29500") -> str:
         """The shell command of one machine, on several lines. `rank`, `address` (of the first
@@ -69,6 +70,11 @@ class LaunchJob:
         options = [f"--{name} {value}" for name, value in launch.items()]
         lines = ("accelerate launch", *options, f"-m flowrl {shlex.join(self.train)}")
         return " \\\n  ".join(lines)
+
+
+def shipped_file(kind: str, nodes: int) -> str:
+    """The included accelerate configuration for GPUs of one machine or several."""
+    return f"configs/accelerate/{kind}{'_nodes' if nodes > 1 else ''}.yaml"
 
 
 def newest_checkpoint(folder: Path) -> str:

@@ -145,7 +145,7 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
         yield (
             "the checkpoint is from an older version, which read some files otherwise: pixels now "
             "follow colour profiles, and frames of videos their rotation, pixel aspect and times "
-            '(docs/data.md, "What the pixels of a file are"); results differ from those of an '
+            "(docs/pixels.md); results differ from those of an "
             "uninterrupted run where the run's images and videos have them"
         )
     if not (before and before.turns_by_template):

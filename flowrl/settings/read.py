@@ -1,6 +1,7 @@
 """A run from its file and from options, and every check that needs no weights."""
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -249,12 +250,12 @@ def override(run: RunSettings, arguments: Overrides) -> RunSettings:
 
 
 def _laid_over(run: RunSettings, settings: Mapping[str, Any]) -> RunSettings:
-    """The run with a mapping of settings over its own. Mappings are merged; other values, and the
-    settings of another recipe, replace the run's."""
+    """The run with a mapping of settings over its own. Mappings are merged, other values replaced;
+    another recipe keeps the run's settings that it has too, as it does by an option."""
     recipe = settings.get("recipe")
     name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
     if isinstance(name, str):  # its other settings are known only then
-        run = override(run, [_NAME, name])
+        run = _as_recipe(run, name, recipe if isinstance(recipe, Mapping) else ())
     return run_from(merged_settings(dump(run), settings), "settings")
 
 
@@ -307,6 +308,20 @@ def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, 
         raise UserError(
             f"{_NAME} is given twice, with {name} and {rest[rest.index(_NAME) + 1]}: keep one"
         )
+    return _as_recipe(run, name, _recipe_settings(rest)), rest
+
+
+def _recipe_settings(words: Sequence[str]) -> set[str]:
+    """The settings of a recipe that options name: `steps` for --recipe.steps 6."""
+    prefix = "--recipe."
+    names = (w.removeprefix(prefix) for w in words if w.startswith(prefix))
+    return {re.split("[.=]", name)[0].replace("-", "_") for name in names}
+
+
+def _as_recipe(run: RunSettings, name: str, named: Collection[str]) -> RunSettings:
+    """The run with another recipe, which keeps the run's recipe settings that it has too. Prints
+    what is left out, and what is kept beside a number of the recipe's own, but for the settings in
+    `named`, which the caller sets."""
     try:
         known = recipe_kind(name).model_fields
     except UserError as error:
@@ -318,8 +333,30 @@ def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, 
     lost += [f"{k} {v}" for k, v in given.items() if k in known and k not in kept and v is not None]
     if lost:
         print(f"{name} has no {', '.join(sorted(lost))}: left out", file=sys.stderr)
-    recipe = {"name": name} | kept
-    return run_from(dump(run) | {"recipe": recipe}, "command line"), rest
+    changed = run_from(dump(run) | {"recipe": {"name": name} | kept}, "command line")
+    if name != old.name:
+        _tell_kept(changed, {key for key in kept if key not in named})
+    return changed
+
+
+def _tell_kept(run: RunSettings, kept: Collection[str]) -> None:
+    """Print the kept settings whose value is not the recipe's own: else a run under a method's name
+    has another method's numbers, and nothing says so."""
+    recipe: Any = run.recipe
+    own = type(recipe)(name=recipe.name)
+    pairs = [(key, getattr(recipe, key), getattr(own, key)) for key in type(recipe).model_fields]
+    others = [
+        f"{k} {short_repr(v)} (its own: {short_repr(o)})"
+        for k, v, o in pairs
+        if k in kept and v != o
+    ]
+    if others:
+        print(
+            f"{recipe.name} keeps settings of the file: {', '.join(others)}; give others as "
+            f"options, or write a file with `base:` and `recipe: {recipe.name}`, which has the "
+            "recipe's own",
+            file=sys.stderr,
+        )
 
 
 def dump(run: RunSettings) -> dict[str, Any]:

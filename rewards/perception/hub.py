@@ -47,6 +47,22 @@ def model_path(model: str) -> str:
     return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
+def check_model_name(place: str, model: str) -> None:
+    """ValueError, which begins with `place`, for what is neither a folder nor a possible name on
+    the hub, such as ./mine. Asks no network."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if Path(model).is_dir() or (Path(__file__).resolve().parents[2] / model).is_dir():
+        return
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{place}: there is no folder {model}, and it is not a hub name"
+        ) from error
+
+
 def _hub_path(model: str, *files: str) -> str:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

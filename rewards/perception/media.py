@@ -91,7 +91,7 @@ def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert to an upright sRGB image with 8 bits per channel: the reading of every image here
-    (the table in docs/data.md).
+    (the table in docs/pixels.md).
 
     Gray becomes three equal channels, transparent parts become white, colour profiles are applied.
     The result says nothing more of its colours or orientation. ValueError for pixels that are

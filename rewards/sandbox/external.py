@@ -75,7 +75,7 @@ def configured() -> "External":
     if not file.is_file():
         raise ValueError(
             f"isolation: external needs {example} in your configuration, {file}: see "
-            "docs/rewards.md"
+            "docs/code_rewards.md"
         )
     status = file.stat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:

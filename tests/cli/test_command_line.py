@@ -20,6 +20,7 @@ from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
 from flowrl.cli.out_folder import removed_if_empty, whole_or_empty
 from flowrl.cli.schema import read_schema
+from flowrl.errors import UserError
 from flowrl.paths import PROJECT, new_numbered, removed_on_error
 from flowrl.settings.command_line.arguments import SampleArguments, parse_arguments
 from tests.support import runs
@@ -363,6 +364,11 @@ def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):
     for name in ("000001", "000002", "000002 (copy)", "000003.old"):
         (tmp_path / "best" / name).mkdir(parents=True)
     assert weights_folder(tmp_path, "best") == tmp_path / "best/000002"
+    (tmp_path / "checkpoints" / "000004").mkdir(parents=True)
+    for name in ("000004", "checkpoints/000004", str(tmp_path / "checkpoints" / "000004")):
+        assert weights_folder(tmp_path, name) == tmp_path / "checkpoints" / "000004"
+    with pytest.raises(UserError, match="has no '000005' weights; its checkpoints are 000004"):
+        weights_folder(tmp_path, "000005")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])

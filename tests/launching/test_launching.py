@@ -171,6 +171,25 @@ def test_settings_and_rights_reach_each_start(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("run", "options", "file"),
+    [
+        ("demo_lora", (), "ddp"),
+        ("demo_lora", ("--nodes", "2"), "ddp_nodes"),
+        ("demo", (), "fsdp2"),  # all weights are trained
+        ("models/wan22_5b", ("--nodes", "2"), "fsdp2_nodes"),  # adapters beside too large a run
+        ("demo_lora", ("--accelerate-config", "configs/accelerate/fsdp2.yaml"), "fsdp2"),
+    ],
+)
+def test_adapters_that_a_gpu_holds_are_not_sharded(capsys, run, options, file):
+    words = ("slurm", run, "--folder", "r", "--gpus", "8", *options)
+    code, out, err = printed(capsys, *words)
+    assert code == 0 and f"configs/accelerate/{file}.yaml)" in out
+    if "--accelerate-config" not in options:
+        kind, other = ("DDP", "fsdp2") if "ddp" in file else ("FSDP2", "ddp")
+        assert f"\n{kind}: " in err and f"configs/accelerate/{other}" in err
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("slurm", "demo", "--gpus", "1"), "name the run's folder with --folder"),

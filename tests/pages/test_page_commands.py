@@ -56,6 +56,7 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in ("run.yaml", "RUN.yaml", "my_run.yaml", "runs/demo-0001/run.yaml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(yaml.safe_dump(run))
+    page_blocks.write_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -129,6 +130,7 @@ def with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short run of each demo, under the names that the pages use."""
     folder = tmp_path_factory.mktemp("pages")
     Image.new("RGB", (32, 32)).save(folder / "photo.png")
+    page_blocks.write_runs(folder)
     for name in ("demo", "demo_lora", "demo_edit", "text_demo"):
         two = SMALL.replace("--train.iterations 1", "--train.iterations 2 --track.training 2")
         shell(f"flowrl train {name} {two}", folder)

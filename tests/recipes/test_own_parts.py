@@ -304,6 +304,19 @@ def test_what_is_no_part_is_refused_in_a_sentence(here: Path, recipe: dict, mess
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_of_a_base_that_a_part_replaces_is_taken_back_as_the_message_says() -> None:
+    """clip is the loss's alone, whatever else the run replaces, and a base cannot lose it."""
+    own: dict = {
+        "advantage": ["sum", "standardize"],
+        "loss": {"name": "surrogate", "low": 0.1, "high": 0.2},
+    }
+    with pytest.raises(UserError, match="replaces the recipe's loss: leave it out") as refused:
+        run(name="flow_grpo", clip=0.5, **own).algorithm()
+    said = re.search(r"where a base sets it: clip: ([^,]+),", str(refused.value))
+    assert said is not None
+    run(name="flow_grpo", clip=float(said[1]), **own).algorithm()
+
+
 def test_an_own_kernel_by_option_leaves_the_files_eta_out(here: Path, capsys) -> None:
     published = run(name="flow_grpo", eta=0.3)
     own = override(published, ["--recipe.kernel", f"{{name: {FADING}, eta: 0.5}}"])

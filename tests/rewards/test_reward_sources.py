@@ -1,16 +1,23 @@
 """Models of rewards are looked up before anything is loaded, and without a long wait."""
 
+import importlib
 import time
 from pathlib import Path
 
 import pytest
 
 from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.run.watch.start_check import refusals
 from flowrl.session.session import check_reward_sources
 from flowrl.settings import RewardSpec
+from flowrl.settings.read import override, read_run
 from rewards import load
-from rewards.load import check_sources
+from rewards.checks.settings import settings_of
+from rewards.load import check_files, check_sources, names
 from rewards.perception import hub
+from rewards.perception.hub import is_hub_name
+from rewards.rights import marks
 
 
 @pytest.fixture
@@ -77,3 +84,36 @@ def test_a_file_that_is_nowhere_is_one_sentence(offline, name, setting):
         ValueError, match=f"{name}: .*cannot be reached; name a file with `{setting}`"
     ):
         load(name)
+
+
+def named_files():
+    """Each setting of the catalogue that names a file, a folder or a model."""
+    for name in names():
+        module = importlib.import_module(f"rewards.catalogue.{name}")
+        for maker in ("load", "judge"):
+            if maker in vars(module):
+                for setting, parameter in settings_of(vars(module)[maker]).items():
+                    path = any(mark.path and not mark.hub for mark in marks(parameter.annotation))
+                    if path or is_hub_name(parameter.annotation):
+                        yield name, maker, setting
+
+
+NAMED_FILES = list(named_files())
+
+
+@pytest.mark.parametrize(("name", "maker", "setting"), NAMED_FILES)
+def test_a_file_that_is_not_there_is_told_before_weights(name, maker, setting):
+    with pytest.raises(ValueError, match=f"{setting}: .*no (such file or )?folder.*/no/such/thing"):
+        check_files(name, {setting: "/no/such/thing"}, maker)
+    check_files(name, {setting: "flowrl/demo/shapes-taste"}, maker)
+
+
+def test_files_of_inner_rewards_are_told_too_and_by_plan():
+    assert {"fitted", "process_reward", "hpsv3"} <= {name for name, _, _ in NAMED_FILES}
+    with pytest.raises(ValueError, match="path: no such file or folder: nonexist"):
+        check_files("clipped", {"reward": {"name": "fitted", "path": "nonexist"}})
+    run = override(
+        read_run(PROJECT / "configs" / "demo.yaml"),
+        ["--rewards", "[{name: fitted, path: nonexist}]"],
+    )
+    assert any("no such file or folder: nonexist" in each for each in refusals(run))

@@ -347,7 +347,7 @@ def test_a_run_that_began_with_another_reader_of_files_resumes_with_a_line(
     said = lines(record)
     assert len(said) == (kind != "none")
     assert all(
-        "which read some files otherwise" in line and "docs/data.md" in line for line in said
+        "which read some files otherwise" in line and "docs/pixels.md" in line for line in said
     )
 
 

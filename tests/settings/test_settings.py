@@ -1,13 +1,16 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
+from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_run, dump, override, read_run, run_from
+from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.words.short_forms import model_named
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
@@ -134,9 +137,28 @@ def test_another_recipe_keeps_what_the_file_says_of_it(tree, name, capsys):
     run = override(run_from(tree, "run.yaml"), [*name, "--train.lr=1e-5", "--recipe.group", "6"])
     other = run_from(tree | {"recipe": {"name": "mix_grpo", "steps": 7, "group": 6}}, "run.yaml")
     assert run.recipe == other.recipe and run.train.lr == 1e-5
-    assert "mix_grpo has no levels_per_sample: left out" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "mix_grpo has no levels_per_sample: left out" in told
+    assert "mix_grpo keeps settings of the file: steps 7 (its own: 25);" in told
     with pytest.raises(UserError, match="did you mean 'mix_grpo'"):
         override(run, ["--recipe.name", "mix_gropo"])
+
+
+def test_each_setting_kept_for_another_recipe_is_told(tree, capsys):
+    """By an option and from Python: a run under a method's name has no other method's number in
+    silence. The advice to write a file with a base is true."""
+    tree["recipe"] = {"name": "flow_grpo", "steps": 7, "group": 5, "eta": 0.5, "clip": 0.01}
+    run = run_from(tree, "run.yaml")
+    for name in IMAGE_RECIPES:
+        own = recipe_kind(name)(name=name)
+        ways = (["--recipe.name", name], {"recipe": name}, {"recipe": {"name": name}})
+        for way in ways if name in ("nft", "mix_grpo") else ways[:1]:
+            changed = override(run, way).recipe
+            kept = {k for k in type(own).model_fields if getattr(changed, k) != getattr(own, k)}
+            told = {*re.findall(r"(\w+) \S+ \(its own: ", capsys.readouterr().err)}
+            assert told == (set() if name == "flow_grpo" else kept)
+    override(run, {"recipe": {"name": "nft", "steps": 9, "group": 5}})
+    assert "keeps" not in capsys.readouterr().err, "what the call sets itself is not told"
 
 
 def test_an_unknown_override_is_refused_with_a_guess(tree):

@@ -77,6 +77,13 @@ def write_files(page: str, folder: Path) -> None:
             file.write_text(before + block.text)
 
 
+def write_runs(folder: Path) -> None:
+    """Write the run files that the pages show with a name and a base, as their reader does."""
+    for block in blocks("yaml"):
+        if block.file is not None and "base" in yaml.safe_load(block.text):
+            (folder / block.file).write_text(block.text)
+
+
 def commands() -> list[tuple[str, str]]:
     """(page, line of a shell): the commands of all pages, without prompts and comments."""
     found = []
@@ -100,7 +107,7 @@ def smaller(line: str) -> str:
     return f"{line} --count 1" if "--optimise" in line else line
 
 
-TEXT_PAGES = ("data.md", "language.md", "text_server.md")
+TEXT_PAGES = ("code_rewards.md", "data.md", "language.md", "text_server.md")
 IMAGES: dict[str, Any] = {
     "recipe": {"name": "flow_grpo", "steps": 8, "group": 8},
     "model": {"pipeline": "flowrl/demo/shapes-sd3"},

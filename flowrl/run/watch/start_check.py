@@ -75,7 +75,7 @@ def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) 
         yield partial(_given, run)
     yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
-    yield partial(_packages, run, given)
+    yield partial(_needs_of_rewards, run, given)
     if not isinstance(run.model, OwnSettings):
         yield partial(_guidance, run)
         for place in run.prompts.given:
@@ -120,8 +120,8 @@ def check_classes_of(run: RunSettings) -> None:
     check_before_weights(run)
 
 
-def _packages(run: RunSettings, given: Mapping[str, Reward]) -> None:
-    from rewards.load import check_packages, check_reward
+def _needs_of_rewards(run: RunSettings, given: Mapping[str, Reward]) -> None:
+    from rewards.load import check_files, check_packages, check_reward
 
     for place, spec in _rewards(run):
         if spec.label in given:
@@ -132,6 +132,7 @@ def _packages(run: RunSettings, given: Mapping[str, Reward]) -> None:
             continue  # `check_rewards` says it
         try:
             check_packages(spec.name, spec.settings)
+            check_files(spec.name, spec.settings)
         except ValueError as error:
             raise UserError(f"{place}: {spec.label}: {error}") from error
 

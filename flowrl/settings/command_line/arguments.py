@@ -57,7 +57,7 @@ class SampleArguments:
     adapter: Path | None = None
     """A folder with an adapter for --model."""
     weights: str = "last"
-    """last, best, base, or a folder: an adapter's, or one in RUN/checkpoints."""
+    """last, best, base, a checkpoint's name such as 000010, or a folder, such as an adapter's."""
     count: AtLeastOne = 4
     """Samples per prompt."""
     steps: AtLeastOne | None = None
@@ -119,7 +119,7 @@ class EvaluateArguments:
     suite: str | None = None
     """Use a prompt set with its own rewards: see `flowrl suites`."""
     weights: str = "last"
-    """last, best, base, or a folder: an adapter's, or one in RUN/checkpoints."""
+    """last, best, base, a checkpoint's name such as 000010, or a folder, such as an adapter's."""
     trust: bool | str = False
     """Grant a folder that was not started here all that its run.yaml asks for, such as code, or
     the rights that are named: --trust=code,network,variables,files,accounts. See SECURITY.md."""

@@ -1,6 +1,7 @@
 """The recipe of a run: its name, or FILE.py:FUNCTION, and its settings."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -86,11 +87,13 @@ class RecipeSettings(Settings):
                 f"{made.group} samples per prompt; at most {_MOST['group']} are allowed"
             )
         if self.unread:
-            replaced = ", ".join(self._replaced)
+            name = self.unread[0]
+            replaced = ", ".join(self._readers(name))
+            own = json.dumps(type(self).model_fields[name].default)
             raise UserError(
-                f"{self.unread[0]} has no effect, since this run replaces the recipe's "
-                f"{replaced}: leave it out, or set it inside {replaced}, {{name: NAME, "
-                "...settings}"
+                f"{name} has no effect, since this run replaces the recipe's {replaced}: leave it "
+                f"out (where a base sets it: {name}: {own}, the recipe's own), or set it inside "
+                f"{replaced}, {{name: NAME, ...settings}}"
             )
         return made
 
@@ -122,6 +125,14 @@ class RecipeSettings(Settings):
         given = [n for n in own if n in fields]
         changed = [n for n in sorted(given) if getattr(self, n) != fields[n].default]
         return tuple(n for n in changed if self._alike({n: fields[n].default}, whole))
+
+    def _readers(self, name: str) -> Sequence[str]:
+        """The replaced parts whose own form in the recipe reads an unread setting; all replaced
+        ones if it takes several together."""
+        fields, given = type(self).model_fields, self.model_dump(exclude_unset=True)
+        without = {part: {**given, part: fields[part].default} for part in self._replaced}
+        found = [part for part, tree in without.items() if name not in type(self)(**tree).unread]
+        return found or self._replaced
 
     def _alike(self, others: Mapping[str, Any], whole: str) -> bool:
         try:
