@@ -79,7 +79,8 @@ model that is not on this machine; a part whose size no file says is named as un
 
 A single file of weights (`my_flux.safetensors`, in the names of the model's original code)
 becomes a folder by `flowrl convert FILE --config FOLDER --out NEW`, without a network: diffusers
-converts its names, and everything that the file lacks comes from FOLDER, a pipeline of the same model.
+converts its names, and everything that the file lacks comes from FOLDER, a pipeline of the same
+model.
 
 ## The table
 
