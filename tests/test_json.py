@@ -36,6 +36,7 @@ IN_MEMORY = {
     "flowrl/prompts/prompt_set.py": 1,
     "flowrl/session/smaller_calls.py": 1,
     "flowrl/session/start_record.py": 1,
+    "flowrl/settings/sections/recipe.py": 1,
     "flowrl/votes/fit.py": 1,
     "flowrl/votes/simulated.py": 1,
     "rewards/catalogue/code_tests.py": 1,

@@ -130,9 +130,15 @@ class RecipeSettings(Settings):
         """The replaced parts whose own form in the recipe reads an unread setting; all replaced
         ones if it takes several together."""
         fields, given = type(self).model_fields, self.model_dump(exclude_unset=True)
-        without = {part: {**given, part: fields[part].default} for part in self._replaced}
-        found = [part for part, tree in without.items() if name not in type(self)(**tree).unread]
-        return found or self._replaced
+
+        def reads(part: str) -> bool:
+            without = type(self)(**{**given, part: fields[part].default})
+            try:
+                return name not in without.unread
+            except ValueError:  # the other parts need this one
+                return False
+
+        return [part for part in self._replaced if reads(part)] or self._replaced
 
     def _alike(self, others: Mapping[str, Any], whole: str) -> bool:
         try:
