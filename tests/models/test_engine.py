@@ -18,7 +18,7 @@ from flowrl.models.engine import Engine, EngineRequest, EngineSamples, walked
 from flowrl.models.engine.remote import RemoteEngine
 from flowrl.models.engine.rolls import EngineRolls, EngineWeights, checked_answer, plain_arguments
 from flowrl.models.engine.wire import answer_bytes, read_answer, read_request, request_body
-from flowrl.run.evaluate.guard import _engine_range
+from flowrl.run.evaluate.guard import engine_range
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
 from flowrl.session.progress import Progress
@@ -282,7 +282,7 @@ def test_weights_that_an_engine_ignores_show_in_the_mismatch(pipeline, tmp_path)
         kept = opened(made, tmp_path)
         found = StartProof(kept, cache=False)
         prove_pipeline(kept, found)
-        progress, bound = Progress(), _engine_range(kept).high
+        progress, bound = Progress(), engine_range(kept).high
         first, second = (iterate(kept, progress).metrics["mismatch"] for _ in range(2))
         kept.learner.close()
     assert first < bound < second, (first, bound, second)
@@ -332,17 +332,17 @@ def test_lost_weights_are_sent_again_once(tmp_path, lost):
     (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
     engine = Fickle(lost, None)
     assert isinstance(engine, Engine)
-    found = asking(engine, tmp_path)._answer(request_of(plan))
+    found = asking(engine, tmp_path).answer(request_of(plan))
     assert found.version.startswith("flowrl-") and engine.loads == 2
     with pytest.raises(UserError, match="although it was given them twice"):
-        asking(Fickle(lost, lost), tmp_path)._answer(request_of(plan))
+        asking(Fickle(lost, lost), tmp_path).answer(request_of(plan))
 
 
 @pytest.mark.parametrize("error", [KeyError("scale"), ValueError("no such scale")])
 def test_mistakes_of_an_engine_end_the_run_with_its_words(tmp_path, error):
     (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
     with pytest.raises(UserError, match=f"mine: {type(error).__name__}: .*scale"):
-        asking(Fickle(error), tmp_path)._answer(request_of(plan))
+        asking(Fickle(error), tmp_path).answer(request_of(plan))
 
 
 def test_an_engine_that_is_away_is_waited_for(tmp_path, capsys, monkeypatch):
@@ -351,11 +351,11 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path, capsys, monkeypatch):
     (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
     asked, away = request_of(plan), ConnectionError("no answer")
     engine = Fickle(away, TimeoutError(), None)
-    assert asking(engine, tmp_path)._answer(asked).version.startswith("flowrl-")
+    assert asking(engine, tmp_path).answer(asked).version.startswith("flowrl-")
     assert engine.loads == 3, "it may have come back without them"
     assert capsys.readouterr().err.count("waiting for it up to 30 s (model.engine.patience)") == 1
     with pytest.raises(UserError, match=r"mine does not answer \(no answer\): start it, then"):
-        asking(Fickle(away), tmp_path, patience=0.0)._answer(asked)
+        asking(Fickle(away), tmp_path, patience=0.0).answer(asked)
 
 
 def test_a_server_that_is_gone_or_refuses_says_so():

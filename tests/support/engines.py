@@ -1,18 +1,15 @@
 """Engines for tests: the example's, served over HTTP, and some that are wrong."""
 
 import importlib.util
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from flowrl.models.engine import Engine, EngineRequest, EngineSamples
 from flowrl.models.engine.serve import create_engine_app
 from flowrl.paths import PROJECT
+from tests.support.servers import in_thread
 
 EXAMPLE = PROJECT / "examples" / "engine" / "sd3_engine.py"
 
@@ -29,19 +26,8 @@ def example_engine(folder: Path) -> Any:
 @contextmanager
 def served_engine(engine: Engine, port: int = 0, token: str | None = None) -> Iterator[str]:
     """The server of an engine, in a thread; gives its address."""
-    config = uvicorn.Config(create_engine_app(engine, token), port=port, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    end = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < end
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
+    with in_thread(create_engine_app(engine, token), port) as address:
+        yield address
 
 
 class ForgetfulEngine:

@@ -35,9 +35,14 @@ def pictures(n: int, group: int = 2, size: int = 4, seed: int = 0) -> Samples:
 @contextmanager
 def serving(served: Served, limits: ServerLimits = ServerLimits()) -> Iterator[str]:
     """The real reward server in a thread; gives its address."""
-    config = uvicorn.Config(
-        create_app(served, limits), port=0, log_level="error", **uvicorn_settings(limits)
-    )
+    with in_thread(create_app(served, limits), **uvicorn_settings(limits)) as address:
+        yield address
+
+
+@contextmanager
+def in_thread(app: Any, port: int = 0, **settings: Any) -> Iterator[str]:
+    """An application served in a thread; gives its address."""
+    config = uvicorn.Config(app, port=port, log_level="error", **settings)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -95,8 +96,8 @@ class EngineWeights:
             self.model.save(folder)
             return
         for name, module in self.model.roots().items():
-            assert "save_pretrained" in dir(module), "denoisers are modules of diffusers"
-            module.save_pretrained(folder / name)  # type: ignore[reportCallIssue]
+            assert isinstance(module, ModelMixin), "denoisers are modules of diffusers"
+            module.save_pretrained(folder / name)
 
     def _sweep(self, but: str | None = None) -> None:
         for path in self.folder.glob("*flowrl-*"):
@@ -156,7 +157,7 @@ class EngineRolls:
     def _rolled(self, asked: RollCall, plan: Plan, index: int) -> Rollout:
         count, latents = len(asked.draws), asked.latents
         parts = [range(count)[i : i + self.prompts] for i in range(0, count, self.prompts)]
-        answers = [self._answer(_request(asked, plan, index, some)) for some in parts]
+        answers = [self.answer(_request(asked, plan, index, some)) for some in parts]
 
         def state(k: int) -> Tensor:
             rows = torch.cat([each.states[k] for each in answers])
@@ -178,7 +179,7 @@ class EngineRolls:
             asked.iteration, index, storage=latents.storage, noise=latents.noise,
         )  # fmt: skip
 
-    def _answer(self, request: EngineRequest) -> EngineSamples:
+    def answer(self, request: EngineRequest) -> EngineSamples:
         """The answer to a request, with the current weights. An engine that is away is waited for;
         one that has lost the weights gets them once more."""
         end, waits, again = time.monotonic() + self.patience, False, True

@@ -86,7 +86,7 @@ def raised_by_training(
     models = [each.name for each in session.learner.chain if each.learns]
     watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
     if session.run.engine is not None:
-        watched["mismatch"] = _engine_range(session)
+        watched["mismatch"] = engine_range(session)
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
     turned_away = "" if session.asking is None else session.asking.alarm()
@@ -127,7 +127,7 @@ def exact(run: RunSettings) -> bool:
     return not elsewhere and m.dtype in ("float32", "float64") and not m.tf32
 
 
-def _engine_range(session: Session) -> Range:
+def engine_range(session: Session) -> Range:
     """The range of `mismatch` with an engine: the noise that the start measured."""
     from flowrl.models.engine.rolls import EngineRolls
 

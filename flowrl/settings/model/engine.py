@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -13,10 +13,8 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import RatioLoss
 from flowrl.losses.weights import BoundMode, StepMismatch
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.parts.own_parts import FILE_AND_NAME, is_code
-from flowrl.settings.parts.trials import own_error
+from flowrl.settings.model.own_code import OwnCode
 from flowrl.settings.words.short_forms import model_of_own
-from rewards.load import CodeName, own_settings, user_function_of
 from rewards.rights import Address, Variable
 from samplers import PlainRoute, Plan
 from samplers.affine import affine_steps
@@ -29,53 +27,28 @@ OTHER_STEPS = (
 )
 
 
-class OwnEngineSettings(Settings):
+class OwnEngineSettings(OwnCode):
     """A user's class with the methods of `flowrl.models.engine.Engine`, `mine.py:MyEngine`, or
     `{name: mine.py:MyEngine, ...settings}`. Keys other than `name` are its arguments."""
 
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
-    name: CodeName
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        name = value.get("name")
-        if not is_code(name):
-            raise ValueError(
-                f"your own engine must be {FILE_AND_NAME} or {{name: {FILE_AND_NAME}, "
-                f"...settings}}, not {name!r}"
-            )
-        rest = {k: v for k, v in value.items() if k not in ("name", "settings")}
-        return {"name": name, "settings": {**value.get("settings", {}), **rest}}
+    WHAT: ClassVar[str] = "engine"
+    PLACE: ClassVar[str] = "model.engine.own"
 
     def check(self) -> tuple[Any, dict[str, Any]]:
         """The class, with its arguments converted. UserError if they are invalid, or if it lacks a
         method of an engine."""
-        try:
-            found = user_function_of(self.name)
-            settings = own_settings(self.name, found, self.settings)
-        except ValueError as error:
-            raise UserError(f"model.engine.own: {error}") from error
-        except Exception as error:  # the user's file runs here, and may raise anything
-            raise UserError(f"model.engine.own: {own_error(self.name, error)}") from error
+        found, settings = super().check()
         lacking = [name for name in ("load", "sample", "close") if name not in dir(found)]
         if isinstance(found, type) and lacking:
             raise UserError(
-                f"model.engine.own: {self.name} has no method {lacking[0]}: an engine has load, "
+                f"{self.PLACE}: {self.name} has no method {lacking[0]}: an engine has load, "
                 "sample and close; see docs/engines.md"
             )
         return found, settings
 
     def build(self) -> Any:
         """Build the engine. UserError if the user's code raises."""
-        found, settings = self.check()
-        try:
-            return found(**settings)
-        except Exception as error:  # the user's code
-            raise UserError(f"model.engine.own: {own_error(self.name, error)}") from error
+        return self.called()
 
 
 class StepCorrection(Settings):

@@ -93,19 +93,6 @@ transformer_blocks.N.ff_context.linear_out -> double_blocks.N.txt_mlp.2
 single_transformer_blocks.N.attn.to_qkv_mlp_proj -> single_blocks.N.linear1
 single_transformer_blocks.N.attn.to_out -> single_blocks.N.linear2
 """)  # noqa: E501 a rule is a row
-# ComfyUI's classes of HunyuanVideo have FLUX's names; both versions differ in the single blocks
-_HUNYUAN_COMFYUI = _rules("""
-transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
-transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
-transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
-transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn.proj
-transformer_blocks.N.ff.net.0.proj -> double_blocks.N.img_mlp.0
-transformer_blocks.N.ff.net.2 -> double_blocks.N.img_mlp.2
-transformer_blocks.N.ff_context.net.0.proj -> double_blocks.N.txt_mlp.0
-transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.2
-single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
-single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
-""")  # noqa: E501 a rule is a row
 _HUNYUAN_KOHYA = _rules("""
 transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn_qkv
 transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn_qkv
@@ -153,8 +140,9 @@ _BOTH: Mapping[str, KeyRules] = {
 RULES: Mapping[KeyFormat, Mapping[str, KeyRules]] = {
     "comfyui": {
         **_BOTH,
-        "HunyuanVideoTransformer3DModel": _HUNYUAN_COMFYUI,
-        "HunyuanVideo15Transformer3DModel": _HUNYUAN_COMFYUI,
+        # its class is built of FLUX's blocks; 1.5 has no single ones
+        "HunyuanVideoTransformer3DModel": _FLUX,
+        "HunyuanVideo15Transformer3DModel": _FLUX,
         "ZImageTransformer2DModel": _Z_IMAGE_COMFYUI,
     },
     "kohya": {
