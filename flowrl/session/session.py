@@ -235,28 +235,36 @@ class OfSets:
 @dataclass
 class MeasuredBeside:
     """A training reward as evaluations measure it beside the judges. Held-out prompts may lack what
-    it reads, which must not end a run that does not need the number: it then applies to none."""
+    it reads, which must not end a run that does not need the number: it then applies to none.
+
+    raised  whether it has raised, and is asked no more
+    warned  whether that it lacks scores was said
+    """
 
     reward: Reward
     label: str
-    failed: bool = False
+    raised: bool = False
+    warned: bool = False
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
-        if not self.failed:
+        if not self.raised:
             try:
                 scores = reward_scores(self.label, self.reward, samples)
             except Exception as error:  # a reward's own code
+                self.raised = True
                 said = " ".join(str(error).split())[:300]
-                self._leave_out(f"raised {type(error).__name__}: {said}")
+                self._warn(f"raised {type(error).__name__}: {said}")
             else:
                 asked = scores.values[scores.applies]
                 if not len(asked) or not bool(asked.isnan().all()):
                     return scores.plain
-                self._leave_out(f"scored none of {len(asked)} samples")
+                self._warn(f"scored none of {len(asked)} samples")
         return RewardScores.nowhere(len(samples.prompts)).plain
 
-    def _leave_out(self, why: str) -> None:
-        self.failed = True
+    def _warn(self, why: str) -> None:
+        if self.warned:
+            return
+        self.warned = True
         print(
             f"warning: {shown_score(self.label)} is not measured on held-out prompts: it {why}; "
             "evaluate.trained: false leaves such rewards out",

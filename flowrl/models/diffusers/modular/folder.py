@@ -4,10 +4,8 @@
 right that the run does not have, before it reads any.
 """
 
-import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, Modula
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.class_settings import check_keys
 from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
 from flowrl.models.diffusers.modular.revisions import check_listed, pin
 from flowrl.settings.checks.model_files import check_weights, read_json
@@ -121,14 +120,7 @@ def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None
 
 def _guider(known: BaseGuidance, kind: type[BaseGuidance], given: Mapping[str, Any]) -> Any:
     """A guider of a class with these settings, over those of the blocks' own if it is its class."""
-    takes = [n for n in inspect.signature(kind.__init__).parameters if n not in ("self", "kwargs")]
-    if strange := [name for name in given if name not in takes]:
-        close = get_close_matches(strange[0], takes, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(
-            f"model.guider: {kind.__name__} has no setting {strange[0]!r}: {hint}It has "
-            f"{', '.join(takes)}"
-        )
+    check_keys(f"model.guider: {kind.__name__}", kind, given)
     try:
         return known.new(**given) if type(known) is kind else kind(**given)
     except (TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import quantization
+from flowrl.models.class_settings import check_keys
 from flowrl.models.complete_weights import complete_weights, refuse_meta
 from flowrl.models.diffusers.call.drive.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
@@ -210,14 +211,7 @@ def with_settings(scheduler: Any, settings: Mapping[str, Any], owner: str) -> An
     """A scheduler with settings laid over its configuration. UserError for a setting that it does
     not have, or a value that it refuses."""
     kind = type(scheduler)
-    known = [k for k in inspect.signature(kind.__init__).parameters if k not in ("self", "kwargs")]
-    if strange := [name for name in settings if name not in known]:
-        close = get_close_matches(strange[0], known, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UserError(
-            f"model.scheduler: the {kind.__name__} of {owner} has no setting {strange[0]!r}: "
-            f"{hint}It has {', '.join(known)}"
-        )
+    check_keys(f"model.scheduler: the {kind.__name__} of {owner}", kind, settings)
     try:
         return kind.from_config(scheduler.config, **settings)
     except FAILURES as error:
