@@ -25,7 +25,8 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.averages import Refresh
-from flowrl.losses.ratio import Anchor, Surrogate
+from flowrl.losses.base import Anchor
+from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.evidence import rests_on
 from samplers import (

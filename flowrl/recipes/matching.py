@@ -13,7 +13,10 @@ from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
-from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
+from flowrl.losses.base import Anchor
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.regression import NFT, Weighted
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors

@@ -29,8 +29,8 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, TransitionRows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.averages import Refresh
-from flowrl.losses.base import Counts, reduced
-from flowrl.losses.ratio import Anchor, Surrogate
+from flowrl.losses.base import Anchor, Counts, reduced
+from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.table import Table
 from rewards import Scores

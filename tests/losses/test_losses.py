@@ -11,8 +11,10 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
-from flowrl.losses.base import ClipsRatio, metric_values
-from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted, clipped_surrogate
+from flowrl.losses.base import Anchor, ClipsRatio, metric_values
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate, clipped_surrogate
+from flowrl.losses.regression import NFT, Weighted
 
 finite = st.floats(-2, 2)
 

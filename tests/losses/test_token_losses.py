@@ -16,7 +16,8 @@ from flowrl.likelihoods.rows import Evaluation, TokenRows, take
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import divergence, log_ratio
 from flowrl.losses.base import Anchor, Counts, RatioLoss, reduced
-from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import CISPO, GMPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 

@@ -11,8 +11,7 @@ from flowrl.errors import UserError
 from flowrl.iteration import minibatches as assignment
 from flowrl.iteration import update
 from flowrl.iteration.credit import handle_failures
-from flowrl.losses.base import Counts, reduced
-from flowrl.losses.ratio import Entries
+from flowrl.losses.base import Counts, Entries, reduced
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.learner import Learner
