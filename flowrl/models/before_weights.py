@@ -24,7 +24,7 @@ from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
+from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, text_use
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import pipeline_index, read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
@@ -135,14 +135,13 @@ def _check_language(run: RunSettings, m: LanguageSettings) -> None:
     if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
         return
     try:
-        policy = CausalPolicy.without_weights(str(folder), m.attention)
+        policy = CausalPolicy.without_weights(str(folder), m.attention, text_use(run, m))
     except UserError:
         raise
     except FAILURES:  # likewise
         return
-    set_up_language(policy, run, m)
     if m.server is not None:
-        refuse_long_stops(policy)
+        refuse_long_stops(policy.stops)
     if run.train.gradient_checkpointing:
         savings.checkpoint_layers(policy.model)
     if m.lora is not None and m.lora.start is None:

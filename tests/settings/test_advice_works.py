@@ -466,7 +466,6 @@ def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch)
     policy = CausalPolicy.load(
         str(tiny_lm.write(tmp_path)), dtype=torch.float32, device=torch.device("cpu")
     )
-    policy.configure(system=None, stop=(), temperature=1.0)
     monkeypatch.setattr(proofs, "PADDING_TOLERANCE", -1.0)
     prompts = ["one", "one two three"]
     with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):
