@@ -16,6 +16,7 @@ from flowrl.iteration import update
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
