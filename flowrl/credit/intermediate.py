@@ -54,10 +54,10 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     value, known = credit.value[:, -1], credit.mask[:, -1]
     values, knowns = [value], [known]
     for k in reversed(range(scores.shape[1])):
-        here, there = scores[:, k].double(), scored[:, k]
+        score, has_score = scores[:, k].double(), scored[:, k]
         if not noisy[k]:
-            here, there = torch.where(there, here, value), there | known
-        value, known = here * there, there
+            score, has_score = torch.where(has_score, score, value), has_score | known
+        value, known = score * has_score, has_score
         values.insert(0, value)
         knowns.insert(0, known)
     return StateValues(torch.stack(values, 1), torch.stack(knowns, 1), noisy)
@@ -107,9 +107,13 @@ class ReadsIntermediate(Protocol):
 
 def reads_intermediate(transforms: Sequence[Transform]) -> bool:
     """Whether credit reads intermediate scores."""
-    return any(isinstance(each, ReadsIntermediate) for each in transforms)
+    return any(isinstance(transform, ReadsIntermediate) for transform in transforms)
 
 
 def differs_between_steps(transforms: Sequence[Transform]) -> bool:
     """Whether credit allows intermediate rewards that differ from the samples' rewards."""
-    return all(each.other_rewards for each in transforms if isinstance(each, ReadsIntermediate))
+    return all(
+        transform.other_rewards
+        for transform in transforms
+        if isinstance(transform, ReadsIntermediate)
+    )

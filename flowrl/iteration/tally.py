@@ -31,7 +31,7 @@ class Tally:
         waiting, self.waiting = self.waiting, []
         here, moved = dict[int, Tensor](), dict[int, Tensor]()
         for _, metric, _ in waiting:
-            for each in metric.given:
+            for each in metric.inputs:
                 known = host_copy(each)
                 (moved if known is None else here)[id(each)] = each if known is None else known
         sent = [*map(torch.flatten, numbers), *map(torch.flatten, moved.values())]
@@ -40,7 +40,7 @@ class Tally:
         for (key, each), part in zip(moved.items(), parts, strict=True):
             here[key] = part.to(each.dtype).view(each.shape)
         for name, metric, mask in waiting:
-            values = metric.of(*map(here.__getitem__, map(id, metric.given)))
+            values = metric.of(*map(here.__getitem__, map(id, metric.inputs)))
             self._add(name, values.double().expand(mask.shape)[on_host(mask)])
         return found.double().tolist()
 

@@ -42,14 +42,14 @@ class Preference:
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses rows that are not pairs of a group's best and worst samples."""
-        if not any(isinstance(each, BestWorst) for each in choices.transforms[-1:]):
+        if not any(isinstance(transform, BestWorst) for transform in choices.transforms[-1:]):
             return "Preference needs BestWorst as the last transform of the advantage"
         return None
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
-        each = evaluations["new"].logp - evaluations["ref"].logp
-        better, worse = (each * rows.mask).sum(1).view(-1, 2).unbind(1)
-        margin = (self.beta * (better - worse)).repeat_interleave(2)[:, None].expand_as(each)
+        gain = evaluations["new"].logp - evaluations["ref"].logp
+        better, worse = (gain * rows.mask).sum(1).view(-1, 2).unbind(1)
+        margin = (self.beta * (better - worse)).repeat_interleave(2)[:, None].expand_as(gain)
         metrics = {"margin": margin.detach(), "won": (margin > 0).to(margin)}
         return Entries(-F.logsigmoid(margin), "rows", metrics)  # both rows carry their pair's loss
 
@@ -228,16 +228,16 @@ class CentredReward:
         reward = self.implicit(evaluations, rows.noise - rows.x0)
         a = self.wanted(rows.advantage)
         r, want, mask = (part.view(-1, self.group) for part in (reward, a, rows.mask))
-        logits = [each.masked_fill(~mask, -torch.inf) for each in self._logits(want)]
-        parts = [self._centred(r, want, each) for each in logits]
-        value = torch.stack(parts).mean(0).reshape(reward.shape) * self.advantage_max / self.beta
-        own = {"policy_loss": value.detach(), "implicit_reward": reward.detach()}
+        logits = [logit.masked_fill(~mask, -torch.inf) for logit in self._logits(want)]
+        losses = [self._centred(r, want, logit) for logit in logits]
+        value = torch.stack(losses).mean(0).reshape(reward.shape) * self.advantage_max / self.beta
+        metrics = {"policy_loss": value.detach(), "implicit_reward": reward.detach()}
         if self.kl:
             kl = likelihood.kl(evaluations["new"], evaluations["ref"], rows)
-            own["kl"] = kl.detach()
+            metrics["kl"] = kl.detach()
             least = 1e-4 / self.kl if self.reward_adaptive_kl else 1.0
             value = value + self.kl * (least + a * (1 - least)) * kl
-        return Entries(value, "tokens", own)
+        return Entries(value, "tokens", metrics)
 
     def wanted(self, advantage: Tensor) -> Tensor:
         """Advantages mapped to 0..1."""

@@ -37,15 +37,15 @@ class Weighted:
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses weights that can be negative."""
-        if not any(isinstance(each, Exponential) for each in choices.transforms[-1:]):
+        if not any(isinstance(transform, Exponential) for transform in choices.transforms[-1:]):
             return "Weighted needs weights of at least 0: make Exponential the last transform"
         return None
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
-        divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
+        divergence, of_anchors = anchored(self.anchors, likelihood, evaluations, rows)
         value = -rows.advantage * evaluations["new"].logp
-        own = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
-        return Entries(value + divergence, "tokens", {**own, **metrics})
+        metrics = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**metrics, **of_anchors})
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class NFT:
         error_good = _x0_error((1 - self.beta) * old + self.beta * v, rows)
         error_bad = _x0_error((1 + self.beta) * old - self.beta * v, rows)
         value = (good * error_good + (1 - good) * error_bad) * self.advantage_max / self.beta
-        divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
+        divergence, of_anchors = anchored(self.anchors, likelihood, evaluations, rows)
         moved = mse(v.detach(), old, layout=rows.layout)
-        own = {"moved": moved, "policy_loss": value.detach()}
-        return Entries(value + divergence, "tokens", {**own, **metrics})
+        metrics = {"moved": moved, "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**metrics, **of_anchors})
 
     def _read(self, advantage: Tensor) -> Tensor:
         a = advantage.clamp(-self.advantage_max, self.advantage_max)
