@@ -27,14 +27,14 @@ TimesName = Literal["discrete", "discrete_with_init", "discrete_wo_init", "logit
 
 def awm_times(name: TimesName) -> Times:
     """AWM's five ways to draw noise levels, with its names and numbers."""
-    known: dict[str, Times] = {
+    times: dict[str, Times] = {
         "discrete": Discrete(0.9, "any"),
         "discrete_with_init": Discrete(0.9, "with"),
         "discrete_wo_init": Discrete(0.9, "without"),
         "logit_normal": LogitNormal(3.0, 0.01),
         "uniform": Uniform(0.2, 3.0),
     }
-    return known[name]
+    return times[name]
 
 
 @rests_on("arrays", "mm_awm_loss", "mm_awm_weightings", "mm_awm_time_samplers", "mm_awm_sa_solver")
