@@ -20,7 +20,7 @@ def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
 
 
 def _only(credit: Credit, trained: Tensor, context: Context) -> Credit:
-    """Mask all decision points of samples that are not `kept` [g m r], m 1 or the group."""
+    """Mask all decision points of samples that are not `trained` [g m r], m 1 or the group."""
     group = context.columns.group
     mask = credit.mask & at_leaves(trained, group)[:, None]
     return Credit(credit.value * mask, mask)

@@ -15,7 +15,7 @@ CreditName = Literal["group", "gdpo", "aapo", "best_gap"]
 
 
 def credit_chain(name: CreditName, standardize: Standardize) -> tuple[Transform, ...]:
-    """Transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
+    """Transforms of a credit; `standardize` is the recipe's standardisation. UserError for a blend that
     the credit does not use.
 
     group     the recipe's own; with blend, groups without spread get the batch's advantage

@@ -53,7 +53,7 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
 
 
 def named(kernel: str | Kernel, kernels: Mapping[str, Kernel]) -> Kernel:
-    """The kernel itself, or the kernel with that name in `known`."""
+    """The kernel itself, or the kernel with that name in `kernels`."""
     return kernels[kernel] if isinstance(kernel, str) else kernel
 
 

@@ -109,7 +109,7 @@ ROWS = (
     ("merge-off", "flowrl/models/merged.py", "or all(layer.disable_adapters for layer in self.layers)", "", MERGED),
     ("merge-stored", "samplers/walk.py", "if self.aside is None or plan.steps[k].train:", "if self.aside is None:",
      f"{MERGED} samplers/test_roll.py"),
-    ("merge-trunk", "samplers/walk.py", "        at.v = known", "        pass",
+    ("merge-trunk", "samplers/walk.py", "        at.v = velocity", "        pass",
      "samplers/test_roll.py::test_a_velocity_beside_the_trained_steps_reaches_no_density"),
     ("merge-old", "flowrl/settings/read.py", 'if merge == "sampling" and stored and not run.recomputes_old:',
      "if False:", MERGED),

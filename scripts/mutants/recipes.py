@@ -55,7 +55,7 @@ ROWS = (
     ("credit-even-gradients", "flowrl/credit/steps.py", "weight = std / slope.abs()", "weight = std", FEEDBACK),
     ("samplers-look-start", "samplers/routes/looks.py", "left = tuple(sigmas[k:])", "left = tuple(sigmas[k + 1 :])", LOOKS),
     ("samplers-look-few", "samplers/routes/looks.py", "left[round(last * i / self.steps)]", "left[i]", LOOKS),
-    ("samplers-look-cost", "samplers/routes/looks.py", "evaluations=own.evaluations + states * more", "evaluations=own.evaluations + more", LOOKS),
+    ("samplers-look-cost", "samplers/routes/looks.py", "evaluations=work.evaluations + states * more", "evaluations=work.evaluations + more", LOOKS),
     ("samplers-thin-cost", "samplers/routes/thinning.py", "StepWork(wide, wide, before - wide,", "StepWork(wide, wide, 0,", LOOKS),
     ("samplers-thin-edges", "samplers/routes/thinning.py", "[_taken(edge, rows) for edge in edges]", "edges", LOOKS),
     ("samplers-extremes", "samplers/routes/thinning.py", "spread.index(max(spread))", "spread.index(min(spread))", LOOKS),

@@ -11,7 +11,7 @@ ROWS = (
     ("sound-mean-of-a-part", "samplers/layout.py", "part.mean(1) for part", "part.sum(1) for part",
      PARTS),
     ("sound-free-entries", "samplers/kernels.py",
-     "layout.means(kept) / layout.means(free.to(kept))", "layout.means(kept)", PARTS),
+     "layout.means(counted) / layout.means(free.to(counted))", "layout.means(counted)", PARTS),
     ("sound-order-of-parts", "flowrl/likelihoods/rows.py",
      "known.get(name, nothing) for name in layout.names", "known[name] for name in parts", PARTS),
     ("sound-step-of-a-part", "flowrl/likelihoods/transition.py",
