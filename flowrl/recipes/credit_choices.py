@@ -15,8 +15,8 @@ CreditName = Literal["group", "gdpo", "aapo", "best_gap"]
 
 
 def credit_chain(name: CreditName, standardize: Standardize) -> tuple[Transform, ...]:
-    """Transforms of a credit; `standardize` is the recipe's standardisation. UserError for a blend that
-    the credit does not use.
+    """Transforms of a credit; `standardize` is the recipe's own. UserError for a blend that the
+    credit does not use.
 
     group     the recipe's own; with blend, groups without spread get the batch's advantage
     gdpo      each reward standardised by itself, then their sum standardised over the batch
