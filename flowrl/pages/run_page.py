@@ -60,7 +60,7 @@ def run_page(run: RunFolder) -> str:
     ]
     values = {
         "title": f"{run.name}: report", "heading": run.name, "chips": [run.recipe, state(run)],
-        "sections": [(anchor, title) for anchor, title, there in sections if there],
+        "sections": [(anchor, title) for anchor, title, present in sections if present],
         "interactive": True, "run": run, "cards": list(_cards(run)),
         "findings": [e for e in (*_sentences(run), *run.votes, unseen.no_judge) if e],
         "rows": list(_rows(shown)), "shown": shown, "extremes": extremes[-1:],
@@ -103,7 +103,7 @@ def summary_html(run: RunFolder) -> str:
         for card in _cards(run)
     )
     findings = Markup("").join(
-        Markup("<li>{}</li>").format(each) for each in (*_sentences(run), *run.votes)
+        Markup("<li>{}</li>").format(sentence) for sentence in (*_sentences(run), *run.votes)
     )
     page = run.folder / REPORT
     link = Markup('<p><a href="{}">the whole page</a></p>').format(page) if page.is_file() else ""
@@ -203,20 +203,20 @@ class Card(NamedTuple):
 
 def _cards(run: RunFolder) -> Iterator[Card]:
     for name in run.held_out_scores:
-        points, found = run.column(f"held_out/{name}"), last_gain(run, name)
+        points, gain = run.column(f"held_out/{name}"), last_gain(run, name)
         shown = f"held-out {shown_score(name)}"
-        if found is not None:
-            yield Card(shown, found.values, found.words, True)
+        if gain is not None:
+            yield Card(shown, gain.values, gain.words, True)
         elif points:
             yield Card(shown, number(points[-1][1]), "the base model")
-    if (kept := kept_diversity(run)) is not None:
-        yield Card("diversity", f"{100 * kept:.0f} %", "of the base's")
+    if (diversity := kept_diversity(run)) is not None:
+        yield Card("diversity", f"{100 * diversity:.0f} %", "of the base's")
     rewards = run.column("reward")
     if rewards:
         value = f"{number(rewards[0][1])} {ARROW} {number(rewards[-1][1])}"
         yield Card("training reward", value, "first and last iteration", True)
-    each = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
-    yield Card("iterations", f"{run.done:,} of {run.planned:,}", each)
+    per_iteration = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
+    yield Card("iterations", f"{run.done:,} of {run.planned:,}", per_iteration)
     yield Card("training time", duration_text(run.seconds), "without evaluations")
     yield Card("alarms", f"{run.raised:.0f}", "off" if _off(run) else "")
 
@@ -240,32 +240,34 @@ def _sentences(run: RunFolder) -> Iterator[str]:
     if run.starts and (differs := run.starts[-1].facts.get(UNLIKE)):
         yield Markup("Evaluations are unlike training: {}.").format(differs)
     for name in run.judges:
-        found = last_gain(run, name)
-        if found is not None:
-            yield Markup("The held-out score <b>{}</b> {}").format(name, found.verdict)
+        gain = last_gain(run, name)
+        if gain is not None:
+            yield Markup("The held-out score <b>{}</b> {}").format(name, gain.verdict)
     best = run.best
     if best is not None and len(run.column(f"held_out/{run.key}")) > 1:
         when = "the base model" if best == 0 else f"iteration {best}"
         text = Markup("{} is highest at {}; its weights are in <code>best/{}</code>.")
         yield text.format(run.key, when, f"{best:06d}")
-    kept = kept_diversity(run)
-    if kept is not None and kept < 0.6:
-        share = f"{100 * kept:.0f} %"
-        yield f"The samples of a prompt became alike: their diversity is {share} of the base's."
+    diversity = kept_diversity(run)
+    if diversity is not None and diversity < 0.6:
+        yield (
+            "The samples of a prompt became alike: their diversity is "
+            f"{100 * diversity:.0f} % of the base's."
+        )
 
 
 def shown_evaluations(
     every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
     """The first, best and last evaluations, and as many evenly spaced ones in between as fit."""
-    some = [each for each in every if each.same]
-    if not some:
+    recorded = [evaluation for evaluation in every if evaluation.same]
+    if not recorded:
         return []
-    size = max(sum(len(sample.media) for sample in each.same) for each in some)
-    room = min(len(some), MOST_SHOWN, max(2, most_bytes // max(1, size)))
-    places = {round(i * (len(some) - 1) / max(1, room - 1)) for i in range(room)}
-    places |= {i for i, each in enumerate(some) if each.iteration == best}
-    return [some[i] for i in sorted(places)]
+    size = max(sum(len(sample.media) for sample in evaluation.same) for evaluation in recorded)
+    room = min(len(recorded), MOST_SHOWN, max(2, most_bytes // max(1, size)))
+    places = {round(i * (len(recorded) - 1) / max(1, room - 1)) for i in range(room)}
+    places |= {i for i, evaluation in enumerate(recorded) if evaluation.iteration == best}
+    return [recorded[i] for i in sorted(places)]
 
 
 @dataclass(frozen=True)
@@ -285,15 +287,17 @@ def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
     if not shown:
         return
     key = shown[0].key
-    for place in sorted(set.intersection(*({s.place for s in each.same} for each in shown))):
-        row = [(e.iteration, next(s for s in e.same if s.place == place)) for e in shown]
+    for sample_place in sorted(
+        set.intersection(*({s.place for s in evaluation.same} for evaluation in shown))
+    ):
+        row = [(e.iteration, next(s for s in e.same if s.place == sample_place)) for e in shown]
         base = row[0][1].scores.get(key)
         scores = [sample.scores.get(key) for _, sample in row]
         changes = [0.0 if None in (base, score) else score - base for score in scores]  # type: ignore[operator]
-        each = zip(row, scores, changes, strict=True)
+        cells = zip(row, scores, changes, strict=True)
         yield [
             OverRun(iteration, sample, s, c, key in sample.scores)
-            for (iteration, sample), s, c in each
+            for (iteration, sample), s, c in cells
         ]
 
 
