@@ -28,7 +28,7 @@ from flowrl.run.save.model_state import (
 )
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session import record
-from flowrl.session.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
+from flowrl.session.atomic import damage, numbered_folders, put_away, reason, write_folder
 from flowrl.session.finite import first_not_finite, refuse
 from flowrl.session.learner import Learner, evaluated
 from flowrl.session.policies import NamedWeights
@@ -52,6 +52,10 @@ MISFITS = (
     SafetensorError,
     UnpicklingError,
 )
+
+
+class OlderCheckpoint(UserError):
+    """A checkpoint of a version that this one no longer reads."""
 
 
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
@@ -186,6 +190,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)
             for each in session.learner.chain
         }
+        _refuse_older(state, checkpoint)
         restore_features = read_features(session, checkpoint, state)
         progress, seen = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
@@ -204,7 +209,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             progress.forget(old)
             alarms.forget(old.concerns)
         restore_features()
-    except NotFiniteError:
+    except (NotFiniteError, OlderCheckpoint):
         raise
     except MISFITS as error:
         raise UserError(
@@ -212,6 +217,16 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             "previous checkpoint"
         ) from error
     return progress
+
+
+def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
+    """OlderCheckpoint for one that was written before commit 26ca889: it has no sizes of calls, or
+    still has what alarms once tested."""
+    if "call_sizes" not in state or "evidence" in state["alarms"]:
+        raise OlderCheckpoint(
+            f"{checkpoint} was written before commit 26ca889, which still reads it: resume the run "
+            "there until it has written a checkpoint of its own, and then here"
+        )
 
 
 def progress_of(checkpoint: Path) -> Progress:
@@ -226,11 +241,8 @@ def progress_of(checkpoint: Path) -> Progress:
 def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
     """Check the types and plausibility of a state's numbers. Returns the progress and the alarms'
     state, which may come from an older version. ValueError, in a sentence."""
-    kept: Mapping[str, Any] = state["alarms"]
-    # older versions tested which samples lack a score, and kept the test's evidence; and they
-    # counted no iterations outside of healthy ranges
-    alarms: dict[str, Any] = {name: kept[name] for name in kept if name != "evidence"}
-    alarms.setdefault("outside", {})
+    # older versions counted no iterations outside of healthy ranges
+    alarms: dict[str, Any] = {"outside": {}, **state["alarms"]}
     try:
         progress = _PROGRESS.validate_python(state["progress"])
         if alarms.keys() == Alarms().state().keys():
@@ -249,8 +261,7 @@ def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) ->
     if progress.best_iteration is None:
         return
     best = folder / "best" / f"{progress.best_iteration:06d}"
-    listed = (best / CONTENTS).is_file()  # older versions wrote no list
-    wrong = (damage(best) if listed else None) if best.is_dir() else "it is missing"
+    wrong = damage(best) if best.is_dir() else "it is missing"
     if wrong is not None:
         warn(f"{best} is damaged ({wrong}); the next evaluation counts as the best")
         progress.best = progress.best_iteration = None
