@@ -68,10 +68,10 @@ class TokenSupport:
     def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "TokenSupport":
         if isinstance(index, int | slice):
 
-            def some(part: Tensor) -> Tensor:
+            def selected(part: Tensor) -> Tensor:
                 return part[index]
 
-            return self.mapped(lambda part: derived(some, part))
+            return self.mapped(lambda part: derived(selected, part))
         at = (index,) if isinstance(index, Tensor) else index
         return self.mapped(lambda part: derived(_entries, part, *at))
 

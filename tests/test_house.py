@@ -151,6 +151,35 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not circles(graph)
 
 
+NOUNS = ("samplers", "flowrl/losses", "flowrl/credit", "flowrl/recipes", "flowrl/evaluation",
+         "flowrl/pages")  # fmt: skip
+PRONOUNS = {"each", "found", "given", "here", "kept", "known", "made", "own", "some", "there"}
+SETTINGS_AS_ARGUMENTS = {"flowrl/recipes/text.py: each"}  # of the transform Penalize
+
+
+def variables(tree: ast.Module) -> Iterator[str]:
+    """Names that functions give to values: variables and arguments, not the fields of classes."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for node in ast.walk(function):
+                if isinstance(node, ast.arg):
+                    yield node.arg
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id
+
+
+def test_variables_of_formulas_are_nouns() -> None:
+    """What is `kept` may be a mask, a count or a decay: a reader of a formula must not guess."""
+    found = {
+        f"{path.relative_to(PROJECT).as_posix()}: {name}"
+        for room in NOUNS
+        for path in (PROJECT / room).rglob("*.py")
+        for name in variables(ast.parse(path.read_text()))
+        if name in PRONOUNS
+    }
+    assert found == SETTINGS_AS_ARGUMENTS, "name the thing"
+
+
 def test_no_product_file_reads_the_code_of_flowrl() -> None:
     """Where code is read it is another's: a program to judge, an author's file, a class of the
     user whose source is part of a digest."""

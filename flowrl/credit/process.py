@@ -109,7 +109,7 @@ class MinReturns:
 
 def _of_others(value: Tensor, mask: Tensor, group: int) -> Tensor:
     """Mean of the group's other samples with a value [n 1 1]; the own value if there are none."""
-    values, counted = (each.view(-1, group, 1) for each in (value.nan_to_num(0.0) * mask, mask))
+    values, counted = (tensor.view(-1, group, 1) for tensor in (value.nan_to_num(0.0) * mask, mask))
     count = counted.sum(1, keepdim=True) - counted.long()
     mean = (values.sum(1, keepdim=True) - values) / count.clamp(min=1)
     return torch.where(count > 0, mean, values).view_as(value)
@@ -138,5 +138,5 @@ def compares_turns(transforms: Sequence[Transform]) -> bool:
 
 def information_of(transforms: Sequence[Transform]) -> Information | None:
     """The answer whose probability credit asks the policy for, if any."""
-    asked = [each.information for each in transforms if isinstance(each, GroupReturns)]
-    return next((each for each in asked if each is not None), None)
+    informations = [t.information for t in transforms if isinstance(t, GroupReturns)]
+    return next((asked for asked in informations if asked is not None), None)

@@ -142,7 +142,7 @@ def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, 
     the two ends, and the rest is evenly spaced."""
     scored = np.flatnonzero(~np.isnan(column))
     rows = scored[np.argsort(-column[scored], kind="stable")]
-    shown = rows[kept(len(rows), most)].tolist()
+    shown = rows[sheet_ranks(len(rows), most)].tolist()
     if not shown:
         return
     left_out = f", {len(shown)} of {len(rows)} shown" if len(shown) < len(rows) else ""
@@ -153,7 +153,7 @@ def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, 
     pictures.save_grid(page, path)
 
 
-def kept(count: int, most: int) -> list[int]:
+def sheet_ranks(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     ends = most // 3

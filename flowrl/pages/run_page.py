@@ -38,8 +38,11 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def run_page(run: RunFolder) -> str:
     """The page as HTML."""
-    charts, trees = RunCharts.of(run), [TreeView(each) for each in run.trees]
-    unseen, extremes = Unseen.of(run.settings), [each for each in run.evaluations if each.best]
+    charts, trees = RunCharts.of(run), [TreeView(record) for record in run.trees]
+    unseen, extremes = (
+        Unseen.of(run.settings),
+        [record for record in run.evaluations if record.best],
+    )
     shown = shown_evaluations(run.evaluations, run.best)
     plans: dict[str, int] = {}
     for start in run.starts:
@@ -65,7 +68,7 @@ def run_page(run: RunFolder) -> str:
         "findings": [e for e in (*_sentences(run), *run.votes, unseen.no_judge) if e],
         "rows": list(_rows(shown)), "shown": shown, "extremes": extremes[-1:],
         "charts": charts, "unseen": unseen.sentence if run.judges else "",
-        "trees": trees[-1:] if len({each.tree.iteration for each in trees}) < 2 else trees,
+        "trees": trees[-1:] if len({view.tree.iteration for view in trees}) < 2 else trees,
         "plans": plans, "starts": _starts(run),
         "alarms_first": first, "alarms_off": _off(run),
         "chosen": settings_rows(run.chosen), "every": settings_rows(run.settings),
@@ -167,7 +170,7 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
     if len(points) < 2 or iteration not in points:
         return None
     base, now = next(iter(points.values())), points[iteration]
-    records = {each.iteration: each for each in run.evaluations}
+    records = {evaluation.iteration: evaluation for evaluation in run.evaluations}
     first, last = records.get(int(next(iter(points)))), records.get(iteration)
     if first is not None and last is not None and _paired(first, last, name):
         scores, before = score_column(last, name), score_column(first, name)
@@ -180,7 +183,7 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
 
 def _paired(first: EvaluationRecord, last: EvaluationRecord, name: str) -> bool:
     same = first.digests == last.digests and first.seed == last.seed
-    lengths = {len(each.scores.get(name, ())) for each in (first, last)}
+    lengths = {len(evaluation.scores.get(name, ())) for evaluation in (first, last)}
     return same and len(lengths) == 1 and lengths != {0}
 
 

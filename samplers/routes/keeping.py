@@ -57,8 +57,8 @@ class KeepingDescent(DescentAround):
 
 def kept_steps(plan: Plan) -> tuple[int, ...]:
     """The steps whose states a plan's route keeps, in rising order."""
-    kept = (route.keep for route in plan.route.layers if isinstance(route, KeepingRoute))
-    return next(kept, ())
+    steps = (route.keep for route in plan.route.layers if isinstance(route, KeepingRoute))
+    return next(steps, ())
 
 
 def bridge_of(plan: Plan) -> int | None:
