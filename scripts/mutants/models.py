@@ -94,7 +94,7 @@ ROWS = (
     ("painting-sampled", "flowrl/models/diffusers/batch.py",
      "velocity = self._bind(owner.guidance.sample,",
      "velocity = self._bind(owner.guidance.train,", PAINTED),
-    ("hybrid-level", "flowrl/models/diffusers/hybrid.py", ".sigmas[steps - self.last]",
+    ("hybrid-level", "flowrl/models/diffusers/hybrid.py", ".sigmas[-1 - self.last]",
      ".sigmas[steps - self.last - 1]", HYBRID),
     ("hybrid-weights", "flowrl/models/diffusers/hybrid.py", "denoiser.disable_adapters()", "pass", HYBRID),
     ("merge-restored", "flowrl/models/merged.py", "self._place(weights, own, merged=False)",

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
+from flowrl.models.description import describe
 from flowrl.models.diffusers.call.levels.part_schedules import data_sizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.loop.own_steps import own_plans
 from flowrl.models.diffusers.lora.lora import LORA_FILE
+from flowrl.models.diffusers.modular.folder import ModularSource
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
+from flowrl.settings import PipelineSettings
 from samplers import FlowSDE, Latents, Sampling, roll
 from tests.support.driving import PROMPTS, brightness, learn
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
@@ -210,6 +213,20 @@ def test_it_learns_from_ratio_one(recipe: str):
     before = {key: value.detach().clone() for key, value in made.trainable().items()}
     assert learn(made, RECIPES[recipe](**settings[recipe]), guidance=None) < 1e-5
     assert any(not value.equal(before[key]) for key, value in made.trainable().items())
+
+
+def test_the_network_for_references_is_not_loaded(tmp_path: Path):
+    """61.7 GB of the repository, for what no file of prompts can name."""
+    pipe = MODULAR["minimax_h3"]()
+    pipe.update_components(transformer_ref=copy.deepcopy(pipe.transformer))
+    pipe.save_pretrained(str(tmp_path), overwrite_modular_index=True)
+    assert (tmp_path / "transformer_ref").is_dir()
+    made = ModularSource(str(tmp_path), given=tuple(CALL)).load(torch.float32)
+    assert made.transformer_ref is None and made.transformer is not None
+    assert made.audio_scheduler.config.shift == 3.0
+    described = describe(PipelineSettings(pipeline=str(tmp_path), call=CALL))
+    assert described is not None and "transformer_ref" not in described.counts
+    assert {"text_encoder", "vae", "audio_vae"} <= described.counts.keys()
 
 
 def test_plain_diffusers_reads_the_adapter(tmp_path: Path):

@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from samplers.part_levels import own_level
 
-DIGITS = 6  # of a size of data: the lists of levels are rounded to float32
+SHIFT_DIGITS = 6  # of a size of data: the lists of levels are rounded to float32
 NEAR_LEVEL = 2e-6  # between a part's level and that of its shift, likewise
 
 
@@ -30,8 +30,8 @@ def data_sizes(
         assert inner, "a trial with more than one step"
         level, own = min(inner, key=lambda pair: abs(pair[0] - 0.5))
         size = (level / (1 - level)) * ((1 - own) / own)
-        found.append(float(f"{size:.{DIGITS}g}"))
-    check_levels(schedule, schedulers, found, owner)
+        found.append(float(f"{size:.{SHIFT_DIGITS}g}"))
+    check_shifts(schedule, schedulers, found, owner)
     return tuple(found)
 
 
@@ -46,7 +46,7 @@ def check_visits(schedule: PipelineSchedule, part: PipelineSchedule, name: str, 
         )
 
 
-def check_levels(
+def check_shifts(
     schedule: PipelineSchedule, schedulers: Sequence[str], data: Sequence[float], owner: str
 ) -> None:
     """UserError unless each part's levels are those of its size of data."""

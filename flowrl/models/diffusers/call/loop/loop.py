@@ -27,7 +27,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
     check_constants,
     flatten,
 )
-from flowrl.models.diffusers.call.levels.part_schedules import check_levels, data_sizes
+from flowrl.models.diffusers.call.levels.part_schedules import check_shifts, data_sizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
@@ -232,7 +232,7 @@ class Loop:
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
             if schedule.beside:
-                check_levels(schedule, self.driver.steppers, self._data_sizes, self.name)
+                check_shifts(schedule, self.driver.steppers, self._data_sizes, self.name)
             self._starts[steps] = Start(
                 schedule,
                 shape=tuple(first.shape[1:]),
