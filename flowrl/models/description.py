@@ -26,8 +26,8 @@ from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_pa
 from flowrl.models.diffusers.modular.folder import (
     ModularSource,
     check_components,
-    of_class,
     components_reached,
+    of_class,
 )
 from flowrl.models.diffusers.modular.verdicts import modular_classes
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
