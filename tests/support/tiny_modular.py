@@ -263,7 +263,7 @@ def minimax_h3() -> Any:
         block_out_channels=(4, 4, 4),
         layers_per_block=1,
         spatial_downsample_factors=(2, 2, 1),
-        temporal_downsample_factors=(1, 2, 2),
+        temporal_downsample_factors=(2, 2, 1),
         norm_num_groups=2,
         decoder_num_layers=1,
         decoder_num_attention_heads=1,
