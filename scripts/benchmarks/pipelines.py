@@ -182,8 +182,9 @@ MODULAR_CLAIMS = (
     "more the lower the level. Levels of two schedulers that no shift explains are refused. Its "
     "`steps` are its call's `num_inference_steps`, which count the last level too: 17 are 16 "
     "evaluations. It makes one sample a call, in packed tokens of the text, the sound and the "
-    "video. Keyframes are columns of the prompts (`image`, `last_image`); references, which are "
-    "objects in Python, are not driven, and their network is not loaded.",
+    "video. Keyframes in columns of the prompts, which put tokens in front that no step changes, "
+    "are refused; references, which are objects in Python, are not driven, and their network is "
+    "not loaded.",
     "",
     "Both forms of SD3, Qwen-Image, Wan 2.1, Wan 2.2, LTX-Video and FLUX.2 call the network and "
     "step alike to the bit, with guidance too. FLUX.1 differs by 5e-7, since its blocks pass "

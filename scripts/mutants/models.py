@@ -189,7 +189,7 @@ ROWS = (
      "return torch.zeros(rows, tokens,", "models/test_conditioning.py models/test_pipeline.py"),
     ("schedule-train", "flowrl/models/diffusers/call/levels/schedule.py",
      "return self.train * (1 - level if self.rising else level)",
-     "return self._own(sigma.to(torch.float32))", "models/test_pipeline.py models/test_families.py"),
+     "return 1 - level if self.rising else level", "models/test_pipeline.py models/test_families.py"),
     ("schedule-scaled", "flowrl/models/diffusers/call/levels/schedule.py", "found = found / (1 + found)",
      "found = found / (2 + found)", EPSILON),
     ("together-images", "flowrl/models/diffusers/call/inputs/columns.py",
