@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flowrl.cli.model_card import loader, loading_lines
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.models.description import describe
@@ -229,13 +230,20 @@ def test_the_network_for_references_is_not_loaded(tmp_path: Path):
     assert {"text_encoder", "vae", "audio_vae"} <= described.counts.keys()
 
 
-def test_plain_diffusers_reads_the_adapter(tmp_path: Path):
+def test_the_lines_that_a_run_prints_load_its_adapter_in_plain_diffusers(tmp_path: Path):
+    base, at = tmp_path / "pipeline", tmp_path / "adapter"
+    MODULAR["minimax_h3"]().save_pretrained(str(base), overwrite_modular_index=True)
     made = adapted(driven())
-    made.save(tmp_path)
-    plain = MODULAR["minimax_h3"]()
-    plain.load_lora_weights(tmp_path, weight_name=LORA_FILE)
-    ours, theirs, base = (
+    made.save(at)
+    settings = PipelineSettings(pipeline=str(base), scheduler={"shift": 11.0})
+    lines = [*loading_lines(settings, str(base), None, [LORA_FILE], str(at))]
+    names: dict[str, Any] = {}
+    exec("\n".join(["import torch", f"from diffusers import {loader(settings)}", *lines]), names)
+    plain = names["pipe"]
+    assert plain.scheduler.config.shift == 11.0
+    plain.update_components(scheduler=made.pipe.scheduler)
+    ours, theirs, untrained = (
         record(policy.loop, PROMPTS[:1], (), STEPS, None)[1].media
         for policy in (made, driven(plain), driven())
     )
-    assert torch.equal(ours, theirs) and not torch.equal(ours, base)
+    assert torch.equal(ours, theirs) and not torch.equal(ours, untrained)
