@@ -3,6 +3,8 @@
 PARTS = "likelihoods/test_modalities.py"
 MODELS = "models/test_sound.py"
 REWARDS = "rewards/test_sound_rewards.py"
+SHIFTED = "samplers/test_part_levels.py"
+LEVELS = "models/test_parts_at_own_levels.py"
 
 # fmt: off
 ROWS = (
@@ -32,6 +34,23 @@ ROWS = (
      "weights=context.weights[: len(at)]", PARTS),
     ("sound-scores-of-a-route", "rewards/types.py", "Scores(self.values[:, at], self.scored[:, at]",
      "Scores(self.values[:, at], self.scored[:, : len(at)]", PARTS),
+    ("levels-shift", "samplers/part_levels.py", "sigma / (data + (1 - data) * sigma)",
+     "sigma / (1 + (data - 1) * sigma)", SHIFTED),
+    ("levels-state", "samplers/part_levels.py", "x: x * factor)", "x: x)", SHIFTED),
+    ("levels-velocity", "samplers/part_levels.py", "(1 - data) * x + data / factor * v",
+     "data / factor * v", SHIFTED),
+    ("levels-own-velocity", "samplers/part_levels.py", "factor / data * (v - (1 - data) * x)",
+     "v - (1 - data) * x", SHIFTED),
+    ("levels-of-a-scheduler", "flowrl/models/diffusers/call/loop/loop.py",
+     "part.times(own_level(levels, size), places)", "part.times(levels, places)", LEVELS),
+    ("levels-rising", "flowrl/models/diffusers/call/levels/schedule.py", "rising=flow and rises,",
+     "rising=False,", LEVELS),
+    ("levels-no-shift", "flowrl/models/diffusers/call/levels/part_schedules.py",
+     "if away > NEAR_LEVEL:", "if False:", LEVELS),
+    ("levels-decoded", "flowrl/models/diffusers/policy.py", "x0 = self.loop.data(x0)", "pass",
+     LEVELS),
+    ("levels-second-network", "flowrl/models/diffusers/modular/folder.py",
+     "wanted = components_reached(pipe._blocks, given)", "wanted = set(pipe.components)", LEVELS),
     ("sound-level-of-a-row", "flowrl/models/diffusers/call/drive/received.py",
      "return other * self._beside(other)", "return other * self._beside(other).flip(0)", MODELS),
     ("sound-steps-of-a-loop", "flowrl/models/diffusers/call/drive/scheduler_standin.py",
