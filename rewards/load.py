@@ -40,6 +40,7 @@ from rewards.combine import ByScore
 from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
+from rewards.perception.weight_files import check_file, check_texts_beside
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
 from rewards.types import Judge, Reward
 from rewards.user_function import (
@@ -150,9 +151,9 @@ def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") 
 
 
 def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError if a file or folder that a reward's settings name is not there, or if a model's
-    name is neither a folder nor one that the hub could have. Includes the members of composite
-    rewards. Opens no file, and asks no network."""
+    """ValueError if a file or folder that a reward's settings name is not there or, by its first
+    bytes, not what its name says, and if a model's name is neither a folder nor one that the hub
+    could have. Includes the members of composite rewards. Loads no weights, and asks no network."""
     for setting, parameter in _parameters(name, want).items():
         if setting not in settings:
             continue
@@ -162,11 +163,16 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
                 check_files(*spec, "judge" if kind is Judge else "load")
         elif any(mark.path and not mark.hub for mark in marks(annotation)):
             for text in texts_in(value):
-                if not any(path.exists() for path in _places(text)):
+                found = next((path for path in _places(text) if path.exists()), None)
+                if found is None:
                     raise ValueError(
                         f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
                         f"relative to {Path.cwd()}"
                     )
+                try:
+                    check_file(found) if found.is_file() else check_texts_beside(found)
+                except ValueError as error:
+                    raise ValueError(f"reward {name!r}: {setting}: {error}") from error
         elif is_hub_name(annotation) and isinstance(value, str):
             if settings.get("library", "transformers") == "transformers":
                 check_model_name(f"reward {name!r}: {setting}", value)

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.chat import has_images, read_chat
-from flowrl.prompts.conversations import with_prompts_found
+from flowrl.prompts.conversations import spoken_in, with_prompts_found
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
@@ -99,7 +99,7 @@ class PromptSet:
         inside = "" if column in ("prompt", "text") else f", {column}"
         folder = find(data.source).parent  # images are relative to the file
         texts = [
-            _prompt(cell(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
+            _prompt(spoken_in(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
             for row, where in zip(table.rows, table.places, strict=True)
         ]
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]

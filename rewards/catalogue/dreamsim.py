@@ -41,7 +41,7 @@ from rewards.perception.embedding import (
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.plain_vit import PlainVit, blocks_in, vit_entries
-from rewards.perception.qwen import weights_of_file
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Reward
 

@@ -131,6 +131,20 @@ def test_sharegpts_messages_are_those_of_roles(tmp_path):
         read({"source": file(tmp_path, [{"prompt": [{"from": "human"}]}])})
 
 
+def test_the_column_system_begins_a_conversation_of_sharegpts(tmp_path):
+    """LLaMA-Factory's README: the column is the system message, unless the messages have one."""
+    turns = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+    first = {"from": "system", "value": "be kind"}
+    rows = [
+        {"conversations": turns, "system": "be brief"},
+        {"conversations": turns, "system": None},
+        {"conversations": [first, *turns], "system": "be brief"},
+    ]
+    source = {"source": file(tmp_path, rows), "column": "conversations", "drop_reply": True}
+    roles = [[m["content"] for m in chat.messages] for chat in read(source).texts]
+    assert roles == [["be brief", "1 + 1?"], ["1 + 1?"], ["be kind", "1 + 1?"]]
+
+
 def test_a_chat_is_a_text_to_rewards_and_messages_to_the_template(tmp_path):
     shots = [SYSTEM, USER, REPLY, {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]
     source = {"source": file(tmp_path, [ROWS[0], {"prompt": shots}, {"prompt": [USER, REPLY]}])}
