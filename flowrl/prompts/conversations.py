@@ -4,11 +4,11 @@ chosen and rejected, no prompt   two conversations with one beginning: lists of 
                                  with the assistant's (UltraFeedback's and TRL's form), or texts of
                                  turns `\\n\\nHuman: ...\\n\\nAssistant: ...` (hh-rlhf's form). The
                                  beginning is the prompt
-messages or conversations,       a list of messages. It ends with the assistant's, the completion; or
-no prompt                        with another one's, and the answers are in chosen and rejected
+messages or conversations,       a list of messages. It ends with the assistant's, the completion,
+no prompt                        or with another one's, and the answers are in chosen and rejected
                                  (pairs of LLaMA-Factory's sharegpt form)
 instruction, no prompt           Alpaca's form: the prompt is the instruction, and `input` below it;
-                                 `history` has pairs of earlier turns. The completion is `output`, or
+                                 `history` has earlier turns in pairs. `output` is the answer, or
                                  the answers are in chosen and rejected
 
 A column `system` has the system message of such rows, as in LLaMA-Factory's data/README.md; one

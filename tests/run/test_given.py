@@ -453,5 +453,5 @@ def test_conversations_are_given_texts(tmp_path, form):
 )
 def test_columns_of_edits_are_not_alpacas(tmp_path, row):
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="has no column 'prompt'.*set column: instruction"):
+    with pytest.raises(UserError, match=r"has no column 'prompt'.*set column: instruction"):
         given_file._texts(GivenSettings(file=str(tmp_path / "t.jsonl"), kind="texts"))
