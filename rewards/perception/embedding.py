@@ -21,7 +21,7 @@ from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
-from rewards.perception.weight_files import DAMAGE, check_loaded_weights
+from rewards.perception.weight_files import READ_ERRORS, check_loaded_weights
 from rewards.types import Samples
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -53,14 +53,14 @@ class Placement:
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
 
 
-def opened(load: Callable[..., Any], source: str) -> tuple[Any, Mapping[str, Any]]:
+def loaded_with_info(load: Callable[..., Any], source: str) -> tuple[Any, Mapping[str, Any]]:
     """Load a model by its `from_pretrained`, with what it says of its weights. ValueError if its
     files are damaged, or belong to another model."""
     if (folder := Path(source)).is_dir():
         check_loaded_weights(folder)
     try:
         return load(source, output_loading_info=True)
-    except (*DAMAGE, OSError) as error:
+    except (*READ_ERRORS, OSError) as error:
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"{source} cannot be loaded: {why}") from error
 
@@ -71,7 +71,7 @@ def complete(load: Callable[..., Any], source: str) -> Any:
     ValueError if its files are damaged, or lack weights, which transformers fills in with random
     numbers.
     """
-    model, info = opened(load, source)
+    model, info = loaded_with_info(load, source)
     learned = dict(model.named_parameters())
     missing = sorted(key for key in info["missing_keys"] if key in learned)
     if missing:

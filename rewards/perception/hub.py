@@ -40,13 +40,13 @@ def model_path(model: str) -> str:
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places, or if a folder's configuration or tokenizer is not what its name says.
     """
-    if (folder := local_folder(model)) is not None:
+    if (folder := folder_of_model(model)) is not None:
         check_texts_beside(folder)
         return str(folder)
     return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
-def local_folder(model: str) -> Path | None:
+def folder_of_model(model: str) -> Path | None:
     """The folder of a model that is not on the hub: as given, or below the project's folder."""
     places = Path(model), Path(__file__).resolve().parents[2] / model
     return next((place for place in places if place.is_dir()), None)
@@ -59,7 +59,7 @@ def check_model_name(place: str, model: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if (folder := local_folder(model)) is not None:
+    if (folder := folder_of_model(model)) is not None:
         try:
             check_texts_beside(folder)
         except ValueError as error:

@@ -23,7 +23,7 @@ _LOADED = tuple(  # the first that a folder has is the one that transformers rea
     for name, suffix in (("model", "safetensors"), ("pytorch_model", "bin"))
 )
 _AGAIN = "download it again"
-DAMAGE = (SafetensorError, UnpicklingError, RuntimeError, EOFError)  # of readers of weights
+READ_ERRORS = (SafetensorError, UnpicklingError, RuntimeError, EOFError)  # of readers of weights
 
 
 def safetensors_header(file: Path) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ def stored_in(who: str, file: Path) -> Any:
             return load_file(file)
         mapped = zipfile.is_zipfile(file)  # the form before torch 1.6 cannot be mapped
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"{who}: {file} cannot be read: {why}; {_AGAIN}") from error
 
