@@ -65,8 +65,9 @@ def answer_in(value: Any) -> str | None:
         return value if isinstance(value, str) else None
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else None
     return content if isinstance(content, str) else None
 
 
