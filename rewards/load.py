@@ -169,6 +169,7 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
                         f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
                         f"relative to {Path.cwd()}"
                     )
+                need(Right.FILES, text, path=found)
                 try:
                     check_file(found) if found.is_file() else check_texts_beside(found)
                 except ValueError as error:
