@@ -94,6 +94,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "prompts.jsonl": ("p.jsonl", prompts),
     "prompts.json": ("p.json", prompts),
     "prompts.csv": ("p.csv", prompts),
+    "prompts.tsv": ("p.tsv", prompts),
     "prompts.parquet": ("p.parquet", prompts),
     "a folder of prompts, parquet": ("p.parquet", folder_of_prompts),
     "a folder of prompts, jsonl": ("p.jsonl", folder_of_prompts),

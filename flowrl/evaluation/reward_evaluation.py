@@ -125,8 +125,14 @@ def measure_rewards(
     outcomes += [
         judge_pairs(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
     ]
-    if len(gallery.broken) == len(preferences.items):
-        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
+    unread = [item.source.name for item in items if item.source.name in gallery.broken]
+    if unread:
+        why = (
+            f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
+        )
+        if len(unread) == len(items):
+            raise UserError(f"no sample can be read: {why}")
+        print(f"{len(unread)} of {len(items)} samples cannot be read: {why}")
     resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
     tree = results(preferences, outcomes, resamples, ties)
     for sentence in gallery.refusals():

@@ -42,6 +42,7 @@ def with_prompts_found(table: PromptRows, at: str) -> PromptRows:
         return table
     if all(all(_is_talk(row.get(side)) for side in _SIDES) for row in table.rows):
         return _pairs(table, at)
+    table = _with_answers(table, at)
     for fits, read in _FORMS:
         if all(fits(row) for row in table.rows):
             return PromptRows([read(row) for row in table.rows], table.places)
@@ -54,6 +55,22 @@ def spoken_in(row: Row, column: str) -> Any:
     value = cell(row, column)
     theirs = isinstance(value, list) and any(isinstance(m, dict) and "from" in m for m in value)
     return with_system(value, row.get("system")) if theirs else value
+
+
+def _with_answers(table: PromptRows, at: str) -> PromptRows:
+    """A table of conversations, some of which end with the assistant's message, without the others,
+    which a warning counts; any other table unchanged."""
+    lists = all(any(isinstance(row.get(name), list) for name in _LISTS) for row in table.rows)
+    kept = [i for i, row in enumerate(table.rows) if _is_answered(row)]
+    if not lists or not kept or len(kept) == len(table.rows) or all(map(_has_sides, table.rows)):
+        return table
+    first = next(where for i, where in enumerate(table.places) if i not in kept)
+    warnings.warn(
+        f"{at}: {len(table.rows) - len(kept)} of {len(table.rows)} rows left out: the conversation "
+        f"does not end with an assistant's message behind another one ({first})",
+        stacklevel=2,
+    )
+    return PromptRows([table.rows[i] for i in kept], [table.places[i] for i in kept])
 
 
 def answer_in(value: Any) -> str | None:

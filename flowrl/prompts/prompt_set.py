@@ -87,7 +87,7 @@ class PromptSet:
         """Read a data set with its selection of rows and columns. Raises the same UserErrors as
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
-        column = data.column
+        column = data.columns.get(data.column, data.column)
         if column == "prompt":
             table = with_prompts_found(table, at)
         if data.source.lower().endswith(".txt") and column == "prompt":

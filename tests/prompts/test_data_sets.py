@@ -433,3 +433,40 @@ def test_the_end_of_a_name_may_be_in_capitals(tmp_path):
 @pytest.mark.parametrize("text", ["\u200b", "\ufeff \u2060", " "])
 def test_a_prompt_that_shows_nothing_is_empty(tmp_path, text):
     assert "line 1: the prompt is empty" in refused(file(tmp_path, [{"prompt": text}]))
+
+
+def test_a_table_of_tabs_has_quotes_in_its_texts(tmp_path):
+    """The rows of PartiPrompts.tsv: some prompts begin with a quote that does not end the cell."""
+    rows = ['Prompt\tCategory', '"hello" on a sign\tWords', 'a 2" nail\tThings', "a robot\tThings"]
+    (tmp_path / "parti.tsv").write_text("\n".join(rows) + "\n")
+    found = read({"source": str(tmp_path / "parti.tsv"), "column": "Prompt"})
+    assert found.texts == ('"hello" on a sign', 'a 2" nail', "a robot")
+    assert [row["Category"] for row in found.meta] == ["Words", "Things", "Things"]
+    table, _ = rows_of(tmp_path / "parti.tsv")
+    assert [row["Prompt"] for row in table] == list(found.texts)
+    (tmp_path / "quoted.tsv").write_text('prompt\tn\n"two\nlines\t"\t1\n')
+    quoted = read({"source": str(tmp_path / "quoted.tsv")})
+    assert quoted.texts == ("two\nlines\t",) and quoted.meta[0]["n"] == 1
+
+
+def test_a_csv_with_other_separators_names_them(tmp_path):
+    text = 'prompt;note;weight\r\n"a red circle; large";"two\r\nlines";0,5\r\n'
+    (tmp_path / "excel.csv").write_text(text)
+    sentence = refused({"source": str(tmp_path / "excel.csv")})
+    assert_in("its cells are separated by ';': save it with commas, or as jsonl", sentence)
+    with pytest.raises(UserError, match="separated by ';'"):
+        rows_of(tmp_path / "excel.csv")
+
+
+def test_columns_may_name_the_prompt_itself(tmp_path):
+    rows = [{"question": "1 + 1?", "chosen": "2"}]
+    found = read({"source": file(tmp_path, rows), "columns": {"prompt": "question"}})
+    assert found.texts == ("1 + 1?",) and found.meta[0]["prompt"] == "1 + 1?"
+
+
+def test_conversations_that_do_not_end_with_an_answer_are_left_out_and_told(tmp_path):
+    human, gpt = {"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}
+    rows = [{"conversations": turns} for turns in ([human, gpt], [human], [], [human, gpt])]
+    with pytest.warns(UserWarning, match=r"2 of 4 rows left out: .* \(line 2\)"):
+        found = read({"source": file(tmp_path, rows)})
+    assert found.texts == ("1 + 1?",) * 2 and [r["completion"] for r in found.meta] == ["2"] * 2
