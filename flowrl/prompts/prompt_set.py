@@ -75,7 +75,7 @@ class PromptSet:
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
-        """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub data set.
+        """Read a file (jsonl, json, txt, csv, tsv, parquet), a folder or a hub data set.
 
         UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
         prompt that is not a text, with its line (or row, from 1).
