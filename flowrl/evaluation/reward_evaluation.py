@@ -127,9 +127,7 @@ def measure_rewards(
     ]
     unread = [item.source.name for item in items if item.source.name in gallery.broken]
     if unread:
-        why = (
-            f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
-        )
+        why = f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
         if len(unread) == len(items):
             raise UserError(f"no sample can be read: {why}")
         print(f"{len(unread)} of {len(items)} samples cannot be read: {why}")

@@ -80,12 +80,16 @@ def answer_in(value: Any) -> str | None:
     message = message_of(last)
     if message is None or message["role"] != "assistant":
         return value if isinstance(value, str) else None
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        content = "".join(texts) if len(texts) == len(parts) else None
-    return content if isinstance(content, str) else None
+    return _text_in(message.get("content"))
+
+
+def _text_in(content: Any) -> str | None:
+    """The text of a message's content, which may come in parts; None if some are no texts."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else None
+    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
 
 
 def _is_talk(value: Any) -> bool:
@@ -206,5 +210,5 @@ def _prompt(row: Row, messages: Sequence[Any]) -> Any:
     """A single user's message as a text, which needs no chat template; several as they are."""
     messages = with_system(messages, row.get("system"))
     only = messages[0] if len(messages) == 1 else {}
-    text = only.get("role") == "user" and isinstance(only.get("content"), str)
-    return only["content"] if text else list(messages)
+    text = _text_in(only.get("content")) if only.get("role") == "user" else None
+    return list(messages) if text is None else text

@@ -28,7 +28,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
 _EXACT_DIGITS = 15  # of a float; with more it would be another number
-_NO_HUB_NAME = {".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
+_PACKED = {".tar", ".tgz", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z"}
+_NO_HUB_NAME = {*_PACKED, ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 
 class _Damage(Exception):
@@ -75,7 +76,10 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
     source, suffix = data.source, path.suffix.lower()
     if suffix not in READERS:
         known = ", ".join(READERS)
-        raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; use one of {known}")
+        way = "unpack it, and " if suffix in _PACKED else ""
+        raise UserError(
+            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {known}"
+        )
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")

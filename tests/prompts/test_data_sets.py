@@ -437,7 +437,7 @@ def test_a_prompt_that_shows_nothing_is_empty(tmp_path, text):
 
 def test_a_table_of_tabs_has_quotes_in_its_texts(tmp_path):
     """The rows of PartiPrompts.tsv: some prompts begin with a quote that does not end the cell."""
-    rows = ['Prompt\tCategory', '"hello" on a sign\tWords', 'a 2" nail\tThings', "a robot\tThings"]
+    rows = ["Prompt\tCategory", '"hello" on a sign\tWords', 'a 2" nail\tThings', "a robot\tThings"]
     (tmp_path / "parti.tsv").write_text("\n".join(rows) + "\n")
     found = read({"source": str(tmp_path / "parti.tsv"), "column": "Prompt"})
     assert found.texts == ('"hello" on a sign', 'a 2" nail', "a robot")
@@ -470,3 +470,22 @@ def test_conversations_that_do_not_end_with_an_answer_are_left_out_and_told(tmp_
     with pytest.warns(UserWarning, match=r"2 of 4 rows left out: .* \(line 2\)"):
         found = read({"source": file(tmp_path, rows)})
     assert found.texts == ("1 + 1?",) * 2 and [r["completion"] for r in found.meta] == ["2"] * 2
+
+
+def test_a_folder_of_images_alone_says_where_texts_stand(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (4, 4)).save(folder / "a.png")
+    Image.new("RGB", (4, 4)).save(folder / "b.png")
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.png"}\n{"file_name": "b.png"}\n')
+    sentence = refused({"source": str(folder)})
+    assert_in("its images have no texts; put metadata.jsonl beside them", sentence)
+    lines = [{"file_name": f"{n}.png", "prompt": f"a {n}"} for n in "ab"]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read({"source": str(folder)}).texts == ("a a", "a b")
+
+
+@pytest.mark.parametrize("ending", [".tar", ".zip"])
+def test_an_archive_is_to_be_unpacked(tmp_path, ending):
+    (tmp_path / f"a{ending}").write_bytes(b"x")
+    assert_in("unpack it, and use one of", refused({"source": str(tmp_path / f"a{ending}")}))

@@ -389,6 +389,12 @@ CONVERSATIONS: dict[str, tuple[str, dict[str, Any], list[dict[str, str]]]] = {
     "messages": (
         "texts", {"messages": [USER, {"role": "assistant", "content": ANSWERS[0]}]}, [USER],
     ),
+    "messages of parts": (
+        "texts",
+        {"messages": [{**USER, "content": [{"type": "text", "text": ASKED}]},
+                      {"role": "assistant", "content": [{"type": "text", "text": ANSWERS[0]}]}]},
+        [USER],
+    ),
     "sharegpt": ("texts", {"conversations": in_sharegpt(ASKED, ANSWERS[0])}, [USER]),
     "sharegpt with a system message": (
         "texts", {"conversations": in_sharegpt(ASKED, ANSWERS[0]), "system": "be brief"},
