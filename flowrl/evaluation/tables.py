@@ -1,7 +1,6 @@
 """Read tables from files as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as
 stored (bytes of images are not decoded)."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read: it {what}")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
-    except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
+    except ValueError as error:  # as those of json and of the decoder are
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")

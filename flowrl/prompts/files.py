@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,6 +34,10 @@ _NO_HUB_NAME = {*_PACKED, ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 class _Damage(Exception):
     """A clause about the error in a file."""
+
+
+class _BadCells(ValueError):
+    """A record that is not of CSV, with its line."""
 
 
 def read_rows(data: DataSource, place: str) -> PromptRows:
@@ -209,7 +213,7 @@ def cell_rows(text: str, comma: str) -> PromptRows:
     belong to its texts, as in PartiPrompts.tsv. ValueError for a table that cannot be read."""
     try:
         return _cell_rows(text, comma, csv.QUOTE_MINIMAL)
-    except csv.Error as error:
+    except _BadCells as error:
         if comma == "\t":
             return _cell_rows(text, comma, csv.QUOTE_NONE)
         names = text.partition("\n")[0]
@@ -218,7 +222,7 @@ def cell_rows(text: str, comma: str) -> PromptRows:
             raise ValueError(
                 f"its cells are separated by {other!r}: save it with commas, or as jsonl"
             ) from error
-        raise ValueError(f"not valid CSV ({_short(error)})") from error
+        raise ValueError(str(error)) from error
 
 
 def _cell_rows(text: str, comma: str, quoting: Literal[0, 3]) -> PromptRows:
@@ -226,10 +230,13 @@ def _cell_rows(text: str, comma: str, quoting: Literal[0, 3]) -> PromptRows:
     places: list[str] = []
     lines = io.StringIO(text, newline="")
     reader = csv.DictReader(lines, delimiter=comma, quoting=quoting, strict=True)
-    names = [name for name in reader.fieldnames or () if name]
+    try:
+        names = [name for name in reader.fieldnames or () if name]
+    except csv.Error as error:
+        raise _BadCells(f"line 1: not valid CSV ({_short(error)})") from error
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
-    for cells in reader:
+    for cells in _records(reader):
         if any(cells.pop(None, ())):  # type: ignore[call-overload] cells without a column
             raise ValueError(f"line {reader.line_num}: more cells than columns")
         rows.append(dict(cells))
@@ -237,10 +244,23 @@ def _cell_rows(text: str, comma: str, quoting: Literal[0, 3]) -> PromptRows:
     return PromptRows(rows, places)
 
 
+def _records(reader: "csv.DictReader[str]") -> Iterator[dict[str, Any]]:
+    """The records of a table. _BadCells names the line at which one begins that has no end."""
+    while True:
+        begin = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _BadCells(f"line {begin}: not valid CSV ({_short(error)})") from error
+        yield cells
+
+
 def _read_cells(path: Path, comma: str) -> PromptRows:
     try:
         return cell_rows(_text(path), comma)
-    except (ValueError, csv.Error) as error:
+    except ValueError as error:
         raise _Damage(_short(error)) from error
 
 

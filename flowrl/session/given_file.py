@@ -87,9 +87,13 @@ def _pairs(given: GivenSettings) -> GivenFile:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
     if read.texts:
         raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
-    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
+    judged = zip(read.a, read.b, read.label, strict=True)
+    above = [(i, j, p) for i, j, p in judged if p != EVEN and i != j]
     if not above:
-        raise UserError(f"{GIVEN_FILE}: {given.file}: all pairs are ties, which teach nothing")
+        raise UserError(
+            f"{GIVEN_FILE}: {given.file}: all pairs are ties, or name one sample twice, which "
+            "teaches nothing"
+        )
     rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
     meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)

@@ -458,6 +458,16 @@ def test_a_csv_with_other_separators_names_them(tmp_path):
         rows_of(tmp_path / "excel.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"), [('prompt\na\n"b, c\nd\n', 3), ('"prompt\na\n', 1), ('prompt\n"a"b\n', 2)]
+)
+def test_a_record_without_an_end_is_told_by_its_line(tmp_path, text, line):
+    (tmp_path / "open.csv").write_text(text)
+    assert_in(f"line {line}: not valid CSV", refused({"source": str(tmp_path / "open.csv")}))
+    with pytest.raises(UserError, match=f"line {line}: not valid CSV"):
+        rows_of(tmp_path / "open.csv")
+
+
 def test_columns_may_name_the_prompt_itself(tmp_path):
     rows = [{"question": "1 + 1?", "chosen": "2"}]
     found = read({"source": file(tmp_path, rows), "columns": {"prompt": "question"}})
