@@ -42,7 +42,7 @@ from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
 from rewards.perception.weight_files import check_file, check_texts_beside
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
-from rewards.types import Judge, Reward
+from rewards.types import NEEDED_COLUMN, Judge, Reward
 from rewards.user_function import (
     OwnJudge,
     function_settings,
@@ -182,6 +182,18 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
 def _places(text: str) -> tuple[Path, Path]:
     """Return where a file of a setting may be: as given, or among those of flowrl."""
     return Path(text).expanduser(), Path(__file__).parent.parent / text
+
+
+def columns_needed(name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of a reward, and of the members that score the same rows, that name a column
+    without which no row can be scored, with the column."""
+    members = list(rewards_within(name, settings))
+    if any(member == "by_row" for member, _ in members):
+        return  # its members share the rows out
+    for member, own in members:
+        for setting, parameter in _parameters(member, "load").items() if member in names() else ():
+            if NEEDED_COLUMN in getattr(parameter.annotation, "__metadata__", ()):
+                yield setting, str(own.get(setting, parameter.default))
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
