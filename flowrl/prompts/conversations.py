@@ -10,6 +10,7 @@ no prompt                        or with another one's, and the answers are in c
 instruction, no prompt           Alpaca's form: the prompt is the instruction, and `input` below it;
                                  `history` has earlier turns in pairs. `output` is the answer, or
                                  the answers are in chosen and rejected
+caption, jpg_0 and jpg_1         Pick-a-Pic's pairs: the caption is the prompt
 
 A column `system` has the system message of such rows, as in LLaMA-Factory's data/README.md; one
 within the messages comes before it.
@@ -203,7 +204,21 @@ def _alpaca(row: Row) -> Row:
     return {**row, "prompt": _prompt(row, [*past, {"role": "user", "content": asked}]), **answers}
 
 
-_FORMS = ((_is_asked_pair, _asked_pair), (_is_answered, _answer), (_is_alpaca, _alpaca))
+def _is_pick(row: Row) -> bool:
+    """Whether a row is one of Pick-a-Pic's, whose prompt is called caption."""
+    return isinstance(row.get("caption"), str) and {"jpg_0", "jpg_1"} <= {*row}
+
+
+def _pick(row: Row) -> Row:
+    return {**row, "prompt": row["caption"]}
+
+
+_FORMS = (
+    (_is_asked_pair, _asked_pair),
+    (_is_answered, _answer),
+    (_is_alpaca, _alpaca),
+    (_is_pick, _pick),
+)
 
 
 def _prompt(row: Row, messages: Sequence[Any]) -> Any:
