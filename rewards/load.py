@@ -315,15 +315,19 @@ def _imported(own: OwnName) -> ModuleType:
     except ImportError as error:
         near = path.with_name(f"{(error.name or '').partition('.')[0]}.py")
         way = f"; {near.name} lies beside it: export PYTHONPATH={near.parent.resolve()}"
-        raise ValueError(f"{path}: {error}{way if near.is_file() else ''}") from error
+        raise ValueError(f"{_at(path, error)}: {error}{way if near.is_file() else ''}") from error
     except (Exception, SystemExit) as error:
-        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
-        at = f"{path}, line {lines[-1]}" if lines else path
-        raise ValueError(f"{at}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{_at(path, error)}: {type(error).__name__}: {error}") from error
     finally:
         if not whole:
             del sys.modules[name]
     return module
+
+
+def _at(path: Path, error: BaseException) -> str:
+    """A user's file, with the line of it at which an error came."""
+    lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
 class Thing(NamedTuple):

@@ -110,7 +110,9 @@ def measure_rewards(
     preferences = load_preferences(find(str(given.dataset)), choice)
     ties = headline(preferences, given.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
-    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
+    less = f", {preferences.unlabelled} rows without a judgement left out"
+    less = less if preferences.unlabelled else ""
+    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs{less}")
     out = given.out or new_numbered(Path(), "reward-evaluation")
     make_output_folder(out)
     gallery = Gallery(preferences.items, given.frames)
