@@ -144,7 +144,7 @@ def _pair(row: Row) -> Row | None:
         return None
     if any(talk[-1]["role"] != "assistant" for talk in (chosen, rejected)):
         return None
-    answers = {"chosen": chosen[-1].get("content"), "rejected": rejected[-1].get("content")}
+    answers = {"chosen": _spoken(chosen[-1]), "rejected": _spoken(rejected[-1])}
     return {**row, "prompt": _prompt(row, chosen[:-1]), **answers}
 
 
@@ -181,7 +181,7 @@ def _is_answered(row: Row) -> bool:
 
 def _answer(row: Row) -> Row:
     *before, last = (message_of(m) or m for m in _list_in(row, _answered))
-    return {**row, "prompt": _prompt(row, before), "completion": last.get("content")}
+    return {**row, "prompt": _prompt(row, before), "completion": _spoken(last)}
 
 
 def _is_alpaca(row: Row) -> bool:
@@ -219,6 +219,13 @@ _FORMS = (
     (_is_alpaca, _alpaca),
     (_is_pick, _pick),
 )
+
+
+def _spoken(message: ChatMessage) -> Any:
+    """The text of a message, or its content where that is none."""
+    content = message.get("content")
+    text = _text_in(content)
+    return content if text is None else text
 
 
 def _prompt(row: Row, messages: Sequence[Any]) -> Any:

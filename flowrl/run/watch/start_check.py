@@ -111,10 +111,10 @@ def _rows(run: RunSettings, place: PromptPlace, given: Mapping[str, Reward]) -> 
         check_rows_of(run, place, prompts)
     for spec in run.judges if place == "held_out" else run.rewards if run.drawn else ():
         if spec.label not in given:
-            check_columns(spec, place, prompts)
+            check_reward_columns(spec, place, prompts)
 
 
-def check_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSet) -> None:
+def check_reward_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSet) -> None:
     """UserError for a reward that reads a column which no row of its prompts has."""
     from rewards.load import columns_needed
 
