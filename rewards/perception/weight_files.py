@@ -96,9 +96,9 @@ def check_loaded_weights(folder: Path) -> None:
 
 
 def stored_in(who: str, file: Path) -> Any:
-    """Read what a safetensors or torch file holds: a mapping of tensors, or what `torch.save` was given.
-    Nothing but tensors and plain containers is read. ValueError, which begins with `who`, if the
-    file is damaged."""
+    """Read what a safetensors or torch file holds: a mapping of tensors, or what `torch.save` was
+    given. Nothing but tensors and plain containers is read. ValueError, which begins with `who`, if
+    the file is damaged."""
     from safetensors.torch import load_file
 
     try:
