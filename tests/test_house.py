@@ -245,9 +245,17 @@ def test_the_root_holds_what_it_should() -> None:
     assert there == {*ROOT_FILES, *ROOT_FOLDERS}
 
 
+@pytest.fixture(scope="module")
+def drawn_for_a_module() -> float:
+    return float(torch.rand(())) + random.random() + float(np.random.rand())
+
+
 @pytest.mark.parametrize("time", [1, 2])
-def test_random_numbers_of_a_test_do_not_depend_on_the_tests_before_it(time: int) -> None:
-    """In another order, and in another worker, a bound is tried on the same numbers."""
+def test_random_numbers_of_a_test_do_not_depend_on_the_tests_before_it(
+    time: int, drawn_for_a_module: float
+) -> None:
+    """In another order, and in another worker, a bound is tried on the same numbers, whether the
+    test is the first to need what others share or not."""
     known = torch.Generator().manual_seed(0)
     assert torch.rand(()) == torch.rand((), generator=known)
     assert random.random() == random.Random(0).random()

@@ -51,8 +51,8 @@ from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
 from flowrl.evaluation.tables import rows_of
-from flowrl.prompts.chat import read_chat
-from flowrl.prompts.conversations import with_prompts_found
+from flowrl.prompts.chat import message_of, read_chat
+from flowrl.prompts.conversations import answer_in, with_prompts_found
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.source import PromptRows, Row, check_column
 from rewards.types import cell
@@ -104,11 +104,9 @@ def _texts(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
 
 
 def _answer(value: Any, place: str) -> Answer:
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        value = value[-1].get("content")
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {value!r:.50} is no text, and no list of messages")
-    return Answer(value)
+    if (text := answer_in(value)) is None:
+        raise UserError(f"{place}: {value!r:.50} is no text, and no message of the assistant")
+    return Answer(text)
 
 
 _PAIR = ("chosen", "rejected")
@@ -117,7 +115,7 @@ _PAIR = ("chosen", "rejected")
 def _holds_text(value: Any, folder: Path) -> bool:
     """Whether a cell of chosen or rejected is an answer rather than the name of a file: an answer
     may be one word."""
-    if isinstance(value, list):
+    if isinstance(value, list) or message_of(value) is not None:
         return True
     if not isinstance(value, str) or value.partition("#")[0].lower().endswith(_FILES):
         return False

@@ -110,7 +110,9 @@ def measure_rewards(
     preferences = load_preferences(find(str(arguments.dataset)), choice)
     ties = headline(preferences, arguments.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
-    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
+    less = f", {preferences.unlabelled} rows without a judgement left out"
+    less = less if preferences.unlabelled else ""
+    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs{less}")
     out = arguments.out or new_numbered(Path(), "reward-evaluation")
     make_output_folder(out)
     gallery = Gallery(preferences.items, arguments.frames)
@@ -127,8 +129,12 @@ def measure_rewards(
         judge_pairs(n, *loaded_judge(n, s), preferences, gallery, arguments)
         for n, s in judges.items()
     ]
-    if len(gallery.broken) == len(preferences.items):
-        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
+    unread = [item.source.name for item in items if item.source.name in gallery.broken]
+    if unread:
+        why = f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
+        if len(unread) == len(items):
+            raise UserError(f"no sample can be read: {why}")
+        print(f"{len(unread)} of {len(items)} samples cannot be read: {why}")
     resamples = Resamples.draw(
         preferences.clusters, arguments.resamples, arguments.level, arguments.seed
     )

@@ -40,8 +40,8 @@ from flowrl.settings.checks.model_files import (
     component_parts,
     pipeline_index,
     read_json,
-    safetensors_header,
 )
+from rewards.perception.weight_files import safetensors_header
 
 CLIP_TOKENS = 77
 
