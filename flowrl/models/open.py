@@ -24,6 +24,7 @@ from flowrl.settings import (
     RunSettings,
 )
 from flowrl.settings.model.engine import EngineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
     from flowrl.models.diffusers.modular.folder import ModularSource
     from flowrl.models.engine.rolls import EngineRolls
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -50,6 +52,8 @@ def open_model(run: RunSettings, device: torch.device, folder: Path | None = Non
         return _pipeline(run, m, device, folder)
     if isinstance(m, OwnSettings):
         return _own(run, m, device)
+    if m.image is not None:
+        return _image_tokens(run, m, m.image, device)
     policy = _language(run, m, device)
     if m.server is not None and folder is not None:
         _connect(policy, run, m, m.server, folder)
@@ -230,6 +234,27 @@ def _language(run: RunSettings, m: LanguageSettings, device: torch.device) -> "C
     )  # fmt: skip
     set_up_language(policy, run, m)
     return policy
+
+
+def _image_tokens(
+    run: RunSettings, m: LanguageSettings, image: ImageTokenSettings, device: torch.device
+) -> "ImageTokenPolicy":
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
+
+    source = place(m.language)
+    policy = ImageTokenPolicy.load(
+        source, image, dtype=DTYPES[m.dtype], device=device, attention=m.attention
+    )
+    set_up_images(policy, run, m)
+    return policy
+
+
+def set_up_images(policy: "ImageTokenPolicy", run: RunSettings, m: LanguageSettings) -> None:
+    """Apply a run's settings to its model of images by tokens. UserError for those that do not fit
+    it."""
+    policy.configure(system=m.system, template=m.template, temperature=run.evaluate.temperature)
+    policy.check_steps(run.algorithm().steps, "recipe.length")
+    policy.check_steps(run.evaluation_steps, "evaluate.steps")
 
 
 def set_up_language(policy: "CausalPolicy", run: RunSettings, m: LanguageSettings) -> None:
