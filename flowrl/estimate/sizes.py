@@ -98,6 +98,8 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
         return None
     if isinstance(m, PipelineSettings):
         return _pipeline(described, m, length)
+    if isinstance(m, LanguageSettings) and m.image is not None:
+        return _image_tokens(m, m.image, length)
     return _language(described, length)
 
 

@@ -13,6 +13,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings, check_turns
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.kinds import AnyModel
 from flowrl.settings.model.language import LanguageSettings, RewriterSettings
 from flowrl.settings.model.levels import Sigmas, levels_of
@@ -185,6 +186,17 @@ class RunSettings(Settings):
     def text_steps(self) -> StepSettings | None:
         """The steps into which texts are cut; None: they are not cut."""
         return self.model.steps if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def image_tokens(self) -> ImageTokenSettings | None:
+        """Images that a language model writes as tokens; None: its samples are texts, or the run
+        has no language model."""
+        return self.model.image if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def writes_texts(self) -> bool:
+        """Whether the samples are texts."""
+        return isinstance(self.model, LanguageSettings) and self.model.image is None
 
     @property
     def rewriter(self) -> RewriterSettings | None:
