@@ -206,6 +206,12 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
         yield "steps", run.evaluation_steps
         yield "sampling", "deterministic (ODE), whatever noise training sampled with"
         return
+    if run.image_tokens is not None:
+        scale = run.image_tokens.guidance
+        yield "tokens per image", run.evaluation_steps
+        yield "guidance", "the model's own" if scale is None else f"{scale:g}"
+        yield "temperature", run.evaluate.temperature
+        return
     if not isinstance(run.model, PipelineSettings):
         yield from (
             ("most tokens", run.evaluation_steps),
