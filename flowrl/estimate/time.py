@@ -232,9 +232,7 @@ def time_report(
     lines.append(f"  all {t.iterations} iterations: about {duration(whole)}")
     lines.append(f"  {_counting(run, found.count)}")
     left = (
-        LEFT_OUT
-        if found.count.decode is not None or run.writes_texts
-        else f"decoding, {LEFT_OUT}"
+        LEFT_OUT if found.count.decode is not None or run.writes_texts else f"decoding, {LEFT_OUT}"
     )
     lines.append(f"  not included: {left}")
     return "\n".join(lines)

@@ -152,9 +152,7 @@ def test_an_adapter_loads_in_plain_peft(janus, tmp_path):
     torch.testing.assert_close(found, after, atol=1e-6, rtol=0)
     names = [name for name, p in policy.model.named_parameters() if p.requires_grad]
     assert names and all(".language_model." in name for name in names)
-    begun = ImageTokenPolicy.load(
-        str(janus), ImageTokenSettings(), dtype=torch.float32, device=CPU
-    )
+    begun = ImageTokenPolicy.load(str(janus), ImageTokenSettings(), dtype=torch.float32, device=CPU)
     begun.begin_from(str(tmp_path / "run/saved"))
     again = begun.open(PROMPTS, [], CODES).policy(_rows(begun, codes_of_test())).logp
     torch.testing.assert_close(again.detach(), after, atol=1e-6, rtol=0)

@@ -95,7 +95,9 @@ class LanguageSettings(ModelSettings, NamedLanguageModel):
         defaults = {name: LanguageSettings.model_fields[name].default for name in reasons}
         for name, why in reasons.items():
             if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name}: the model writes images (image), and {why}: leave it out")
+                raise ValueError(
+                    f"{name}: the model writes images (image), and {why}: leave it out"
+                )
         if self.lora is not None and self.lora.vision:
             raise ValueError(
                 "lora.vision: the model writes images (image), and reads none: leave it out"
