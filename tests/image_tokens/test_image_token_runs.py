@@ -252,14 +252,14 @@ def test_other_models_and_sizes_are_refused_before_weights_load(janus, emu3, tmp
         check_before_weights(run_from(settings, "test"))
     settings = small(tree(emu3, tmp_path / "run"))
     settings["model"]["system"] = "be brief"
-    with pytest.raises(UserError, match="model.system: .* without a chat template"):
+    with pytest.raises(UserError, match=r"model.system: .* without a chat template"):
         check_before_weights(run_from(settings, "test"))
     broken = tmp_path / "broken"
     shutil.copytree(janus, broken)
     config = json.loads((broken / "generation_config.json").read_text())
     del config["pad_token_id"]
     (broken / "generation_config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="generation_config.json has no pad_token_id"):
+    with pytest.raises(UserError, match=r"generation_config\.json has no pad_token_id"):
         check_before_weights(run_from(tree(broken, tmp_path / "run"), "test"))
 
 

@@ -31,8 +31,8 @@ class JanusImages:
         width = config.vq_config.num_patches
         if codes != width**2:
             raise UserError(
-                f"model.image: config.json names {codes} tokens for an image, but the decoder takes "
-                f"{width} x {width}: set vision_config.num_image_tokens there to {width**2}"
+                f"model.image: config.json names {codes} tokens for an image, but the decoder "
+                f"takes {width} x {width}: set vision_config.num_image_tokens there to {width**2}"
             )
         self.layout = CodeLayout(codes, width)
         self.codebook: int = config.vq_config.num_embeddings

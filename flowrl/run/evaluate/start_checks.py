@@ -13,8 +13,8 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.image_tokens.policy import ImageTokenPolicy
+from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import DTYPES
 from flowrl.models.own.policy import OwnPolicy
@@ -104,9 +104,10 @@ def unread_columns(session: Session) -> Iterator[str]:
         parameters = list(policy.loop.driver.parameters)
         taken = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
         taken |= {name for name in RowSize._fields if name in parameters}
-    elif isinstance(policy, CausalPolicy) and policy.vision is not None:
-        return
-    elif not isinstance(policy, CausalPolicy | ImageTokenPolicy):
+    elif isinstance(policy, CausalPolicy):
+        if policy.vision is not None:
+            return
+    elif not isinstance(policy, ImageTokenPolicy):
         return
     rows = [row for each in (session.prompts, session.held_out) if each for row in each.meta]
     filled = dict.fromkeys(name for row in rows for name, value in row.items() if value)

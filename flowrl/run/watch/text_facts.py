@@ -58,8 +58,8 @@ def _codes(run: RunSettings) -> str:
     scale = run.image_tokens.guidance
     how = "the model's own guidance" if scale is None else f"guidance {scale:g}"
     return (
-        f"image: {run.algorithm().steps} tokens per image (recipe.length), {how}; above 1 each token "
-        "takes two rows of the model"
+        f"image: {run.algorithm().steps} tokens per image (recipe.length), {how}; above 1 each "
+        "token takes two rows of the model"
     )
 
 
