@@ -1,4 +1,4 @@
-"""What the models that write images have in common, and where an image's codes stand.
+"""The common face of the models that write images, and the places of an image's codes.
 
 A *code* is an entry of the codebook; an image is a fixed number of them, row by row. The model
 chooses every code. What else stands behind a prompt (the end of each row, in Emu3) is forced: it
@@ -28,7 +28,7 @@ class PromptTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeLayout:
-    """Where an image's codes stand behind its prompt.
+    """Places of an image's codes behind its prompt.
 
     codes    number of codes of an image
     width    number of codes in a row of the image

@@ -1,4 +1,4 @@
-"""How files of language models are read: without their own code, and with errors that say why."""
+"""Reading files of language models: without their own code, and with errors that say why."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
