@@ -73,9 +73,8 @@ class CodeSampler:
     def _behind(
         self, codes: Int[Tensor, " m"], counts: Sequence[int]
     ) -> dict[str, Int[Tensor, "m s"] | Bool[Tensor, "m s"]]:
-        """What the model reads next: each row's newest code, and the tokens that are forced behind
-        it where it ends a row of its image; `counts`: codes of each row. Others are padded on the
-        left."""
+        """Inputs of the next call: each row's newest code, and the tokens that are forced behind it
+        where it ends a row of its image, padded on the left. `counts`: codes of each row."""
         layout = self.guided.family.layout
         ends = [bool(layout.between) and count % layout.width == 0 for count in counts]
         if not any(ends):
