@@ -1,6 +1,6 @@
 """Encoded prompts of images by tokens: rollouts of their codes, and decoded images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,11 +89,7 @@ class CodeBatch:
         """Decode codes to images in 0..1, some at a time."""
         ids = uploaded(rollout.ids, self.model.device)
         size = self.sizes.rows("decoding", len(ids))
-
-        def work(inputs: Mapping[str, Tensor]) -> list[Tensor]:
-            return [self.guided.family.decode(inputs["codes"])]
-
-        return torch.cat([self.calls(work, {"codes": some})[0] for some in ids.split(size)])
+        return torch.cat([self.guided.family.decode(some) for some in ids.split(size)])
 
     def statistics(self, rollout: TextRollout, media: Float[Tensor, "n 3 h w"]) -> Statistics:
         """Image statistics, and `surprise`: minus the sampler's mean log-probability per code, in
