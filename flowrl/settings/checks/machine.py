@@ -44,7 +44,11 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
     if texts != algorithm.text:
         name = run.recipe.name  # type: ignore[attr-defined]
         if run.image_tokens is not None:
-            _refuse_image_recipe(run, name)
+            raise UserError(
+                "model.image: images by tokens are trained by recipes for texts, token by token, "
+                f"but {name} is for model.pipeline: set recipe: text_grpo, or another of `flowrl "
+                "recipes`"
+            )
         kind = "language" if algorithm.text else "pipeline"
         raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{m.KIND}")
     if isinstance(m, OwnSettings):
@@ -65,19 +69,6 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
     if run.image_tokens is not None:
         _check_image_tokens(run)
     _refuse_evaluation(run, "is only for images and videos of pipelines")
-
-
-def _refuse_image_recipe(run: RunSettings, name: str) -> None:
-    """UserError for a recipe of pipelines with a language model that writes images."""
-    if run.joint is not None:
-        raise UserError(
-            "model.image: a joint run's images are a pipeline's: set model.pipeline, or train "
-            "this model by itself, with a recipe for texts such as text_grpo"
-        )
-    raise UserError(
-        f"model.image: images by tokens are trained by recipes for texts, token by token, but "
-        f"{name} is for model.pipeline: set recipe: text_grpo, or another of `flowrl recipes`"
-    )
 
 
 def _check_image_tokens(run: RunSettings) -> None:

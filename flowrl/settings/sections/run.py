@@ -391,6 +391,11 @@ class RunSettings(Settings):
                 f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
             )
+        if self.joint is not None and self.image_tokens is not None:
+            raise ValueError(
+                "model.image: a joint run's images are a pipeline's: set model.pipeline, or train "
+                "this model by itself, with a recipe for texts such as text_grpo"
+            )
         if (self.joint is None) != (self.rewriter is None):
             raise ValueError(
                 "model.rewriter: model.rewriter and the recipe joint need each other, but this "
