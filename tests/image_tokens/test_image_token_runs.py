@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.iteration import ratio_check
 from flowrl.likelihoods.token import Token
 from flowrl.models.before_weights import check_before_weights
+from flowrl.models.description import describe
 from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.run.train import train_session
 from flowrl.session.progress import Progress
@@ -246,6 +247,14 @@ def test_what_does_not_fit_is_refused_before_weights_load(
     monkeypatch.chdir(tmp_path)
     assert flowrl("train", write(settings, tmp_path)) == 2
     assert re.search(says, " ".join(capsys.readouterr().err.split()))
+
+
+def test_images_of_rows_are_not_the_model_s(janus, tmp_path):
+    run = run_from(tree(janus, tmp_path), "test")
+    described = describe(run.model)
+    assert described is not None and described.image_columns(["image", "prompt"]) == []
+    texts = describe(run.model.model_copy(update={"image": None}))
+    assert texts is not None and texts.image_columns(["image", "prompt"]) == ["image"]
 
 
 def test_other_models_and_sizes_are_refused_before_weights_load(janus, emu3, tmp_path):
