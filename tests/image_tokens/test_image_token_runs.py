@@ -220,13 +220,6 @@ REFUSED = [
         "a joint run's images are a pipeline's: set model.pipeline",
     ),
     ({"evaluate.guidance": 2.0}, "evaluate.guidance .*pipelines"),
-    (
-        {
-            "given": {"kind": "texts", "file": "prompts.jsonl"},
-            "recipe": {"name": "text", "loss": "reinforce", "length": CODES},
-        },
-        "given: .*images as tokens",
-    ),
 ]
 
 
