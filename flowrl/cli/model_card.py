@@ -101,9 +101,9 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
 def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
     on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
-    images = isinstance(subject.model, PipelineSettings)
-    kind = "text-to-image" if images else "text-generation"
-    library = "diffusers" if images else "transformers"
+    pipeline = isinstance(subject.model, PipelineSettings)
+    kind = "text-to-image" if pipeline or run.image_tokens is not None else "text-generation"
+    library = "diffusers" if pipeline else "transformers"
     if isinstance(run.model, OwnSettings):
         kind = library = None
     if isinstance(run.model, PipelineSettings) and run.model.call.get("num_frames", 1) != 1:
@@ -221,6 +221,12 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     if isinstance(run.model, OwnSettings):
         yield "steps", run.evaluation_steps
         yield "sampling", "deterministic (ODE), whatever noise training sampled with"
+        return
+    if run.image_tokens is not None:
+        scale = run.image_tokens.guidance
+        yield "tokens per image", run.evaluation_steps
+        yield "guidance", "the model's own" if scale is None else f"{scale:g}"
+        yield "temperature", run.evaluate.temperature
         return
     if not isinstance(run.model, PipelineSettings):
         yield from (

@@ -17,10 +17,12 @@ from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
 from flowrl.models.diffusers.modular.guiders import guider_passes
+from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
-from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
+from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.pipeline import GuidanceScale
 
@@ -99,6 +101,8 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
         return None
     if isinstance(m, PipelineSettings):
         return _pipeline(described, m, length)
+    if isinstance(m, LanguageSettings) and m.image is not None:
+        return _image_tokens(described, m.image, length)
     return _language(described, length)
 
 
@@ -143,6 +147,36 @@ def _language(described: Description, length: int) -> Sizes:
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
     more["cached"] = cached_numbers(model.config.get_text_config(), PROMPT + length)
     return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
+
+
+def _image_tokens(
+    described: Description, settings: ImageTokenSettings, length: int
+) -> Sizes | None:
+    """Sizes of a model that writes images, whose other parts are frozen; None without its files.
+    Activations of its decoder are not known."""
+    if described.folder is None:
+        return None
+    policy = ImageTokenPolicy.without_weights(str(described.folder), settings)
+    parts, language = policy.family.trained, policy.language
+    trained = sum(_count(part) for part in parts.values())
+    linears = [x for part in parts.values() for x in part.modules() if isinstance(x, nn.Linear)]
+    targets = [x for x in language.modules() if isinstance(x, nn.Linear)]
+    height, width = policy.family.size
+    cached = cached_numbers(policy.model.config.get_text_config(), PROMPT + length)
+    return Sizes(
+        trained,
+        {"decoder and other parts": _count(policy.model) - trained},
+        _ends(targets),
+        PROMPT + length,
+        **_work(language),
+        lengths=_rows(targets),
+        adapted=_weights(targets),
+        linear=_weights(linears),
+        outside=trained - sum(map(_count, _blocks(language))),
+        cached=policy.guided.rows * cached,
+        rows=policy.guided.rows,
+        media=3 * height * width,
+    )
 
 
 def cached_numbers(config: Any, tokens: int) -> int:

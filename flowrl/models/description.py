@@ -56,6 +56,7 @@ class Description:
     public    whether it comes from flowrl's table instead of the model's own files
     folder    folder of a language model's own configuration
     gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
+    writes    whether the run asks a language model for images, so that it reads none
     modular   the folder of a pipeline that is driven in its modular form
     guider    the settings of `model.guider` for a modular pipeline from the table
     clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
@@ -69,6 +70,7 @@ class Description:
     folder: Path | None = None
     gguf: str | None = None
     clip: int = CLIP_TOKENS
+    writes: bool = False
     modular: ModularSource | None = None
     guider: Mapping[str, Any] | None = None
 
@@ -117,7 +119,7 @@ class Description:
         """Those columns of prompts from which the model reads images."""
         if self.pipeline is not None:
             return [name for name in images(columns) if self.takes(name)]
-        reads = reads_images(self._language_config())
+        reads = not self.writes and reads_images(self._language_config())
         return [name for name in columns if name in ROW_COLUMNS] if reads else []
 
     def _language_config(self) -> Any:
@@ -198,7 +200,8 @@ def describe(m: ModelSettings) -> Description | None:
         return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
         return None
-    return Description(None, {}, {}, folder=folder, gguf=gguf)
+    writes = isinstance(m, LanguageSettings) and m.image is not None
+    return Description(None, {}, {}, folder=folder, gguf=gguf, writes=writes)
 
 
 def _guider_of(m: ModelSettings) -> Mapping[str, Any] | None:

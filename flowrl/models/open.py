@@ -24,6 +24,7 @@ from flowrl.settings import (
     RunSettings,
 )
 from flowrl.settings.model.engine import EngineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.sections.data import PromptPlace
 from samplers.scheduler import unbound
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
     from flowrl.models.diffusers.modular.folder import ModularSource
     from flowrl.models.engine.rolls import EngineRolls
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
     from flowrl.models.language.policy import CausalPolicy
     from flowrl.models.language.server import CompletionsServer
     from flowrl.models.language.use import Stops, TextUse
@@ -51,6 +53,8 @@ def open_model(run: RunSettings, device: torch.device, folder: Path | None = Non
         return _pipeline(run, m, device, folder)
     if isinstance(m, OwnSettings):
         return _own(run, m, device)
+    if m.image is not None:
+        return _image_tokens(run, m, m.image, device)
     return _language(run, m, device, folder)
 
 
@@ -231,6 +235,26 @@ def _language(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention, quantized=m.quantization, use=text_use(run, m), serve=serve,
     )  # fmt: skip
+
+
+def _image_tokens(
+    run: RunSettings, m: LanguageSettings, image: ImageTokenSettings, device: torch.device
+) -> "ImageTokenPolicy":
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
+
+    source = place(m.language)
+    policy = ImageTokenPolicy.load(
+        source, image, dtype=DTYPES[m.dtype], device=device, attention=m.attention,
+        use=text_use(run, m),
+    )  # fmt: skip
+    check_image_steps(policy, run)
+    return policy
+
+
+def check_image_steps(policy: "ImageTokenPolicy", run: RunSettings) -> None:
+    """UserError for numbers of tokens in a run's settings that are not an image's."""
+    policy.check_steps(run.algorithm().steps, "recipe.length")
+    policy.check_steps(run.evaluation_steps, "evaluate.steps")
 
 
 def text_use(run: RunSettings, m: LanguageSettings) -> "TextUse":

@@ -20,6 +20,7 @@ STATISTIC_NAMES = {
     "image/edges": ("Share of pixels on edges", "0 to 1"),
     "image/entropy": ("Entropy of colours", "bits"),
     "image/diversity": ("Diversity within a prompt", "distance per pixel"),
+    "image/surprise": ("Surprise of a token", "nats"),
     "text/length": ("Length", "tokens"),
     "text/stopped": ("Texts that end by themselves", "share"),
     "text/empty": ("Empty texts", "share"),

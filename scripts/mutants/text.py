@@ -7,6 +7,7 @@ LOSSES = "losses/test_token_losses.py losses/test_token_weights.py"
 KEPT = "samplers/test_token_support.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
+CODES = "image_tokens/test_image_tokens.py"
 SEEN = "language/test_vision.py"
 PROCESS = "credit/test_process_credit.py"
 STEPS = "language/test_steps.py"
@@ -14,6 +15,29 @@ VERDICTS = "rewards/test_process_reward.py"
 
 # fmt: off
 ROWS = (
+    ("codes-guidance", "flowrl/models/image_tokens/family.py",
+     "return without + (given - without) * self.scale", "return given * self.scale", CODES),
+    ("codes-sides", "flowrl/models/image_tokens/family.py",
+     "given, without = logits.unbind(1)", "without, given = logits.unbind(1)", CODES),
+    ("codes-place", "flowrl/models/image_tokens/family.py",
+     "return code + code // self.width * len(self.between)", "return code", CODES),
+    ("codes-first", "flowrl/models/image_tokens/scores.py",
+     "before = (starts[:, row] + family.layout.place(code) - 1).T",
+     "before = (starts[:1, row] + family.layout.place(code) - 1).T.expand(-1, len(starts))",
+     CODES),
+    ("codes-padding", "flowrl/models/image_tokens/drawing.py",
+     "attention_mask=self.mask.long(),", "attention_mask=torch.ones_like(self.mask).long(),",
+     CODES),
+    ("codes-forced", "flowrl/models/image_tokens/drawing.py",
+     "ends = [bool(layout.between) and count % layout.width == 0 for count in counts]",
+     "ends = [False for count in counts]", CODES),
+    ("codes-padded-prompt", "flowrl/models/image_tokens/janus.py",
+     "[i if i in self.kept else self.pad for i in ids]", "[self.pad for i in ids]", CODES),
+    ("codes-visual", "flowrl/models/image_tokens/emu3.py",
+     "[mapping.img2bpe[code] for code in codes]", "[mapping.img2bpe[code] for code in codes[::-1]]",
+     CODES),
+    ("codes-support", "flowrl/models/image_tokens/scores.py",
+     "kept = None if rows.kept is None else rows.kept[row, code]", "kept = None", CODES),
     ("vision-placeholders", "flowrl/models/language/vision.py",
      "return logits.index_fill(-1, ids, torch.finfo(logits.dtype).min)", "return logits", SEEN),
     ("vision-padding", "flowrl/models/language/generation.py",

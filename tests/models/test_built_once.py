@@ -126,6 +126,7 @@ BUILT = {  # the models' classes, and the methods that their constructors call
     "diffusers/policy.py": ("PipelinePolicy", {"__init__", "_hold"}),
     "own/policy.py": ("OwnPolicy", {"__init__"}),
     "language/policy.py": ("CausalPolicy", {"__init__"}),
+    "image_tokens/policy.py": ("ImageTokenPolicy", {"__init__"}),
     "rewritten.py": ("RewrittenPolicy", {"__init__"}),
 }
 SEEN_LATER = {

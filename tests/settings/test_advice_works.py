@@ -111,6 +111,38 @@ CASES = [
         {"model.head_dtype": DROP},
     ),
     Advice(
+        "{}: the model writes images (image), and {}: leave it out",
+        LM | {"model.image": {}, "model.stop": ["a"]},
+        {"model.stop": DROP},
+    ),
+    Advice(
+        "lora.vision: the model writes images",
+        LM | {"model.image": {}, "model.lora": {"vision": True}},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
+        "second row of guidance shares nothing with others",
+        LM | {"model.image": {}, "train.share_prompts": True},
+        {"train.share_prompts": DROP},
+    ),
+    Advice(
+        "and files of images have none",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}, "given": TEXTS_OF}
+        | {"recipe": SUPERVISED},
+        {"given": DROP},
+    ),
+    Advice(
+        "images by tokens are trained by recipes for texts",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}},
+        {"recipe": "text_grpo"},
+    ),
+    Advice(
+        "a joint run's images are a pipeline's",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}}
+        | {"recipe": {"name": "joint", "text": "text_grpo", "image": "flow_grpo"}},
+        {"recipe": "text_grpo"},
+    ),
+    Advice(
         "quantized weights take no gradient",
         {"model.quantization": QUANTIZED, "model.lora": None},
         {"model.lora": {"rank": 2}},

@@ -1,7 +1,6 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.head import float32_head
+from flowrl.models.language.loading import OWN_CODE, read_errors
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.proofs import (
     check_room,
@@ -50,28 +50,9 @@ from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.model.quantization import Quantization
-from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
 _PROVEN = 256  # prompts with images that are read at the start, evenly spaced
-
-
-# otherwise transformers asks on the terminal whether to run a model's own code
-_OWN_CODE = {"trust_remote_code": False}
-
-
-@contextmanager
-def _read(source: str) -> Iterator[None]:
-    """Turns errors of files that transformers cannot read into UserErrors."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, ValueError | ImportError) and not of_network(error):
-            raise
-        why = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in str(error):
-            why = "it has code of its own (auto_map), which flowrl does not run"
-        raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
 
 
 class CausalPolicy:
@@ -140,7 +121,7 @@ class CausalPolicy:
         name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        with _read(source):
+        with read_errors(source):
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
 
@@ -148,8 +129,8 @@ class CausalPolicy:
             elif quantized is not None:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
-            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE, **gguf)
-            found = AutoConfig.from_pretrained(source, **_OWN_CODE, **gguf)
+            tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE, **gguf)
+            found = AutoConfig.from_pretrained(source, **OWN_CODE, **gguf)
             kind = model_class(found)
             with loading(quantized):
                 model, info = kind.from_pretrained(
@@ -174,9 +155,9 @@ class CausalPolicy:
         configuration and its tokenizer answer. UserError, as `load`, for files that cannot be
         read."""
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        with _read(source):
-            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE)
-            found = AutoConfig.from_pretrained(source, **_OWN_CODE)
+        with read_errors(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
+            found = AutoConfig.from_pretrained(source, **OWN_CODE)
             kind = model_class(found)
             with torch.device("meta"):
                 model = kind.from_config(found, **config)

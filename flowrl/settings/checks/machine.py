@@ -43,6 +43,12 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
     texts = isinstance(m, LanguageSettings)
     if texts != algorithm.text:
         name = run.recipe.name  # type: ignore[attr-defined]
+        if run.image_tokens is not None:
+            raise UserError(
+                "model.image: images by tokens are trained by recipes for texts, token by token, "
+                f"but {name} is for model.pipeline: set recipe: text_grpo, or another of `flowrl "
+                "recipes`"
+            )
         kind = "language" if algorithm.text else "pipeline"
         raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{m.KIND}")
     if isinstance(m, OwnSettings):
@@ -60,7 +66,23 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
         raise UserError(
             "train.states: the states of texts are tokens, which take almost no space: leave it out"
         )
-    _refuse_evaluation(run, "is only for images and videos")
+    if run.image_tokens is not None:
+        _check_image_tokens(run)
+    _refuse_evaluation(run, "is only for images and videos of pipelines")
+
+
+def _check_image_tokens(run: RunSettings) -> None:
+    """UserError for settings that images by tokens do not support."""
+    if run.train.share_prompts:
+        raise UserError(
+            "train.share_prompts: each image's second row of guidance shares nothing with others "
+            "(model.image): leave it out"
+        )
+    if run.given is not None:
+        raise UserError(
+            "given: the model writes images as tokens (model.image), and files of images have "
+            "none: leave it out"
+        )
 
 
 def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
