@@ -23,6 +23,7 @@ import psutil
 
 from flowrl.cli.other_python import interpreter
 from flowrl.errors import UserError
+from flowrl.launching.own_python import python_environment
 from rewards.catalogue.code_tests import LOST_PROTECTIONS
 from rewards.checks import try_programs
 from rewards.checks.escapes import ESCAPES, PROTECTION_MEANINGS, Escape, program_of
@@ -205,7 +206,7 @@ def _bystander(word: str) -> Iterator["subprocess.Popen[bytes]"]:
     code = "import time; time.sleep(3600)"
     process = None
     for _ in range(LOW_NUMBER):
-        process = subprocess.Popen([sys.executable, "-S", "-c", code, word])
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, word])
         if process.pid >= LOW_NUMBER:
             break
         process.kill()
@@ -224,10 +225,8 @@ class _Programs:
     def __init__(self, program: str | None, outside: _Outside, external: External | None) -> None:
         self.external, self.outside = external, outside
         self.python = sys.executable if program is None else interpreter(program)
-        self.environment = {**os.environ, "FLOWRL_CANARY": outside.canary}
-        if program is None:  # this source tree, whether it is installed or not
-            paths = [str(Path(try_programs.__file__).parents[2]), os.environ.get("PYTHONPATH")]
-            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.environment = python_environment(program is None)
+        self.environment["FLOWRL_CANARY"] = outside.canary
 
     def __enter__(self) -> "_Programs":
         self.errors = tempfile.TemporaryFile("w+")
