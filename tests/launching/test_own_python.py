@@ -26,9 +26,12 @@ from rewards.sandbox.external import External
 from rewards.serving.workers import Worker
 from tests.test_house import PACKAGES, modules
 
-STARTING = ("run", "Popen", "call", "check_call", "check_output", "system", "popen")
-STARTING += ("exec", "spawn", "posix_spawn", "create_subprocess", "Process", "get_context")
-MODULES = {"subprocess", "os", "asyncio", "multiprocessing"}
+STARTING = {  # functions that start a program, by how they begin
+    "subprocess": ("run", "Popen", "call", "check_", "getoutput", "getstatusoutput"),
+    "os": ("system", "popen", "exec", "spawn", "posix_spawn"),
+    "asyncio": ("create_subprocess",),
+    "multiprocessing": ("",),
+}
 
 # every place that starts a program, and how often; those that start Python are in STARTS below
 PLACES = {
@@ -52,8 +55,8 @@ def starts_in(text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value
-            if isinstance(owner, ast.Name) and owner.id in MODULES:
-                if node.func.attr.startswith(STARTING):
+            if isinstance(owner, ast.Name):
+                if node.func.attr.startswith(STARTING.get(owner.id, ())):
                     yield f"{owner.id}.{node.func.attr}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if "\nimport " in node.value and "subprocess.run(" in node.value:
