@@ -92,7 +92,43 @@ REDEFINED = (
 def f(x): return f'{FRAMES}lambda x: {CODE}'
 """
 )
+ANSWERING = """import json, os, stat
+def socket():
+    for number in range(3, 64):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode): return number
+        except OSError: pass
+def exactly(size):
+    found = b""
+    while len(found) < size: found += os.read(socket(), size - len(found)) or os._exit(0)
+    return found
+while True:
+    request, _, *given = json.loads(exactly(int.from_bytes(exactly(4), "little")))
+    answer = {"value": VALUE, "arguments": given[0][0] if request == "call" else []}
+    if request == "names": answer = {"value": {"list": ["f", "g"]}}
+    if request == "get": answer = {"value": {"held": 1}}
+    body = json.dumps(answer).encode()
+    os.write(socket(), len(body).to_bytes(4, "little") + body)
+"""  # a program that writes its side of the messages itself; VALUE is what its functions return
+
+
+def answering(value: object) -> str:
+    return ANSWERING.replace("VALUE", repr(value))
+
+
 UNKNOWING = {
+    "is NaN in an array of objects": (
+        answering({"array": ["O", {"list": [{"float": "nan"}]}]}),
+        "assert not abs(f(2) - 3) > 1e-6",
+    ),
+    "is NaN in a deque": (
+        "from collections import deque\ndef f(x): return deque([float('nan')])",
+        "from collections import deque\nassert not f(2) > deque([3])",
+    ),
+    "is the name of the wanted result": (
+        "def f(x): return 'wanted'",
+        "wanted = 3\nassert eval(f(2)) == wanted",
+    ),
     "is empty for approx": (EMPTY, "import pytest\nassert f(2) == pytest.approx(3.0)"),
     "is empty for approx, turned": (EMPTY, "import pytest\nassert pytest.approx(3.0) == f(2)"),
     "is empty for all": (EMPTY, "assert (f(2) == 3).all()"),
@@ -144,6 +180,21 @@ UNKNOWING = {
 def test_a_result_that_is_no_answer_passes_no_test(name):
     code, test = UNKNOWING[name]
     assert passed(code, [test]) == [False]
+
+
+@pytest.mark.parametrize("kind", ["O", "U3", "(0,)f8", "V8", "M8[s]", [["a", "f8"]], 7, None])
+def test_only_arrays_of_numbers_are_read(kind):
+    """A program that sends others has not passed; and it is not that this judge cannot judge it."""
+    code = answering({"array": [kind, {"list": ["abc"]}]})
+    found = run.run_tests(code, ["assert g(f('hi')) == 'hi'", "assert f(2) == 3"], SMALL)
+    assert found.passed == [False, False] and not found.limits
+
+
+def test_a_program_that_answers_by_itself_is_judged_by_its_answers():
+    assert passed(answering({"int": "0x3"}), ["assert f(2) == 3", "assert f(2) == 4"]) == [
+        True,
+        False,
+    ]
 
 
 def test_empty_arrays_and_numbers_in_order_still_pass():
