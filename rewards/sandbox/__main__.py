@@ -33,6 +33,7 @@ OWN_MODULES = (
     "judge",
     "keeper",
     "landlock",
+    "mappings",
     "program",
     "remote",
     "syscalls",

@@ -197,6 +197,24 @@ def test_memory_is_mapped_where_it_can_be_counted():
     assert run.run_program(zeros, "", SMALL).output.split() == ["True", str(SMALL.written)]
 
 
+SHARING = """
+import mmap, os, sys
+small, large = mmap.mmap(-1, 1000), mmap.mmap(-1, int(sys.stdin.read()))
+large[7:9] = b'ab'
+if os.fork() == 0:
+    small[0] = 5
+    os._exit(0)
+os.wait()
+print(small[0], len(small), large[7:9].decode(), isinstance(small, mmap.mmap), type(small).__name__)
+print(mmap.mmap(-1, 10, flags=mmap.MAP_PRIVATE)[0], mmap.mmap(-1, 10, access=mmap.ACCESS_READ)[3])
+"""
+
+
+def test_mappings_of_python_are_shared_with_children_and_may_be_large():
+    found = run.run_program(SHARING, str(2**24), SMALL)
+    assert found.output == "5 1000 ab True mmap\n0 0\n"
+
+
 BWRAP = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--unshare-pid", "--proc", "/proc")
 COUNTED = """
 from rewards.sandbox import run
