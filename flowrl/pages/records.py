@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from flowrl.json_text import json_text
+from flowrl.pages.plain_files import plain_bytes
 
 RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
@@ -228,13 +229,17 @@ def _records(run: Path, kind: str) -> list[Any]:
     for path, _ in _numbered(run):
         if path.name.startswith(kind):
             with suppress(OSError, ValidationError):
-                found.append(_READERS[kind].validate_json(path.read_bytes()))
+                found.append(_READERS[kind].validate_json(plain_bytes(run, path)))
     return found
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    path, found = run / RECORDS_FOLDER / name, list[Any]()
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    found = list[Any]()
+    try:
+        content = plain_bytes(run, run / RECORDS_FOLDER / name)
+    except OSError:
+        return found
+    for line in content.splitlines():
         with suppress(ValidationError):  # a kill may leave the last line torn
             found.append(_READERS[name].validate_json(line))
     return found

@@ -374,7 +374,7 @@ listed = quietly(os.listdir, os.path.dirname('$secret'))
 if isinstance(listed, list): out(f'names of files: {listed}')
 """),
     "a file by its number": Escape("files", """
-for number in range(3, 64):
+for number in range(3, 2048):
     for back in ('', '..', '../..', '../../../..'):
         found = quietly(os.open, f'/proc/self/fd/{number}/{back}$secret', os.O_RDONLY)
         if type(found) is int and b'$canary' in os.read(found, 999): out(f'file {number}')
@@ -546,10 +546,10 @@ FORGING = {
         "import builtins\nbuiltins.AssertionError = ValueError\ndef f(x): raise AssertionError"
     ),
     "writes to all files": (
-        "for i in range(3, 64):\n    quietly(os.write, i, b'1\\n' * 9)\ndef f(x): return 99"
+        "for i in range(3, 2048):\n    quietly(os.write, i, b'1\\n' * 9)\ndef f(x): return 99"
     ),
     "answers for the channel": (
-        "import json\nb = json.dumps({'value': True}).encode()\nfor i in range(3, 64):\n"
+        "import json\nb = json.dumps({'value': True}).encode()\nfor i in range(3, 2048):\n"
         "    quietly(os.write, i, len(b).to_bytes(4, 'little') + b)\ndef f(x): return 99"
     ),
     "errors that blame the tests": (

@@ -26,7 +26,7 @@ FORGED = {
     "no assertions": "import builtins\nbuiltins.AssertionError = ValueError\n"
                      "def f(x): raise AssertionError",
     "turns assertions off": "import sys, ast\nast.Assert = ast.Pass\ndef f(x): return 99",
-    "writes to all files": "import os\nfor i in range(3, 64):\n    try: os.write(i, b'111')\n"
+    "writes to all files": "import os\nfor i in range(3, 4096):\n    try: os.write(i, b'111')\n"
                            "    except OSError: pass\ndef f(x): return 99",
     "reads the tests from its callers": "import sys, gc\ndef f(x):\n    seen = []\n"
                                         "    frame = sys._getframe()\n    while frame:\n"
@@ -35,7 +35,7 @@ FORGED = {
                                         "    seen = [s for s in seen + gc.get_objects()"
                                         " if type(s) is str and '='.join(['2) =', ' 3']) in s]\n"
                                         "    return 3 if seen else 99",
-    "answers for the channel": "import os, json\nfor i in range(3, 64):\n    try:\n"
+    "answers for the channel": "import os, json\nfor i in range(3, 4096):\n    try:\n"
                                "        b = json.dumps({'value': True}).encode()\n"
                                "        os.write(i, len(b).to_bytes(4, 'little') + b)\n"
                                "    except OSError: pass\ndef f(x): return 99",
@@ -70,7 +70,7 @@ EMPTY = "import numpy as np\ndef f(x): return np.array([])"
 TAIL = "def f(x): return [3.0, float('nan'), float('nan')]"
 FUNCTION = EVERYTHING.replace("def f(", "def F(")
 PICKLED = """import pickle
-CODE = "import os\\nfor i in range(3, 64):\\n  try: os.write(i, b'1')\\n  except OSError: pass\\n"
+CODE = "import os\\nfor i in range(3, 4096):\\n  try: os.write(i, b'1')\\n  except OSError: pass\\n"
 class A:
     def __reduce__(s): return exec, (CODE,)
 def f(x): return pickle.dumps(A())
@@ -94,7 +94,7 @@ def f(x): return f'{FRAMES}lambda x: {CODE}'
 )
 ANSWERING = """import json, os, stat
 def socket():
-    for number in range(3, 64):
+    for number in range(3, 4096):
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode): return number
         except OSError: pass
@@ -190,6 +190,13 @@ def test_only_arrays_of_numbers_are_read(kind):
     assert found.passed == [False, False] and not found.limits
 
 
+@pytest.mark.parametrize("first", ["", "import resource\n"])
+def test_a_program_may_close_all_files_of_usual_numbers(first):
+    most = "resource.getrlimit(resource.RLIMIT_NOFILE)[0]" if first else "256"
+    code = f"import os\n{first}def f(x):\n    os.closerange(3, {most})\n    return x + 1"
+    assert passed(code, ["assert f(2) == 3", "assert f(3) == 4"]) == [True, True]
+
+
 def test_a_program_that_answers_by_itself_is_judged_by_its_answers():
     assert passed(answering({"int": "0x3"}), ["assert f(2) == 3", "assert f(2) == 4"]) == [
         True,
@@ -217,7 +224,7 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
 def test_code_that_came_to_run_beside_the_judge_writes_no_verdict(mark):
     """A test that writes stands for it: into every open file, as the judge did, and in its form.
     What comes after it counts for nothing either."""
-    writes = "import os\nfor i in range(3, 64):\n"
+    writes = "import os\nfor i in range(3, 4096):\n"
     writes += f"    try: os.write(i, {mark!r})\n    except OSError: pass\n"
     code, right = "def f(x): return x", "assert f(3) == 3"
     tests = [right, f"{writes}assert f(2) == 3", right, right]
