@@ -1,14 +1,14 @@
-"""Files of a run's folder that a page reads, whoever has written the folder."""
+"""Files of a run's folder that a page reads. Anybody may have written the folder."""
 
 import errno
 import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 2**29  # of a file; a million lines of metrics.jsonl have fewer
+MOST_READ_BYTES = 2**29  # of a file; a million lines of metrics.jsonl have fewer
 
 
-def plain_bytes(run: Path, path: Path, most: int = MOST_BYTES) -> bytes:
+def plain_bytes(run: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
     """The content of a plain file in a run's folder, of at most so many bytes.
 
     OSError if there is none. A pipe or a device, which might never end, a link that leads out of

@@ -1,8 +1,8 @@
-"""How often the threads that work for a run have waited for something and then gone on.
+"""The number of times that the threads which work for a run have waited and then gone on.
 
-A reward that asks a slow server row by row hardly uses its processor, and whoever looks at its
-thread now and then finds it at the same place each time: inside the call that waits. What tells it
-from one that hangs is that the kernel has put the thread to sleep, and woken it, once for each row.
+A reward that asks a slow server row by row hardly uses its processor, and each look at its thread
+finds it at the same place: inside the call that waits. What tells it from one that hangs is that
+the kernel has put the thread to sleep, and woken it, once for each row.
 """
 
 import functools

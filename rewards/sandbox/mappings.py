@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 SHARED_FILES = "/dev/shm"
-SHARE = 4  # of what may be written, one mapping has at most a quarter
+QUARTER = 4  # of what may be written, one mapping has at most a quarter
 
 
 class _Finder:
@@ -75,7 +75,7 @@ def _with_files(module: Any) -> type:
 def _unnamed(length: int) -> int:
     """A file of this length without a name. OSError if it is too large, or there is no folder."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if 0 <= most < SHARE * length:
+    if 0 <= most < QUARTER * length:
         raise OSError("too large for a file")
     file = os.open(SHARED_FILES, os.O_TMPFILE | os.O_RDWR, 0o600)
     try:

@@ -35,7 +35,7 @@ OF_LIBRARY: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
 """Types that travel, each with the arguments that make an equal value. Time zones do not."""
 ARRAY_TYPES = re.compile(r"[<>|=][biufc]\d{1,2}")
 """Types of arrays of numpy that travel: numbers of a size. A program can write anything into its
-messages, so whoever reads them takes these alone too."""
+messages, so their reader takes these alone too."""
 
 
 def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
