@@ -41,7 +41,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from scripts.mutants.operators import Made, mutants_of  # noqa: E402
-from scripts.mutants.recording import Recorded, read_recorded, record  # noqa: E402
+from scripts.mutants.recording import Limits, Recorded, read_recorded, record  # noqa: E402
 from scripts.mutants.run import copied, preload, tested  # noqa: E402
 
 Rooms = Mapping[str, Sequence[str]]  # the folders and files of a room
@@ -148,8 +148,9 @@ def judge(work: Path, tree: Path, mutants: Mapping[str, Made], jobs: int) -> Non
     recorded = read_recorded(sorted((work / "recorded").glob("*.json")))
     sizes = recorded.sizes()
     results = work / "results.jsonl"
-    done = {each["name"] for each in read_results(work)} if results.exists() else set[str]()
-    left = {name: mutant for name, mutant in mutants.items() if name not in done}
+    known = read_results(work) if results.exists() else {}
+    tests = {name: tests_for(mutant, recorded, sizes) for name, mutant in mutants.items()}
+    left = [name for name in mutants if not stands(known.get(name), tests[name])]
     preload()
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="machine-") as parent:
@@ -158,9 +159,9 @@ def judge(work: Path, tree: Path, mutants: Mapping[str, Made], jobs: int) -> Non
             folders.put(Path(parent) / str(job))
 
         def one(name: str) -> dict[str, object]:
-            folder, mutant, start = folders.get(), left[name], time.monotonic()
+            folder, mutant, start = folders.get(), mutants[name], time.monotonic()
             try:
-                judged = verdict(mutant, folder, tests_for(mutant, recorded, sizes))
+                judged = verdict(mutant, folder, tests[name])
             finally:
                 folders.put(folder)
             seconds = round(time.monotonic() - start, 1)
@@ -173,6 +174,11 @@ def judge(work: Path, tree: Path, mutants: Mapping[str, Made], jobs: int) -> Non
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 print(f"{result['verdict']:<9} {result['key']}", flush=True)
+
+
+def stands(result: Mapping[str, object] | None, tests: Sequence[str]) -> bool:
+    """Whether a result holds: what was not caught is judged again when other tests are recorded."""
+    return result is not None and (result["verdict"] == CAUGHT or result["tests"] == tests)
 
 
 def verdict(mutant: Made, folder: Path, tests: Sequence[str]) -> dict[str, object]:
@@ -197,11 +203,12 @@ def verdict(mutant: Made, folder: Path, tests: Sequence[str]) -> dict[str, objec
     return {"verdict": CAUGHT if code else SURVIVES, "code": code, "said": said, "tests": tests}
 
 
-def read_results(work: Path) -> list[dict]:
+def read_results(work: Path) -> dict[str, dict]:
+    """The last result of each mutant, by name."""
     path = work / "results.jsonl"
     if not path.exists():
         raise SystemExit(f"{path} is not there: `judge {work}` writes it")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return {each["name"]: each for each in map(json.loads, path.read_text().splitlines())}
 
 
 def interval(alive: int, count: int) -> tuple[float, float]:
@@ -221,7 +228,7 @@ def room_of(file: str, rooms: Rooms) -> str:
 
 def report(work: Path, rooms: Rooms) -> None:
     """Print the shares that survive, and the survivors."""
-    results = read_results(work)
+    results = read_results(work).values()
     judged = [each for each in results if each["verdict"] in (CAUGHT, SURVIVES)]
     unrun = sum(each["verdict"] == "unrun" for each in results)
     print(f"{len(results)} mutants, {unrun} on lines that no recorded test runs")
@@ -244,7 +251,7 @@ def share_of(alive: Sequence[bool]) -> str:
 
 def report_pairs(before: Path, after: Path, rooms: Rooms) -> None:
     """Print the shares of the mutants that were judged in both trees, one to one."""
-    was, now = ({each["name"]: each for each in read_results(work)} for work in (before, after))
+    was, now = read_results(before), read_results(after)
     both = [name for name in now if name in was]
     judged = [
         name
@@ -283,6 +290,10 @@ def main() -> None:
     parser.add_argument("--rooms", type=Path, help="JSON: the folders and files of each room")
     parser.add_argument("--tests", nargs="+", default=["tests"])
     parser.add_argument("--mark", help="tests to record, as pytest's -m")
+    parser.add_argument("--cases", type=int, help="of a test with more cases, record so many")
+    parser.add_argument(
+        "--seconds", type=float, help="a processor's time for the tests of a file to record"
+    )
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -292,7 +303,9 @@ def main() -> None:
     rooms: Rooms = ROOMS if given.rooms is None else json.loads(given.rooms.read_text())
     tree = given.tree.resolve()
     if given.command == "record":
-        record(given.work, tree, given.tests, [] if given.mark is None else ["-m", given.mark])
+        options = [] if given.mark is None else ["-m", given.mark]
+        limits = Limits(cases=given.cases, seconds=given.seconds)
+        record(given.work, tree, given.tests, options, limits)
     elif given.command == "judge":
         judge(given.work, tree, chosen_mutants(given.count, given.seed, rooms, tree), given.jobs)
     elif given.before is None:

@@ -1,5 +1,6 @@
 """Which test runs which line, recorded by coverage.py, which must be installed."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -46,6 +47,19 @@ class Recorded:
         return sizes
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What is recorded of tests that take long.
+
+    Attributes:
+        cases: Of a test with more cases so many are run, evenly over all; None: all.
+        seconds: A processor's time after which a file's further tests are left out; None: never.
+    """
+
+    cases: int | None = None
+    seconds: float | None = None
+
+
 class Contexts:
     """A plugin of pytest that tells coverage.py which test runs, or which fixture is prepared.
 
@@ -53,8 +67,11 @@ class Contexts:
     its lines belong to all of them.
     """
 
-    def __init__(self, switch) -> None:
+    def __init__(self, switch, limits: Limits) -> None:
         self.switch = switch
+        self.limits = limits
+        self.scale = defaultdict[str, float](lambda: 1.0)  # cases of a test to those that are run
+        self.file_seconds = defaultdict[Path, float](float)
         self.context = ""
         self.seconds = defaultdict[str, float](float)  # by context
         self.fixtures = defaultdict[str, set[str]](set)  # fixtures that a test asks for
@@ -69,14 +86,34 @@ class Contexts:
         self.switch(context)
         return before
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out cases, after those that pytest's -m leaves out."""
+        if self.limits.cases is None:
+            return
+        tests = defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            tests[test_of(item.nodeid)].append(item)
+        kept = set[pytest.Item]()
+        for test, cases in tests.items():
+            few = min(self.limits.cases, len(cases))
+            kept |= {cases[i * len(cases) // few] for i in range(few)}
+            self.scale[test] = len(cases) / few
+        items[:] = [item for item in items if item in kept]
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self.limits.seconds is not None and self.file_seconds[item.path] > self.limits.seconds:
+            pytest.skip("the file's time is spent")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
-        test = test_of(item.nodeid)
+        test, start = test_of(item.nodeid), processor_seconds()
         names = item.fixturenames if isinstance(item, pytest.Function) else []
         self.fixtures[test] |= set(names)
         self.enter(test)
         result = yield
         self.enter("")
+        self.file_seconds[item.path] += processor_seconds() - start
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -118,25 +155,29 @@ def processor_seconds() -> float:
     return sum(time.ru_utime + time.ru_stime for time in times)
 
 
-def record(work: Path, tree: Path, tests: Sequence[str], options: Sequence[str]) -> None:
+def record(
+    work: Path, tree: Path, tests: Sequence[str], options: Sequence[str], limits: Limits
+) -> None:
     """Run tests in a copy of a tree, and note which of them run which lines, in WORK/recorded."""
     preload()
     with tempfile.TemporaryDirectory(prefix="machine-") as parent:
         folder, output = Path(parent) / "tree", Path(parent) / "output.txt"
         copied(folder, tree)
         child = multiprocessing.get_context("fork").Process(
-            target=_recorded, args=(folder, tests, options, output)
+            target=_recorded, args=(folder, tests, options, limits, output)
         )
         child.start()
         child.join()
         print(output.read_text()[-3000:])
         made = (folder / "recorded.json").read_text()
     (work / "recorded").mkdir(parents=True, exist_ok=True)
-    name = "+".join(tests).replace("/", "-")
+    name = hashlib.sha256(repr(tests).encode()).hexdigest()[:16]
     (work / "recorded" / f"{name}.json").write_text(made)
 
 
-def _recorded(folder: Path, tests: Sequence[str], options: Sequence[str], output: Path) -> None:
+def _recorded(
+    folder: Path, tests: Sequence[str], options: Sequence[str], limits: Limits, output: Path
+) -> None:
     """In a child process: run tests, and write recorded.json."""
     enter(folder, output)
     import coverage
@@ -145,13 +186,14 @@ def _recorded(folder: Path, tests: Sequence[str], options: Sequence[str], output
         data_file=None, config_file=False, source=[str(folder / name) for name in PACKAGES]
     )
     watched.start()
-    contexts = Contexts(watched.switch_context)
+    contexts = Contexts(watched.switch_context, limits)
     pytest.main(["-q", "-p", "no:cacheprovider", *options, *tests], plugins=[contexts])
     watched.stop()
     seconds = dict.fromkeys(contexts.fixtures, 0.0)
     for context, spent in contexts.seconds.items():
         for test in contexts.tests_of(context):
-            seconds[test] += spent
+            scale = 1.0 if context.startswith(f"{FIXTURE} ") else contexts.scale[test]
+            seconds[test] += spent * scale
     names = list(seconds)
     number = {name: at for at, name in enumerate(names)}
     data = watched.get_data()

@@ -19,7 +19,7 @@ from scripts.mutants.machine import (
     tests_for,
 )
 from scripts.mutants.operators import Made, mutants_of, variants
-from scripts.mutants.recording import Recorded, read_recorded, record, test_of
+from scripts.mutants.recording import Limits, Recorded, read_recorded, record, test_of
 
 for each in (test_of, tests_for):  # they begin with the word by chance
     each.__test__ = False
@@ -251,7 +251,7 @@ def test_lines_of_a_modules_fixture_belong_to_all_its_tests(tmp_path):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=tree, check=True)
-    record(tmp_path / "work", tree, ["tests"], [])
+    record(tmp_path / "work", tree, ["tests"], [], Limits())
     recorded = read_recorded((tmp_path / "work" / "recorded").glob("*.json"))
     tests = [f"test_steps.py::test_{name}" for name in ("first", "second", "wrong")]
     assert recorded.lines["samplers/steps.py"][3] == tests[:2]
