@@ -7,9 +7,11 @@
 `record` runs tests under coverage.py, which must be installed, and notes which test runs which line;
 called again with other tests, it adds to WORK/recorded. `judge` draws mutants by the seed, the same
 number in every room and of every operator, and runs those of the tests that run the mutant's
-statement which run the fewest lines in all. A mutant that a test fails on, or that takes longer than
-a minute of a processor's time, is caught. Results are appended to WORK/results.jsonl, so that a
-judge that was ended goes on. `report` prints the share that survives by room and by operator, with a
+statement which run the fewest lines in all. A mutant that a test fails on, or that takes three times
+as long as the tests may (a minute of a processor's time), is caught. Results are appended to
+WORK/results.jsonl, so that a judge that was ended goes on; called again with a larger `--most-tests`
+and `--most-seconds`, or after more was recorded, it lets further tests judge what was not caught.
+`report` prints the share that survives by room and by operator, with a
 95 % interval (Wilson).
 
 Two trees are compared with a WORK each. `--tree FOLDER` is the tree that is recorded and judged, and
@@ -32,7 +34,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scipy.stats import binomtest
@@ -63,11 +65,8 @@ ROOMS: Rooms = {
     "flowrl/models": ("flowrl/models",),
     "rewards": ("rewards",),
 }
-MOST_TESTS = 12  # of those that run a mutant's statement
-MOST_SECONDS = 20.0  # that these take without a mutant
-SECONDS = 60.0  # of a processor's time, for the tests of a mutant
-PATIENCE = 300.0  # seconds, for tests that wait forever
-CAUGHT, SURVIVES = "caught", "survives"
+PATIENCE = 300.0  # seconds beside a processor's time, for tests that wait
+CAUGHT, SURVIVES, UNRUN = "caught", "survives", "unrun"
 NO_TEST_RAN = 5  # an exit code of pytest
 
 
@@ -130,27 +129,45 @@ def _by_turns(kinds: Mapping[str, list[str]], share: int, seed: str) -> list[str
     return drawn[:share]
 
 
-def tests_for(mutant: Made, recorded: Recorded, sizes: Mapping[str, int]) -> list[str]:
+@dataclass(frozen=True)
+class Most:
+    """How much is run for a mutant: so many tests, and what takes so long without one (seconds of a
+    processor)."""
+
+    tests: int = 12
+    seconds: float = 20.0
+
+
+def tests_for(
+    mutant: Made, recorded: Recorded, sizes: Mapping[str, int], most: Most = Most()
+) -> list[str]:
     """Of the tests that run a mutant's statement, those that run the fewest lines in all."""
     lines = recorded.lines.get(mutant.file, {})
     first, last = mutant.judged
     found = {test for line in range(first, last + 1) for test in lines.get(line, [])}
     chosen, seconds = list[str](), 0.0
     for test in sorted(found - recorded.failed, key=lambda test: (sizes[test], test)):
-        if len(chosen) < MOST_TESTS and seconds + recorded.seconds[test] <= MOST_SECONDS:
+        if len(chosen) < most.tests and seconds + recorded.seconds[test] <= most.seconds:
             chosen.append(test)
             seconds += recorded.seconds[test]
     return chosen
 
 
-def judge(work: Path, tree: Path, mutants: Mapping[str, Made], jobs: int) -> None:
-    """Judge the mutants that have no result yet."""
+def judge(work: Path, tree: Path, mutants: Mapping[str, Made], most: Most, jobs: int) -> None:
+    """Judge the mutants that have no result yet, and again what was not caught where tests that did
+    not judge it are recorded now, or are within a larger `most`: by these."""
     recorded = read_recorded(sorted((work / "recorded").glob("*.json")))
     sizes = recorded.sizes()
-    results = work / "results.jsonl"
-    known = read_results(work) if results.exists() else {}
-    tests = {name: tests_for(mutant, recorded, sizes) for name, mutant in mutants.items()}
-    left = [name for name in mutants if not stands(known.get(name), tests[name])]
+    known = read_results(work) if (work / "results.jsonl").exists() else {}
+    left = dict[str, list[str]]()
+    for name, mutant in mutants.items():
+        if (result := known.get(name)) is None:
+            left[name] = tests_for(mutant, recorded, sizes, most)
+        elif result["verdict"] in (SURVIVES, UNRUN):
+            ran = result["tests"]
+            more = [t for t in tests_for(mutant, recorded, sizes, most) if t not in ran]
+            if more:
+                left[name] = more
     preload()
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="machine-") as parent:
@@ -161,46 +178,45 @@ def judge(work: Path, tree: Path, mutants: Mapping[str, Made], jobs: int) -> Non
         def one(name: str) -> dict[str, object]:
             folder, mutant, start = folders.get(), mutants[name], time.monotonic()
             try:
-                judged = verdict(mutant, folder, tests[name])
+                judged = verdict(mutant, folder, left[name], 3 * most.seconds)
             finally:
                 folders.put(folder)
-            seconds = round(time.monotonic() - start, 1)
+            before = known[name]["tests"] if name in known else []
             return {
-                "name": name, "key": mutant.key, **asdict(mutant), **judged, "seconds": seconds,
-            }  # fmt: skip
+                **{"name": name, "key": mutant.key},
+                **asdict(mutant),
+                **judged,
+                "tests": [*before, *left[name]],
+                "seconds": round(time.monotonic() - start, 1),
+            }
 
-        with ThreadPoolExecutor(jobs) as pool, results.open("a") as file:
+        with ThreadPoolExecutor(jobs) as pool, (work / "results.jsonl").open("a") as file:
             for result in pool.map(one, left):
                 file.write(json.dumps(result) + "\n")
                 file.flush()
                 print(f"{result['verdict']:<9} {result['key']}", flush=True)
 
 
-def stands(result: Mapping[str, object] | None, tests: Sequence[str]) -> bool:
-    """Whether a result holds: what was not caught is judged again when other tests are recorded."""
-    return result is not None and (result["verdict"] == CAUGHT or result["tests"] == tests)
-
-
-def verdict(mutant: Made, folder: Path, tests: Sequence[str]) -> dict[str, object]:
+def verdict(mutant: Made, folder: Path, tests: Sequence[str], seconds: float) -> dict[str, object]:
     """caught, survives, or not run by any recorded test. One that is no Python is left out."""
     if not tests:
-        return {"verdict": "unrun", "tests": []}
+        return {"verdict": UNRUN}
     path = folder / mutant.file
     text = path.read_text(encoding="utf-8")
     changed = mutant.applied(text)
     try:
         ast.parse(changed)
     except SyntaxError:
-        return {"verdict": "invalid", "tests": []}
+        return {"verdict": "invalid"}
     path.write_text(changed, encoding="utf-8")
     try:
-        code, output = tested(folder, tests, PATIENCE, SECONDS)
+        code, output = tested(folder, tests, PATIENCE + seconds, seconds)
     finally:
         path.write_text(text, encoding="utf-8")
     if code == NO_TEST_RAN:
         raise SystemExit(f"{mutant.key}: no test ran\n{output}")
     said = output.strip().splitlines()[-3:]
-    return {"verdict": CAUGHT if code else SURVIVES, "code": code, "said": said, "tests": tests}
+    return {"verdict": CAUGHT if code else SURVIVES, "code": code, "said": said}
 
 
 def read_results(work: Path) -> dict[str, dict]:
@@ -230,7 +246,7 @@ def report(work: Path, rooms: Rooms) -> None:
     """Print the shares that survive, and the survivors."""
     results = read_results(work).values()
     judged = [each for each in results if each["verdict"] in (CAUGHT, SURVIVES)]
-    unrun = sum(each["verdict"] == "unrun" for each in results)
+    unrun = sum(each["verdict"] == UNRUN for each in results)
     print(f"{len(results)} mutants, {unrun} on lines that no recorded test runs")
     groups = defaultdict[str, list[bool]](list)
     for each in judged:
@@ -258,7 +274,7 @@ def report_pairs(before: Path, after: Path, rooms: Rooms) -> None:
         for name in both
         if all(results[name]["verdict"] in (CAUGHT, SURVIVES) for results in (was, now))
     ]
-    unrun = [sum(results[name]["verdict"] == "unrun" for name in both) for results in (was, now)]
+    unrun = [sum(results[name]["verdict"] == UNRUN for name in both) for results in (was, now)]
     print(f"{len(both)} mutants in both trees, {unrun[0]} unrun before, {unrun[1]} after")
     groups = defaultdict[str, list[tuple[bool, bool]]](list)
     for name in judged:
@@ -297,6 +313,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--most-tests", type=int, default=Most.tests)
+    parser.add_argument("--most-seconds", type=float, default=Most.seconds)
     parser.add_argument("--before", type=Path, help="the WORK of another tree")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -307,7 +325,9 @@ def main() -> None:
         limits = Limits(cases=given.cases, seconds=given.seconds)
         record(given.work, tree, given.tests, options, limits)
     elif given.command == "judge":
-        judge(given.work, tree, chosen_mutants(given.count, given.seed, rooms, tree), given.jobs)
+        mutants = chosen_mutants(given.count, given.seed, rooms, tree)
+        most = Most(tests=given.most_tests, seconds=given.most_seconds)
+        judge(given.work, tree, mutants, most, given.jobs)
     elif given.before is None:
         report(given.work, rooms)
     else:

@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from flowrl.credit.choices import AnyPlanner
+from flowrl.likelihoods.pathwise import KnownNoise
 from flowrl.settings.parts.names import (
     contributed_classes,
     part_classes,
@@ -38,8 +39,10 @@ OWN: dict[str, dict[str, Any]] = {  # parts of parts: settings without a default
     "looks": {"at": (1,)},
     "off_policy_mask": {"threshold": 0.5},
     "anchor": {"weight": 0.1},
+    "pathwise": {"starts": KnownNoise()},
     "prune": {"steps": (1,)},
     "refresh": {"every": 2},
+    "shortcuts": {"rule": "lagrange"},
     "thinning": {"at": (1,), "keep": (4,), "start": 6},
 }
 
