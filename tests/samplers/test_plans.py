@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -304,3 +306,12 @@ def test_a_level_that_is_as_good_as_clean_is_the_end(planner):
 
     assert noisy(0.001) == {0, 1, 2}
     assert noisy(0.01) == {0, 1, 2, 3}  # shifted schedules keep theirs
+
+
+def test_a_chain_keeps_the_plan_of_the_last_iteration_and_no_older_one():
+    chain = Chain(SDE, 4, fraction=0.3)
+    older = [weakref.ref(chain(shifted_levels(8), iteration, 0)[0]) for iteration in range(9)]
+    gc.collect()
+    assert [plan() is not None for plan in older[:-1]] == [False] * 8
+    last = chain(shifted_levels(8), 8, 0)[0]
+    assert last is older[-1]()
