@@ -1,9 +1,8 @@
-"""What each part says of itself: a declaration that changes, or no longer follows from the settings,
-shows here.
+"""What each part says of itself: a declaration that changes shows here.
 
 declarations.json has for each part, as REQUIRED and default values make it, its attributes that are
-no settings: constants of the class and properties, such as `by_turn`, `homogeneous`, `roles`, `unit`
-and `reads`. After one was changed on purpose, write the table anew:
+no settings: constants of the class and properties, such as `by_turn`, `homogeneous`, `roles` and
+`reads`. After one was changed on purpose, write the table anew:
 
     python -m tests.laws.test_declarations
 """
