@@ -17,12 +17,17 @@ from typing import Any
 from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import AnyPlanner, Choices, Refusing, plans_of
 from flowrl.credit.comparisons import BestWorst, Exponential
+from flowrl.credit.success import PassAtK
 from flowrl.credit.trackers import NoTracker, PromptValues
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.shortcuts import Kept, Shortcuts
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import Anchor
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.reward import RewardGradient
+from flowrl.losses.weights import HighEntropy, Mismatch
 from samplers import Chain, FeynmanKac, FlowSDE, Looking, Ode, Particled, Route, Tree
 from samplers.completions import Completions, Segments
 from samplers.routes.tails import LastSteps, TwoLeaps
@@ -80,13 +85,37 @@ SITUATIONS: dict[str, Choices] = {
     "texts by best and worst": replace(TEXTS, transforms=(BestWorst(),)),
 }
 
+VARIANTS: dict[str, Refusing] = {  # settings with reasons of their own to refuse
+    "Anchor of a ratio, RewardGradient": RewardGradient(anchors=(Anchor(0.1, corrected=True),)),
+    "Matching by parts, in pairs": Matching(parts=("video",), paired=True),
+    "Matching by parts, two together": Matching(parts=("video",), together=2),
+    "Matching in pairs and together": Matching(paired=True, together=2),
+    "Matching, none together": Matching(together=0),
+    "Matching, three together": Matching(together=3),
+    "Matching, two together": Matching(together=2),
+    "Matching without levels": Matching(levels_per_sample=0),
+    "PassAtK of three": PassAtK(3),
+    "PassAtK of four, one left out": PassAtK(4, form="leave_one_out"),
+    "Shortcuts of order 2": Shortcuts("lagrange", order=2),
+    "Shortcuts with a bridge": Shortcuts("lagrange", alpha=0.5),
+    "Shortcuts with a negative rescale": Shortcuts("lagrange", rescale=-1.0),
+    "Shortcuts with a negative second": Shortcuts("lagrange", second=-1.0),
+    "Shortcuts with tau": Shortcuts("lagrange", tau=1.0),
+    "Shortcuts with tau 0": Shortcuts("lagrange", tau=0.0),
+    "Shortcuts of Euler with tau": Shortcuts("euler", tau=1.0),
+    "Surrogate of entropies": Surrogate(0.2, 0.2, entropy=0.1),
+    "Surrogate of the most uncertain": Surrogate(0.2, 0.2, weights=(HighEntropy(share=0.2),)),
+    "Surrogate of another engine's texts": Surrogate(0.2, 0.2, weights=(Mismatch(),)),
+}
+
 
 def refusals() -> dict[str, list[str]]:
-    """The situations that each part refuses, by class."""
+    """The situations that each part refuses, by class or variant."""
+    plain = {kind: part for kind, part in sorted(parts().items()) if isinstance(part, Refusing)}
     return {
         kind: [name for name, choices in SITUATIONS.items() if part.refuses(choices) is not None]
-        for kind, part in sorted(parts().items())
-        if isinstance(part, Refusing) and not isinstance(part, Route)  # a route refuses its layers
+        for kind, part in (plain | VARIANTS).items()
+        if not isinstance(part, Route)  # a route refuses its layers
     }
 
 
