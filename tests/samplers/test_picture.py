@@ -2,7 +2,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from samplers import Chain, Fork, Frozen, Tree, Window, picture
+from samplers import Chain, Fork, Frozen, Looking, Tree, Window, picture
 from tests.samplers.test_plans import COUNTED, SDE, SIGMAS
 
 
@@ -46,3 +46,16 @@ def test_a_description_counts_what_a_draw_costs():
     single = picture.describe_plan(Chain(SDE, 1)(SIGMAS, 0, 0))
     assert "1 plan," in single and "1 leaf" in single
     assert len([line for line in single.splitlines() if "trained" in line]) == 10
+
+
+@pytest.mark.parametrize(
+    ("group", "steps", "said"),
+    [
+        (1, 1, "1 state scored by its projection"),
+        (3, 1, "3 states scored by its projection"),
+        (3, 2, "3 states scored by its completion of 2 steps"),
+    ],
+)
+def test_a_description_says_how_an_intermediate_state_is_scored(group, steps, said):
+    text = picture.describe_plan(Looking(Chain(SDE, group), steps)(SIGMAS, 0, 0))
+    assert text.splitlines()[4].endswith(said)

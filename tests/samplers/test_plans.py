@@ -315,3 +315,9 @@ def test_a_chain_keeps_the_plan_of_the_last_iteration_and_no_older_one():
     assert [plan() is not None for plan in older[:-1]] == [False] * 8
     last = chain(shifted_levels(8), 8, 0)[0]
     assert last is older[-1]()
+
+
+def test_the_levels_of_steps_fall():
+    for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.4, 0.6, 0.0]):
+        with pytest.raises(ValueError, match="step 1: sigma must decrease"):
+            Plan(steps_of(levels))
