@@ -11,8 +11,11 @@ statement which run the fewest lines in all. A mutant that a test fails on, or t
 as long as the tests may (a minute of a processor's time), is caught. Results are appended to
 WORK/results.jsonl, so that a judge that was ended goes on; called again with a larger `--most-tests`
 and `--most-seconds`, or after more was recorded, it lets further tests judge what was not caught.
-`report` prints the share that survives by room and by operator, with a
-95 % interval (Wilson).
+`report` prints the share that survives by room and by operator, with a 95 % interval (Wilson).
+
+A whole recording takes half an hour of a processor. `--mark`, `--cases` and `--seconds` make it
+shorter: pytest's -m, the most cases of a test, and a processor's time per file of tests. Mutants on
+lines that only the others run are then reported as unrun, not as survivors.
 
 Two trees are compared with a WORK each. `--tree FOLDER` is the tree that is recorded and judged, and
 `--rooms FILE` says where its rooms stand, if not where they do here (rooms_26ca889.json). One seed
