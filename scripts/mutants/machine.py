@@ -156,21 +156,29 @@ def tests_for(
     return chosen
 
 
-def judge(work: Path, tree: Path, mutants: Mapping[str, Made], most: Most, jobs: int) -> None:
-    """Judge the mutants that have no result yet, and again what was not caught where tests that did
-    not judge it are recorded now, or are within a larger `most`: by these."""
-    recorded = read_recorded(sorted((work / "recorded").glob("*.json")))
+def unjudged(
+    mutants: Mapping[str, Made], known: Mapping[str, dict], recorded: Recorded, most: Most
+) -> dict[str, list[str]]:
+    """The tests that have to judge each mutant: of one without a result all within `most`; of one
+    that was not caught those that have not judged it, since more is recorded or allowed now."""
     sizes = recorded.sizes()
-    known = read_results(work) if (work / "results.jsonl").exists() else {}
     left = dict[str, list[str]]()
     for name, mutant in mutants.items():
-        if (result := known.get(name)) is None:
-            left[name] = tests_for(mutant, recorded, sizes, most)
-        elif result["verdict"] in (SURVIVES, UNRUN):
-            ran = result["tests"]
-            more = [t for t in tests_for(mutant, recorded, sizes, most) if t not in ran]
-            if more:
-                left[name] = more
+        result = known.get(name)
+        if result is not None and result["verdict"] not in (SURVIVES, UNRUN):
+            continue
+        tests = tests_for(mutant, recorded, sizes, most)
+        more = tests if result is None else [test for test in tests if test not in result["tests"]]
+        if result is None or more:
+            left[name] = more
+    return left
+
+
+def judge(work: Path, tree: Path, mutants: Mapping[str, Made], most: Most, jobs: int) -> None:
+    """Judge mutants, and append what is found to WORK/results.jsonl."""
+    recorded = read_recorded(sorted((work / "recorded").glob("*.json")))
+    known = read_results(work) if (work / "results.jsonl").exists() else {}
+    left = unjudged(mutants, known, recorded, most)
     preload()
     folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
     with tempfile.TemporaryDirectory(prefix="machine-") as parent:

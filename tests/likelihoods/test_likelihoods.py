@@ -3,10 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
+from scipy.stats import norm
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -278,6 +281,27 @@ def test_times_are_stratified_and_in_the_models_range(times: Times, count, seed)
     if times == Uniform():
         strata = (got.clamp(max=0.9599) * count).floor()
         assert strata.unique().numel() == count or SIGMAS[0] < 1 - 1 / count
+
+
+def by_shift(t: np.ndarray, shift: float) -> np.ndarray:
+    return shift * t / (1 + (shift - 1) * t)
+
+
+@pytest.mark.parametrize(
+    ("times", "quantile"),
+    [
+        (Uniform(), lambda q: q),
+        (Uniform(0.2, 3.0), lambda q: by_shift(0.2 + 0.8 * q, 3.0)),
+        (LogitNormal(3.0), lambda q: by_shift(expit(norm.ppf(q)), 3.0)),
+        (LogitNormal(1.0, 0.3), lambda q: np.maximum(0.3, expit(norm.ppf(q)))),
+    ],
+)
+def test_times_have_their_distribution(times: Times, quantile):
+    """With many levels, one from each stratum, the sorted ones lie between the quantiles."""
+    count = 200
+    got = np.sort(times([1.0, 0.5], count, torch.Generator().manual_seed(0)).double().numpy())
+    edges = quantile(np.linspace(1e-6, 1 - 1e-6, count + 1))
+    assert (edges[:-1] - 1e-5 <= got).all() and (got <= edges[1:] + 1e-5).all()
 
 
 @pytest.mark.parametrize(("times", "most"), [(Discrete(0.9), 4), (PermutedGrid(), 5)])

@@ -11,12 +11,14 @@ import pytest
 from flowrl.paths import PROJECT
 from scripts.mutants.machine import (
     ROOMS,
+    Most,
     chosen_mutants,
     interval,
     report,
     report_pairs,
     room_of,
     tests_for,
+    unjudged,
 )
 from scripts.mutants.operators import Made, mutants_of, variants
 from scripts.mutants.recording import Limits, Recorded, read_recorded, record, test_of
@@ -162,6 +164,23 @@ def test_the_tests_that_run_the_line_and_little_else_judge_it():
     assert tests_for(mutant, recorded, sizes) == [b, c, e]  # within 20 seconds
     assert tests_for(replace(mutant, judged=(9, 9)), recorded, sizes) == []
     assert test_of("tests/credit/test_trees.py::test_one[a/b]") == "credit/test_trees.py::test_one"
+
+
+def test_what_was_not_caught_is_judged_by_the_tests_that_have_not_judged_it():
+    one, two = "a.py::test_a", "b.py::test_b"
+    recorded = Recorded(lines={"f.py": {3: [one, two]}}, seconds={one: 1.0, two: 1.0})
+    mutant = Made("f.py", "constant", 3, 0, 3, 1, "2", (3, 3), "")
+    mutants = dict.fromkeys(("new", "caught", "survives", "unrun", "judged"), mutant)
+    known = {
+        "caught": {"verdict": "caught", "tests": [one]},
+        "survives": {"verdict": "survives", "tests": [one]},
+        "unrun": {"verdict": "unrun", "tests": []},
+        "judged": {"verdict": "survives", "tests": [one, two]},
+    }
+    left = unjudged(mutants, known, recorded, Most())
+    assert left == {"new": [one, two], "survives": [two], "unrun": [one, two]}
+    left = unjudged(mutants, known, recorded, Most(tests=1))
+    assert left == {"new": [one], "unrun": [one]}
 
 
 def test_the_interval_is_wilsons():
