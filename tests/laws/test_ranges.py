@@ -23,6 +23,7 @@ from flowrl.settings.parts.names import (
     part_name,
     parts_named,
 )
+from samplers import steps_of
 from tests.laws.test_laws import LEVELS, REQUIRED
 
 TABLE = Path(__file__).with_name("ranges.json")
@@ -30,7 +31,7 @@ PROBES: dict[type, tuple[float, ...]] = {
     int: (-1, 0, 1, 2, 3),
     float: (-1.0, 0.0, 0.5, 1.0, 2.0),
 }
-OWN: dict[str, dict[str, Any]] = {  # parts of parts: settings without a default
+OWN: dict[str, dict[str, Any]] = {  # parts of parts, and plans: settings without a default
     "feynman_kac": {"at": (1,)},
     "forking": {"top": 2, "branch": 2},
     "high_entropy": {"share": 0.2},
@@ -40,9 +41,11 @@ OWN: dict[str, dict[str, Any]] = {  # parts of parts: settings without a default
     "off_policy_mask": {"threshold": 0.5},
     "anchor": {"weight": 0.1},
     "pathwise": {"starts": KnownNoise()},
+    "plan": {"steps": steps_of(LEVELS)},
     "prune": {"steps": (1,)},
     "refresh": {"every": 2},
     "shortcuts": {"rule": "lagrange"},
+    "text_plan": {"length": 4, "nodes": (2,)},
     "thinning": {"at": (1,), "keep": (4,), "start": 6},
 }
 
