@@ -60,6 +60,7 @@ SITUATIONS: dict[str, Choices] = {
     "images": IMAGES,
     "images that branch": replace(IMAGES, plan=Tree(KERNEL, (0, 2))),
     "one image": replace(IMAGES, plan=Chain(KERNEL, 1)),
+    "images from the same noise": replace(IMAGES, plan=Chain(KERNEL, 4, shared_noise=True)),
     "images without noise": replace(IMAGES, plan=Ode(4)),
     "images with looks": replace(IMAGES, plan=Looking(Chain(KERNEL, 4))),
     "images with looks that branch": replace(IMAGES, plan=Looking(Tree(KERNEL, (0, 2)))),

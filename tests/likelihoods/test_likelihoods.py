@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, Weighting, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
-from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, take
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, equal_before, take
 from flowrl.likelihoods.transition import Transition
 from samplers import (
     CPS,
@@ -310,6 +310,12 @@ def test_too_many_levels_are_refused(times: Times, most):
     times(SIGMAS[:-1], most, rng)
     with pytest.raises(UserError, match="use fewer levels or more steps"):
         times(SIGMAS[:-1], most + 1, rng)
+
+
+def test_neighbours_with_the_same_bits_have_the_same_number():
+    a, b = torch.tensor([[1.0, 2.0], [1.0, 3.0]])
+    assert equal_before(torch.stack([a, a, b, b, b, a])).tolist() == [0, 0, 1, 1, 1, 2]
+    assert equal_before(a[None]).tolist() == [0] and equal_before(torch.empty(0, 2)).tolist() == []
 
 
 def test_take_goes_through_every_tensor():

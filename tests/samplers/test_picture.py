@@ -20,6 +20,15 @@ def test_a_picture_has_every_edge_and_branch_point(planner):
     assert dots == splits + sum(p.group for p in plans)
 
 
+def test_everything_is_drawn_within_the_picture():
+    root = xml.fromstring(picture.tree_svg(Tree(SDE, (0, 3), (2, 3), roots=2)(SIGMAS, 0, 0)))
+    _, _, *size = map(float, root.get("viewBox").split())
+    for axis, most in zip("xy", size, strict=True):
+        names = [axis, f"{axis}1", f"{axis}2", f"c{axis}"]
+        places = [float(e.get(name)) for e in root for name in names if e.get(name) is not None]
+        assert places and 0 <= min(places) <= max(places) <= most
+
+
 def test_a_tree_is_drawn_without_crossings():
     """Edges of a level, from top to bottom by their ends, start from top to bottom too."""
     (plan,) = Tree(SDE, (0, 3), (2, 3), roots=2)(SIGMAS, 0, 0)

@@ -37,6 +37,7 @@ from samplers import (
     roll,
     steps_of,
 )
+from samplers.routes.tails import TwoLeaps
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting
 
@@ -321,3 +322,12 @@ def test_the_levels_of_steps_fall():
     for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.4, 0.6, 0.0]):
         with pytest.raises(ValueError, match="step 1: sigma must decrease"):
             Plan(steps_of(levels))
+
+
+@pytest.mark.parametrize(
+    ("planner", "steps"),
+    [(TwoLeaps(2), 1), (TwoLeaps(2, order=0), 4), (TwoLeaps(2, reach=0), 4)],
+)
+def test_two_leaps_name_what_they_need(planner, steps):
+    with pytest.raises(ValueError, match="two leaps need at least 2 steps, an order of at least 1"):
+        planner(shifted_levels(steps), 0, 0)
