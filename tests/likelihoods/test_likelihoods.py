@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, Weighting, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
-from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, equal_before, take
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, equal_before, input_of, take
 from flowrl.likelihoods.transition import Transition
 from samplers import (
     CPS,
@@ -316,6 +316,15 @@ def test_neighbours_with_the_same_bits_have_the_same_number():
     a, b = torch.tensor([[1.0, 2.0], [1.0, 3.0]])
     assert equal_before(torch.stack([a, a, b, b, b, a])).tolist() == [0, 0, 1, 1, 1, 2]
     assert equal_before(a[None]).tolist() == [0] and equal_before(torch.empty(0, 2)).tolist() == []
+
+
+def test_rows_of_one_state_share_an_input_but_not_where_rows_belong_together():
+    rows = rows_of(Transition(), rolled(Fork(FlowSDE(), 3, roots=2)))[0]
+    state = torch.tensor([5, 5, 7, 5, 7, 7])
+    rows = replace(take(rows, torch.zeros(6, dtype=torch.long)), state=state)
+    assert input_of(rows).tolist() == [0, 0, 1, 0, 1, 1]
+    assert input_of(rows, unit=2).tolist() == [0, 0, 1, 1, 2, 2]
+    assert input_of(replace(rows, state=None)).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_take_goes_through_every_tensor():
