@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 
-import datasets
 import diffusers.utils.logging
 import huggingface_hub.utils
 import numpy as np
@@ -132,11 +131,10 @@ def _loggers() -> Iterator[None]:
 
 @contextmanager
 def _progress_bars() -> Iterator[None]:
-    """Progress bars of four libraries; transformers' switch also controls the hub's."""
+    """Progress bars of three libraries; transformers' switch also controls the hub's."""
     before = (
         diffusers.utils.logging.is_progress_bar_enabled(),
         transformers.utils.logging.is_progress_bar_enabled(),
-        datasets.are_progress_bars_disabled(),
         huggingface_hub.utils.are_progress_bars_disabled(),
     )
     try:
@@ -146,9 +144,7 @@ def _progress_bars() -> Iterator[None]:
             diffusers.utils.logging.enable_progress_bar()
         if before[1]:
             transformers.utils.logging.enable_progress_bar()
-        if not before[2]:
-            datasets.enable_progress_bars()
-        if before[3]:
+        if before[2]:
             huggingface_hub.utils.disable_progress_bars()
         else:
             huggingface_hub.utils.enable_progress_bars()

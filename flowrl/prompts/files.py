@@ -8,7 +8,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -302,14 +303,13 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     """The chosen rows of a folder or a hub data set, read by `datasets`."""
-    from datasets import disable_progress_bars, load_dataset  # slow to import
+    from datasets import load_dataset  # slow to import
     from datasets.exceptions import DatasetsError
 
-    disable_progress_bars()
     at = f"{place}: {data.source}"
     try:
         # the cache recognizes a file by its time alone, and two runs may start at once
-        with TemporaryDirectory() as cache:
+        with _no_progress_bars(), TemporaryDirectory() as cache:
             found: Any = load_dataset(
                 name,
                 data.config,
@@ -324,6 +324,24 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
         way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
         way = "" if Path(name).is_dir() else way
         raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Silence the bars of `datasets`; the caller's switch is restored."""
+    from datasets import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
+            enable_progress_bars()
 
 
 def _rows_of(found: Any, data: DataSource, at: str) -> PromptRows:

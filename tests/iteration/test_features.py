@@ -1,5 +1,5 @@
-"""Features stand apart: a plain run imports none of their files, nor of contributed recipes, and
-works without their folder."""
+"""Features stand apart: a plain run imports none of their files, nor of contributed recipes, nor
+libraries that other runs need, and works without their folder."""
 
 import json
 import shutil
@@ -16,12 +16,17 @@ from flowrl.paths import PROJECT
 from flowrl.settings.parts.names import part_classes
 from flowrl.table import STAGES, Column
 from tests.support import every_recipe, runs, text_runs, tiny_lm
+from tests.support.engines import EXAMPLE
 from tests.votes.test_asking import RUN
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
 OTHERS = {"__init__", "ahead"}  # of a lag, which the start opens
 LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
+LIBRARIES = (  # that only some runs need, and that cost start time and memory
+    "av", "datasets", "fastapi", "math_verify", "open_clip", "pandas", "pyarrow", "ray", "sklearn",
+    "starlette", "tenacity", "trl", "uvicorn",
+)  # fmt: skip
 
 SCRIPT = """
 import contextlib, io, json, sys
@@ -41,10 +46,12 @@ def trained(config, folder):
 found = {}
 for name, config, folder in json.loads(sys.argv[1]):
     code, said = trained(config, folder)
-    loaded = sorted(each for each in sys.modules if each.startswith(APART))
+    loaded = sorted(each for each in sys.modules if each.startswith(APART) or each in LIBRARIES)
     found[name] = [code or 0, said, loaded]
 print(json.dumps(found))
-""".replace("APART", repr((FEATURES + ".", "flowrl.contrib.", "samplers.routes.", LIKELIHOODS)))
+""".replace(
+    "APART", repr((FEATURES + ".", "flowrl.contrib.", "samplers.routes.", LIKELIHOODS))
+).replace("LIBRARIES", repr(LIBRARIES))
 
 
 BESIDE = """
@@ -96,6 +103,8 @@ def needing(name: str, folder: Path, pipeline: Path, language: Path) -> dict[str
         tree["recipe"] |= {"kl": 0.1, "kl_in": "reward"}
     if name == "units":
         tree["workers"] = {"unit": 1}
+    if name == "engine":
+        tree["model"]["engine"] = {"own": {"name": f"{EXAMPLE}:SD3Engine", "folder": str(pipeline)}}
     if name == "overlap":
         (folder / "beside.py").write_text(BESIDE)
         tree["rewards"] += [{"name": f"{folder / 'beside.py'}:Beside"}]
