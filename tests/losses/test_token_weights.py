@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,7 +74,10 @@ def test_the_share_beyond_a_bound_has_the_name_of_what_happens_to_it(mode, said)
     made, given = rows(), says()
     engine = given["old"].logp - torch.tensor([[0.9], [0.1], [-0.9], [0.1]], dtype=torch.float64)
     weight = Mismatch("token", mode, high=2.0, low=0.5)
-    _, metrics = weight(given, replace(made, sampled=engine))
+    factor, metrics = weight(given, replace(made, sampled=engine))
+    seen = factor[made.mask].numpy()
+    effective = np.square(seen.sum()) / (len(seen) * np.square(seen).sum())  # 1 if all are alike
+    assert metrics["mismatch_effective"].eq(effective).all() and 0.5 < effective < 0.99
     outside = torch.tensor([True, False, True, False])[:, None] & made.mask
     for name in ("truncated", "masked"):
         expected = outside if name == said else torch.zeros_like(outside)
