@@ -1,8 +1,9 @@
 """What each part says of itself: a declaration that changes shows here.
 
 declarations.json has for each part, as REQUIRED and default values make it, its attributes that are
-no settings: constants of the class and properties, such as `by_turn`, `homogeneous`, `roles` and
-`reads`. After one was changed on purpose, write the table anew:
+no settings, such as `by_turn`, `homogeneous`, `roles` and `reads`, and the default values of its
+settings, which the recipes of a user's run file take. After one was changed on purpose, write the
+table anew:
 
     python -m tests.laws.test_declarations
 """
@@ -34,8 +35,11 @@ def written(value: Any) -> Any:
 
 
 def said(part: Any) -> Iterator[tuple[str, Any]]:
-    """The declarations of a part, by name."""
+    """The declarations of a part, by name, and its default values as `name=`."""
     settings = {field.name for field in dataclasses.fields(part)}
+    for field in dataclasses.fields(part):
+        if field.init and written(field.default) is not None:
+            yield f"{field.name}=", written(field.default)
     for name, kind in inspect.getmembers_static(type(part)):
         if name.startswith("_") or name in settings or inspect.isroutine(kind):
             continue
