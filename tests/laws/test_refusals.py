@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flowrl.credit.advantages import Standardize
+from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.choices import AnyPlanner, Choices, Refusing, plans_of
 from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.credit.success import PassAtK
@@ -88,6 +88,8 @@ SITUATIONS: dict[str, Choices] = {
 
 VARIANTS: dict[str, Refusing] = {  # settings with reasons of their own to refuse
     "Anchor of a ratio, RewardGradient": RewardGradient(anchors=(Anchor(0.1, corrected=True),)),
+    "Estimator": Estimator((Standardize(),)),
+    "Estimator by paths": Estimator((Standardize(),), fusion="path"),
     "Matching by parts, in pairs": Matching(parts=("video",), paired=True),
     "Matching by parts, two together": Matching(parts=("video",), together=2),
     "Matching in pairs and together": Matching(paired=True, together=2),

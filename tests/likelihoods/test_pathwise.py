@@ -116,6 +116,14 @@ def test_a_path_has_its_velocities_and_evaluates_several_once_more_for_gradients
     torch.testing.assert_close(Pathwise(Kept()).at(net, part, path.states).out, out, **EXACT)
 
 
+def test_a_path_has_the_credit_of_its_last_step():
+    made = rollout(LastSteps(2, 2), Net())
+    credit = torch.arange(16.0).view(4, 4)
+    known = torch.ones(4, 4, dtype=torch.bool)
+    (part,) = Pathwise(Kept()).rows(made, credit, known)
+    assert part.advantage.tolist() == credit[:, 3:].tolist()
+
+
 def test_a_path_has_no_ratio():
     nothing = Evaluation(torch.zeros(4, 1), None)
     (part,) = rows(Pathwise(Kept()), rollout(LastSteps(2, 1), Net()))
