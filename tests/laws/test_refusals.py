@@ -75,6 +75,7 @@ SITUATIONS: dict[str, Choices] = {
         IMAGES, plan=Ode(4), likelihood=Matching(), behaviour="current"
     ),
     "images without a tracker": replace(IMAGES, tracker=NoTracker),
+    "one image without a tracker": replace(IMAGES, plan=Chain(KERNEL, 1), tracker=NoTracker),
     "images by best and worst": replace(IMAGES, transforms=(BestWorst(),)),
     "images by exponential weights": replace(IMAGES, transforms=(Exponential(),)),
     "texts": TEXTS,
