@@ -134,8 +134,8 @@ def _by_turns(kinds: Mapping[str, list[str]], share: int, seed: str) -> list[str
 
 @dataclass(frozen=True)
 class Most:
-    """How much is run for a mutant: so many tests, and what takes so long without one (seconds of a
-    processor)."""
+    """Limits of what judges a mutant: a number of tests, and seconds of a processor that they take
+    without one."""
 
     tests: int = 12
     seconds: float = 20.0
@@ -144,7 +144,7 @@ class Most:
 def tests_for(
     mutant: Made, recorded: Recorded, sizes: Mapping[str, int], most: Most = Most()
 ) -> list[str]:
-    """Of the tests that run a mutant's statement, those that run the fewest lines in all."""
+    """Return those tests that run a mutant's statement and the fewest lines in all."""
     lines = recorded.lines.get(mutant.file, {})
     first, last = mutant.judged
     found = {test for line in range(first, last + 1) for test in lines.get(line, [])}
@@ -301,7 +301,7 @@ def report_pairs(before: Path, after: Path, rooms: Rooms) -> None:
 
 
 def mcnemar(pairs: Iterable[tuple[bool, bool]]) -> str:
-    """How many pairs differ, in which direction, and how likely that is by chance (exact, two-sided)."""
+    """Count the pairs that differ, by direction, with the chance of that (exact, two-sided)."""
     counts = Counter(pairs)
     only_before, only_after = counts[True, False], counts[False, True]
     differ = only_before + only_after

@@ -106,7 +106,7 @@ def _constants(node: ast.Constant) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Around:
-    """What a node stands in.
+    """The surroundings of a node.
 
     Attributes:
         names: The classes and functions, outermost first.

@@ -1,4 +1,4 @@
-"""Which test runs which line, recorded by coverage.py, which must be installed."""
+"""Record by coverage.py, which must be installed, which test runs which line."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ FIXTURE = "fixture"
 
 @dataclass
 class Recorded:
-    """What tests did in a tree without a mutant.
+    """A record of tests in a tree without a mutant.
 
     Attributes:
         lines: The tests that run a line, by file and line.
@@ -38,7 +38,7 @@ class Recorded:
     failed: set[str] = field(default_factory=set)
 
     def sizes(self) -> dict[str, int]:
-        """How many lines each test runs."""
+        """Count the lines that each test runs."""
         sizes = defaultdict[str, int](int)
         for lines in self.lines.values():
             for tests in lines.values():
@@ -49,7 +49,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is recorded of tests that take long.
+    """Limits of a recording, for tests that take long.
 
     Attributes:
         cases: Of a test with more cases so many are run, evenly over all; None: all.
@@ -214,7 +214,7 @@ def _recorded(
 
 
 def read_recorded(files: Iterable[Path]) -> Recorded:
-    """What `record` wrote, of several calls together."""
+    """Read the files of several calls of `record` as one."""
     recorded = Recorded()
     for path in files:
         one = json.loads(path.read_text())

@@ -3,7 +3,7 @@
 declarations.json has for each part, as REQUIRED and default values make it, its attributes that are
 no settings, such as `by_turn`, `homogeneous`, `roles` and `reads`, and the default values of its
 settings, which the recipes of a user's run file take. After one was changed on purpose, write the
-table anew:
+table again:
 
     python -m tests.laws.test_declarations
 """

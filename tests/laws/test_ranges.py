@@ -2,7 +2,7 @@
 
 ranges.json has the numbers among the settings of each part that have a bound: those of PROBES that
 the part takes, with its other settings as they are by default; it refuses the others by a sentence.
-After a bound was changed on purpose, write the table anew:
+After a bound was changed on purpose, write the table again:
 
     python -m tests.laws.test_ranges
 """

@@ -2,7 +2,7 @@
 
 Each of SITUATIONS differs from plain images or plain texts in one choice, so that a part that has
 several reasons to refuse is asked about each alone. refusals.json has for each part that can refuse
-those that it does. After a refusal was changed on purpose, write the table anew:
+those that it does. After a refusal was changed on purpose, write the table again:
 
     python -m tests.laws.test_refusals
 """
