@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers import AutoConfig, AutoProcessor, GenerationConfig
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
@@ -23,6 +23,7 @@ from flowrl.models.image_tokens.janus import JanusImages
 from flowrl.models.language import lora
 from flowrl.models.language.loading import OWN_CODE, read_errors
 from flowrl.models.language.proofs import check_room, tolerance
+from flowrl.models.language.vision import model_class
 from flowrl.models.shards import GatheredCalls
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from samplers.completions import Completions
@@ -80,7 +81,7 @@ class ImageTokenPolicy:
         refuse_others(found, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
-            model, info = AutoModelForImageTextToText.from_pretrained(
+            model, info = model_class(found).from_pretrained(
                 source, dtype=dtype, output_loading_info=True, **config
             )
         if missing := sorted(info["missing_keys"]):
@@ -101,7 +102,7 @@ class ImageTokenPolicy:
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             with torch.device("meta"):
-                model = AutoModelForImageTextToText.from_config(found, **config)
+                model = model_class(found).from_config(found, **config)
         return cls(model, processor, settings, _published(source))
 
     def configure(
