@@ -34,6 +34,7 @@ EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
 EDITED_PIXELS = 2**20
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
+FACTORS = ("spatial_downsample_factors", "temporal_downsample_factors")
 LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
 
 
@@ -341,7 +342,10 @@ class RowShape:
         height = _size("height", described, m) or size
         width = _size("width", described, m) or size
         frames = _size("num_frames", described, m) or 1
-        latent_frames = (frames - 1) // temporal + 1
+        chunk, ahead = _chunks(vae, temporal)
+        latent_frames = max(0, frames - ahead) // chunk * (-(-chunk // temporal)) + -(
+            -ahead // temporal
+        )
         channels = config.get("in_channels", 4)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
@@ -366,12 +370,13 @@ class SizeLimits:
 
     factor   of pixels: a height or width is a multiple of it
     longest  pixels of the longest height or width; None without a limit
-    frames   of a video are 1 more than a multiple of this
+    frames   of a video are `ahead` more than a multiple of this
     """
 
     factor: int
     longest: int | None
     frames: int
+    ahead: int
 
     @classmethod
     def of(cls, described: Description) -> "SizeLimits":
@@ -380,7 +385,7 @@ class SizeLimits:
         patch = _patch(vae, config)
         most = config.get("pos_embed_max_size")  # SD3: patches of a side
         longest = most * patch * spatial if isinstance(most, int) else None
-        return cls(spatial * patch, longest, temporal)
+        return cls(spatial * patch, longest, *_chunks(vae, temporal))
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
         """Why a pipeline cannot generate these sizes, by the names of its call's arguments."""
@@ -394,12 +399,12 @@ class SizeLimits:
                 )
             if self.longest is not None and pixels > self.longest:
                 return f"{name} {pixels} is above the model's longest side of {self.longest} pixels"
-        frames = sizes.get("num_frames", 1)
-        if more := (frames - 1) % self.frames:
+        frames = sizes.get("num_frames", self.ahead)
+        if more := (frames - self.ahead) % self.frames:
             near = frames - more
             return (
-                f"{frames} frames are not 1 more than a multiple of {self.frames}, as the model's "
-                f"latents need: use {near} or {near + self.frames}"
+                f"{frames} frames are not {self.ahead} more than a multiple of {self.frames}, as "
+                f"the model's latents need: use {near} or {near + self.frames}"
             )
         return None
 
@@ -408,8 +413,18 @@ def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
     """Pixels per latent in space, and frames per latent in time."""
     levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
     halvings = len(vae.get("dim_mult") or levels) - 1
+    if FACTORS[0] in vae:  # of each level
+        spatial, temporal = (math.prod(vae[name]) for name in FACTORS)
+        return spatial, temporal
     spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
     return spatial, next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
+
+
+def _chunks(vae: Mapping[str, Any], temporal: int) -> tuple[int, int]:
+    """Frames of a chunk that the decoder makes at once, and those ahead of the first: one latent's,
+    and one frame; for MiniMax-H3 17 and 5, in 5 and 2 latents."""
+    clip = vae.get("clip_length")
+    return (temporal, 1) if clip is None else (clip, -(-clip // temporal))
 
 
 def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:

@@ -26,11 +26,11 @@ from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import (
+    check_image_steps,
     refuse_images,
     refuse_long_stops,
     refuse_sizes,
-    set_up_images,
-    set_up_language,
+    text_use,
 )
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import pipeline_index, read_json
@@ -143,17 +143,15 @@ def _check_language(run: RunSettings, m: LanguageSettings) -> None:
     if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
         return
     try:
-        policy = _unloaded(str(folder), m)
+        policy = _unloaded(str(folder), run, m)
     except UserError:
         raise
     except FAILURES:  # likewise
         return
     if isinstance(policy, ImageTokenPolicy):
-        set_up_images(policy, run, m)
-    else:
-        set_up_language(policy, run, m)
-        if m.server is not None:
-            refuse_long_stops(policy)
+        check_image_steps(policy, run)
+    elif m.server is not None:
+        refuse_long_stops(policy.stops)
     if run.train.gradient_checkpointing:
         policy.checkpoint_gradients()
     if m.lora is not None and m.lora.start is None:
@@ -165,7 +163,9 @@ def _check_language(run: RunSettings, m: LanguageSettings) -> None:
                 policy.encode(text)
 
 
-def _unloaded(source: str, m: LanguageSettings) -> CausalPolicy | ImageTokenPolicy:
+def _unloaded(
+    source: str, run: RunSettings, m: LanguageSettings
+) -> CausalPolicy | ImageTokenPolicy:
     if m.image is None:
-        return CausalPolicy.without_weights(source, m.attention)
-    return ImageTokenPolicy.without_weights(source, m.image, m.attention)
+        return CausalPolicy.without_weights(source, m.attention, text_use(run, m))
+    return ImageTokenPolicy.without_weights(source, m.image, m.attention, text_use(run, m))

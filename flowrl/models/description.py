@@ -23,7 +23,12 @@ from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
-from flowrl.models.diffusers.modular.folder import ModularSource, check_components, of_class
+from flowrl.models.diffusers.modular.folder import (
+    ModularSource,
+    check_components,
+    components_reached,
+    of_class,
+)
 from flowrl.models.diffusers.modular.verdicts import modular_classes
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
@@ -35,8 +40,8 @@ from flowrl.settings.checks.model_files import (
     component_parts,
     pipeline_index,
     read_json,
-    safetensors_header,
 )
+from rewards.perception.weight_files import safetensors_header
 
 CLIP_TOKENS = 77
 
@@ -272,7 +277,8 @@ def _modular_folder(folder: Path, source: ModularSource) -> Description:
     source = replace(source, place=str(folder))
     pipe = source.skeleton()
     check_components(pipe, source)
-    parts = [n for n in component_parts(folder, "modular") if n in pipe.components]
+    loaded = components_reached(pipe._blocks, source.given)
+    parts = [n for n in component_parts(folder, "modular") if n in loaded]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
     refuse_parts(type(pipe).__name__, models)
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}

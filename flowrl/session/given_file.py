@@ -13,6 +13,7 @@ from flowrl.evaluation.sources import Source, read_media
 from flowrl.models.image_check import DECODED
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.prompts.conversations import answer_in
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
 from flowrl.settings import LanguageSettings, RunSettings
@@ -86,9 +87,13 @@ def _pairs(given: GivenSettings) -> GivenFile:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
     if read.texts:
         raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
-    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
+    judged = zip(read.a, read.b, read.label, strict=True)
+    above = [(i, j, p) for i, j, p in judged if p != EVEN and i != j]
     if not above:
-        raise UserError(f"{GIVEN_FILE}: {given.file}: all pairs are ties, which teach nothing")
+        raise UserError(
+            f"{GIVEN_FILE}: {given.file}: all pairs are ties, or name one sample twice, which "
+            "teaches nothing"
+        )
     rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
     meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
@@ -151,14 +156,13 @@ def _texts(given: GivenSettings) -> GivenFile:
 
 
 def _completion(value: Any, at: str) -> str:
-    """A text, or the assistant's message at the end of a chat."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        if value[-1].get("role") != "assistant":
-            raise UserError(f"{at}: the chat does not end with an assistant message")
-        value = value[-1].get("content")
-    if not isinstance(value, str) or not value:
+    """A text, the assistant's message, or the one at the end of a chat."""
+    text = answer_in(value)
+    if text is None and isinstance(value, list):
+        raise UserError(f"{at}: the chat does not end with an assistant message")
+    if not isinstance(text, str) or not text:
         raise UserError(f"{at} is {value!r:.50}, not a text")
-    return value
+    return text
 
 
 def read_sample(item: GivenItem, frames: int) -> Tensor:

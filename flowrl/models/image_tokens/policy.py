@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoProcessor, GenerationConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
@@ -23,12 +23,13 @@ from flowrl.models.image_tokens.janus import JanusImages
 from flowrl.models.language import lora
 from flowrl.models.language.loading import OWN_CODE, read_errors
 from flowrl.models.language.proofs import check_room, tolerance
-from flowrl.models.language.vision import model_class
+from flowrl.models.language.use import TextUse
 from flowrl.models.shards import GatheredCalls
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from samplers.completions import Completions
 from samplers.generate import TokenRequest
 
+PLAIN = TextUse()
 WRITERS = {"janus": "Janus", "emu3": "Emu3"}  # names of configurations, and of models
 
 
@@ -43,7 +44,12 @@ class ImageTokenPolicy:
     rows_per_call = SamplingCallSize()
 
     def __init__(
-        self, model: Any, processor: Any, settings: ImageTokenSettings, published: Any
+        self,
+        model: Any,
+        processor: Any,
+        settings: ImageTokenSettings,
+        published: Any,
+        use: TextUse = PLAIN,
     ) -> None:
         self.model, self.processor = model.eval(), processor
         self.family = family_of(model, processor, settings, published)
@@ -51,9 +57,13 @@ class ImageTokenPolicy:
         self.guided = Guided(self.family, scale)
         self.sizes = CallSizes()
         self.name = type(model).__name__
-        self.system: str | None = None
-        self.template: Mapping[str, Any] = {}
-        self.temperature = 1.0  # of evaluations
+        for name, value in (("system", use.system), ("template", use.template)):
+            if value and not self.family.reads_chats:
+                raise UserError(
+                    f"model.{name}: {self.name} reads prompts of images without a chat template: "
+                    "remove the setting"
+                )
+        self.use = use
         self.context: int | None = model.config.get_text_config().max_position_embeddings
         self._published = published
         self.calls = GatheredCalls(model, self.language)
@@ -72,26 +82,32 @@ class ImageTokenPolicy:
         dtype: torch.dtype,
         device: torch.device,
         attention: str | None = None,
+        use: TextUse = PLAIN,
     ) -> "ImageTokenPolicy":
         """Load a model from a folder or a hub name. UserError for one that writes no images, or
-        whose files cannot be read or lack weights."""
+        whose files cannot be read or lack weights, and for settings that it does not have."""
         config = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
             found = AutoConfig.from_pretrained(source, **OWN_CODE)
         refuse_others(found, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
-            model, info = model_class(found).from_pretrained(
+            loaded: Any = AutoModelForImageTextToText.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, **config
             )
+        model, info = loaded
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         model.requires_grad_(False)
-        return cls(model.to(dtype).to(device), processor, settings, _published(source))
+        return cls(model.to(dtype).to(device), processor, settings, _published(source), use)
 
     @classmethod
     def without_weights(
-        cls, source: str, settings: ImageTokenSettings, attention: str | None = None
+        cls,
+        source: str,
+        settings: ImageTokenSettings,
+        attention: str | None = None,
+        use: TextUse = PLAIN,
     ) -> "ImageTokenPolicy":
         """The model of a local folder on torch's meta device, for questions that its configuration
         and its processor answer. UserError, as `load`."""
@@ -102,25 +118,12 @@ class ImageTokenPolicy:
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             with torch.device("meta"):
-                model = model_class(found).from_config(found, **config)
-        return cls(model, processor, settings, _published(source))
-
-    def configure(
-        self, *, system: str | None, template: Mapping[str, Any], temperature: float
-    ) -> None:
-        """Set a system message and further arguments of the chat template, and the temperature of
-        evaluations. UserError for a model that reads no chats."""
-        for name, value in (("system", system), ("template", template)):
-            if value and not self.family.reads_chats:
-                raise UserError(
-                    f"model.{name}: {self.name} reads prompts of images without a chat template: "
-                    "remove the setting"
-                )
-        self.system, self.template, self.temperature = system, template, temperature
+                model = AutoModelForImageTextToText.from_config(found, **config)
+        return cls(model, processor, settings, _published(source), use)
 
     def encode(self, prompt: str) -> PromptTokens:
         """Tokens of a prompt, up to the beginning of its image."""
-        return self.family.encode(prompt, self.system, self.template)
+        return self.family.encode(prompt, self.use.system, self.use.template)
 
     def check_steps(self, steps: int, setting: str) -> None:
         """UserError for a number of tokens that is not an image's."""
@@ -177,7 +180,7 @@ class ImageTokenPolicy:
         return {"sampling": sampling, "decoding": decoding, "training": training}
 
     def plain(self, group: int) -> Completions:
-        return Completions(group, self.temperature, exact=True)
+        return Completions(group, self.use.temperature, exact=True)
 
     def automatic(self, steps: int) -> int:
         """Rows per call for about 16,000 tokens of the model, assuming prompts of 64 tokens."""

@@ -29,7 +29,7 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
-from rewards.perception.contents import file_unlike_its_name
+from rewards.perception.weight_files import damage_of
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -287,7 +287,7 @@ def _check_given_weights(path: Path, place: str) -> None:
     """UserError for weights in a file or folder that are not what their names say."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for file in filter(Path.is_file, files):
-        if (what := file_unlike_its_name(file)) is not None:
+        if what := damage_of(file):
             raise UserError(f"{place}: {file} {what}")
 
 
@@ -332,7 +332,10 @@ def check_language(source: str, gguf_file: str | None) -> None:
     """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
     without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
-    if gguf_file is None and (folder := find(source)).is_dir():
+    folder = find(source)
+    if gguf_file is not None and folder.is_dir():
+        _check_given_weights(folder / gguf_file, "model.gguf_file")
+    elif folder.is_dir():
         check_text_files(folder, "model.language")
         check_no_own_code(folder, "model.language")
         check_weights(folder, "model.language")
