@@ -106,7 +106,7 @@ class ImageFamily(Protocol):
 
 
 @dataclass(frozen=True)
-class Guided:
+class GuidedCodes:
     """Logits of a family at a scale of guidance: those without the prompt, plus `scale` times what
     the prompt adds (classifier-free guidance, arXiv:2207.12598; of logits, arXiv:2306.17806)."""
 
@@ -124,7 +124,7 @@ class Guided:
         return [*(each.prompt for each in prompts), *without]
 
     def logits(self, states: Float[Tensor, "m r d"]) -> Float[Tensor, "m v"]:
-        """Guided logits, in float32 at least: a scale multiplies what half precision rounds."""
+        """GuidedCodes logits, in float32 at least: a scale multiplies what half precision rounds."""
         logits = self.family.head(states)
         logits = logits.float() if logits.dtype in HALF else logits
         if self.rows == 1:
