@@ -124,7 +124,7 @@ class GuidedCodes:
         return [*(each.prompt for each in prompts), *without]
 
     def logits(self, states: Float[Tensor, "m r d"]) -> Float[Tensor, "m v"]:
-        """GuidedCodes logits, in float32 at least: a scale multiplies what half precision rounds."""
+        """Guided logits, in float32 at least: a scale multiplies what half precision rounds."""
         logits = self.family.head(states)
         logits = logits.float() if logits.dtype in HALF else logits
         if self.rows == 1:
