@@ -36,7 +36,7 @@ ROWS = (
      "Scores(self.values[:, at], self.scored[:, : len(at)]", PARTS),
     ("shift-shift", "samplers/part_levels.py", "sigma / (data + (1 - data) * sigma)",
      "sigma / (1 + (data - 1) * sigma)", SHIFTED),
-    ("shift-state", "samplers/part_levels.py", "x: x * factor)", "x: x)", SHIFTED),
+    ("shift-state", "samplers/part_levels.py", "x * factor)", "x)", SHIFTED),
     ("shift-velocity", "samplers/part_levels.py", "(1 - data) * x + data / factor * v",
      "data / factor * v", SHIFTED),
     ("shift-own-velocity", "samplers/part_levels.py", "factor / data * (v - (1 - data) * x)",
