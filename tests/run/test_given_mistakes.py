@@ -32,7 +32,7 @@ def refused(settings) -> str:
 
 
 def image(folder, name, size=(8, 8)):
-    Image.new("RGB", size).save(folder / name)
+    Image.new("RGB", size, (sum(name.encode()) % 256, 0, 0)).save(folder / name)  # unlike others
     return name
 
 
@@ -62,6 +62,41 @@ def test_paths_are_relative_to_the_file_in_any_folder(folder, monkeypatch, kind,
     settings = tree("data/given.jsonl", kind, recipe, fit="crop")
     settings["model"]["pipeline"] = str(PROJECT / "flowrl" / "demo" / "shapes-sd3")
     check_given(run_from(settings, "run.yaml"))
+
+
+def _copied(folder, name):
+    (folder / f"copy_of_{name}").write_bytes((folder / name).read_bytes())
+    return f"copy_of_{name}"
+
+
+# a pair of one sample twice, in every form that a table has for a sample
+TWICE = {
+    "one file": lambda folder: ("a.png", "a.png"),
+    "a copy": lambda folder: ("a.png", _copied(folder, "a.png")),
+    "one piece": lambda folder: ("a.png#xywh=0,0,4,4", "a.png#xywh=0,0,4,4"),
+    "a piece of a copy": lambda folder: (
+        "a.png#xywh=0,0,4,4", f"{_copied(folder, 'a.png')}#xywh=0,0,4,4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TWICE)
+def test_a_pair_of_one_sample_twice_teaches_nothing(folder, form) -> None:
+    """It is left out and counted, or refused where all are so."""
+    same = dict(zip(("chosen", "rejected"), TWICE[form](folder), strict=True))
+    row = {"prompt": "a ball", **same}
+    path = write(folder, "pairs.jsonl", [row, ROW])
+    settings = tree(path, fit="crop")
+    file = GivenFile.read(run_from(settings, "run.yaml"))
+    assert (len(file.rows), file.left_out) == (1, 1)
+    write(folder, "pairs.jsonl", [row, row])
+    assert "all pairs are ties, or have one sample twice" in refused(settings)
+
+
+@pytest.mark.parametrize("other", ["a.png#xywh=0,0,4,4", "b.png", "missing.png"])
+def test_other_samples_are_not_one(folder, other) -> None:
+    path = write(folder, "pairs.jsonl", [ROW | {"rejected": other}])
+    assert len(GivenFile.read(run_from(tree(path), "run.yaml")).rows) == 1
 
 
 @pytest.fixture
