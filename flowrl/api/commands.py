@@ -63,6 +63,12 @@ def train_command(arguments: list[str]) -> int:
     if not begins:
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     run = _run(rest[0], settings=rest[1:])
+    if run.folder is not None:
+        named = quote(str(run.folder))
+        raise UserError(
+            f"train: {run.folder} is a run's folder: resume it with `flowrl train --resume {named}`"
+            f", or begin another run of its file, {quote(str(run.folder / 'run.yaml'))}"
+        )
     resume = AUTO if auto else None
     result = run.begin(folder=folder, resume=resume, wait=wait, no_cache=no_cache, trust=trust)
     return _finish(result, run)

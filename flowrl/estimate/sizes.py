@@ -302,10 +302,7 @@ class RowShape:
         vae, config = described.vae(), dict(described.first.config)
         levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
         spatial, temporal = _compression(vae)
-        side = config.get("sample_size")
-        size = side * spatial if isinstance(side, int) else 512
-        height = _size("height", described, m) or size
-        width = _size("width", described, m) or size
+        height, width = (side or 512 for side in known_size(described, m))
         frames = _size("num_frames", described, m) or 1
         latent_frames = (frames - 1) // temporal + 1
         channels = config.get("in_channels", 4)
@@ -398,6 +395,15 @@ def _packed(vae: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     channels = config.get("in_channels", 4)
     own = vae.get("latent_channels") or vae.get("z_dim") or channels
     return channels == 4 * own
+
+
+def known_size(described: Description, m: PipelineSettings) -> tuple[int | None, int | None]:
+    """Height and width of the run's samples, in pixels: its settings', the defaults of the
+    pipeline's call, or those that its configuration has; None where none of them says."""
+    side = described.first.config.get("sample_size")
+    spatial, _ = _compression(described.vae())
+    own = side * spatial if isinstance(side, int) else None
+    return _size("height", described, m) or own, _size("width", described, m) or own
 
 
 def _size(name: str, described: Description, m: PipelineSettings) -> int | None:

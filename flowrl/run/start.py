@@ -36,7 +36,7 @@ from flowrl.session.session import (
 )
 from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
-from flowrl.settings.read import dump, with_full_paths
+from flowrl.settings.read import with_full_paths, written
 from flowrl.settings.trust import remember
 from flowrl.votes.asking import with_asking
 from rewards import Reward
@@ -128,7 +128,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     chosen = folder or numbered(Path("runs"), name)
-    settings = yaml.safe_dump(dump(live.placed(run, chosen)), sort_keys=False)
+    settings = written(live.placed(run, chosen))
 
     def write(new: Path) -> None:
         live.write(new)
@@ -140,12 +140,16 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise FolderInUse(
-            f"{chosen} already exists; choose another --folder, or --resume {quote(str(chosen))}"
-        ) from error
+        raise FolderInUse(taken(chosen)) from error
     except OSError as error:
         raise UserError(f"{chosen} cannot be created: {reason(error)}") from error
     return chosen
+
+
+def taken(folder: Path) -> str:
+    """Sentence for a new run's folder that exists; only a run's folder can be resumed."""
+    resumed = f", or --resume {quote(str(folder))}" if (folder / "run.yaml").is_file() else ""
+    return f"{folder} already exists; choose another --folder{resumed}"
 
 
 def resume(run: RunSettings, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:

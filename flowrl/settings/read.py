@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 import rewards
 from flowrl.algorithm import Algorithm
@@ -42,7 +44,8 @@ from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
-from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.file.plain import check_integers, plain
+from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
 from flowrl.settings.model.environment import EnvironmentSettings, check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
@@ -216,15 +219,16 @@ def _tree_of(
 def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
-        raise UserError(
-            f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
-        )
+        what = "is empty" if tree is None else f"has {short_repr(tree)}"
+        raise UserError(f"{source} {what}: expected settings such as `recipe:` and `model:`")
     if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
     kind = None
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
     try:
+        tree = plain(tree)
+        check_integers(tree)
         tree = spelled_out(renewed(tree))
         recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
@@ -362,6 +366,23 @@ def _tell_kept(run: RunSettings, kept: Collection[str]) -> None:
 def dump(run: RunSettings) -> dict[str, Any]:
     """The run as plain data, as in `run.yaml`."""
     return run.model_dump(mode="json", by_alias=True)
+
+
+def written(run: RunSettings) -> str:
+    """The text of the run's run.yaml. UserError for settings that could not be read from it."""
+    try:
+        text = yaml.safe_dump(dump(run), sort_keys=False)
+        again = yaml.safe_dump(parse_yaml(text, "run.yaml"), sort_keys=False)
+    except (yaml.YAMLError, PydanticSerializationError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"the settings cannot be written to run.yaml: {why}") from error
+    except UserError as error:
+        raise UserError(f"the settings could not be read again: {error}") from error
+    if text != again:
+        lines = zip(text.splitlines(), again.splitlines(), strict=False)
+        first = next((line for line, other in lines if line != other), "")
+        raise UserError(f"the settings could not be read again from run.yaml: {first.strip()}")
+    return text
 
 
 def with_full_paths(run: RunSettings) -> RunSettings:

@@ -7,6 +7,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
+from flowrl.run.watch.start_check import unchecked
 from flowrl.session.given_check import check_given, described_given
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
@@ -31,7 +32,7 @@ def refused(settings) -> str:
     return str(found.value)
 
 
-def image(folder, name, size=(8, 8)):
+def image(folder, name, size=(32, 32)):
     Image.new("RGB", size, (sum(name.encode()) % 256, 0, 0)).save(folder / name)  # unlike others
     return name
 
@@ -216,3 +217,26 @@ def test_a_line_says_what_is_given(folder) -> None:
     (line,) = described_given(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
     assert "3 pairs of 2 prompts in " in line
     assert "4 per iteration, so an epoch is 0.75 iterations" in line
+
+
+@pytest.mark.parametrize("kind", ["pairs", "images"])
+def test_samples_of_another_size_than_the_models_own_are_refused_by_plan(folder, kind) -> None:
+    """Without model.height the size is that of the model's files, as at the start."""
+    for name in ("a.png", "b.png"):
+        image(folder, name, (40, 40))
+    recipe = DPO if kind == "pairs" else {"name": "rwr", "steps": 4, "anchor": 0.0}
+    row = ROW if kind == "pairs" else {"prompt": "a ball", "image": "a.png"}
+    path = write(folder, "given.jsonl", [row])
+    said = refused(tree(path, kind, recipe))
+    assert "a.png has 40 x 40 pixels, but the run's samples have 32 x 32" in said
+    check_given(run_from(tree(path, kind, recipe, fit="crop"), "run.yaml"))
+    own = tree(path, kind, recipe)
+    own["model"] |= {"height": 40, "width": 40}
+    check_given(run_from(own, "run.yaml"))
+
+
+def test_a_size_that_no_file_tells_is_said_to_be_unchecked(folder, monkeypatch) -> None:
+    run = run_from(tree(write(folder, "pairs.jsonl", [ROW])), "run.yaml")
+    assert not any("size of given" in line for line in unchecked(run))
+    monkeypatch.setattr("flowrl.session.given_check.known_size", lambda *_: (None, None))
+    assert any("set model.height and model.width" in line for line in unchecked(run))
