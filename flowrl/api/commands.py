@@ -80,7 +80,7 @@ def _run(source: str | Path | None = None, **given: Any) -> "Run":
 
     with collection_paused():
         from flowrl.api.run import Run
-    return Run(source, **given)
+    return Run(None if source is None else str(source), **given)  # a word, which may be a name
 
 
 def _finish(result: "Result", run: "Run") -> int:
@@ -265,7 +265,7 @@ def prove_command(arguments: list[str]) -> int:
         run = Run.of_model(given.model or "", settings=options)
     else:
         other = [] if given.model is None else ["--model.pipeline", given.model]
-        run = Run(given.config, settings=[*other, *options])
+        run = Run(str(given.config), settings=[*other, *options])
     return 0 if run.prove(no_cache=NO_CACHE in arguments) else 1
 
 

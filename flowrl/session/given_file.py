@@ -95,7 +95,7 @@ def _pairs(given: GivenSettings) -> GivenFile:
     ]
     if not above:
         raise UserError(
-            f"{GIVEN_FILE}: {given.file}: all pairs are ties, or have one sample twice, which "
+            f"{GIVEN_FILE}: {given.file}: all pairs are ties, or name one sample twice, which "
             "teaches nothing"
         )
     rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)

@@ -227,16 +227,19 @@ def run_from(tree: Any, source: str) -> RunSettings:
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
     try:
-        tree = plain(tree)
-        check_integers(tree)
-        tree = spelled_out(renewed(tree))
+        tree = spelled_out(renewed(plain(tree)))
         recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
-        return RunSettings.model_validate(tree)
+        run = RunSettings.model_validate(tree)
+        check_integers(dump(run))
     except ValidationError as error:
         raise UserError(f"{source}: {explain(error, RunSettings, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
+    except PydanticSerializationError as error:  # an object from Python
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: the settings cannot be written to run.yaml: {why}") from error
+    return run
 
 
 def override(run: RunSettings, arguments: Overrides) -> RunSettings:
@@ -373,9 +376,6 @@ def written(run: RunSettings) -> str:
     try:
         text = yaml.safe_dump(dump(run), sort_keys=False)
         again = yaml.safe_dump(parse_yaml(text, "run.yaml"), sort_keys=False)
-    except (yaml.YAMLError, PydanticSerializationError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"the settings cannot be written to run.yaml: {why}") from error
     except UserError as error:
         raise UserError(f"the settings could not be read again: {error}") from error
     if text != again:

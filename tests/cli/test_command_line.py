@@ -390,7 +390,7 @@ def test_a_folder_with_a_run_does_not_take_the_place_of_a_name(tmp_path, monkeyp
     for name in ("demo", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.yaml").write_text("base: configs/demo.yaml\n")
-    for verb in ("plan", "train"):
+    for verb in ("plan", "train", "prove", "calibrate"):
         code, _, said = flowrl(capsys, verb, "demo")
         assert code == 2
         assert "write demo/run.yaml or configs/demo.yaml" in said

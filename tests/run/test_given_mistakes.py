@@ -91,7 +91,7 @@ def test_a_pair_of_one_sample_twice_teaches_nothing(folder, form) -> None:
     file = GivenFile.read(run_from(settings, "run.yaml"))
     assert (len(file.rows), file.left_out) == (1, 1)
     write(folder, "pairs.jsonl", [row, row])
-    assert "all pairs are ties, or have one sample twice" in refused(settings)
+    assert "all pairs are ties, or name one sample twice" in refused(settings)
 
 
 @pytest.mark.parametrize("other", ["a.png#xywh=0,0,4,4", "b.png", "missing.png"])
@@ -114,7 +114,7 @@ def folder(tmp_path):
         ([ROW, ROW | {"prompt": ""}], ["pairs.jsonl, row 2", "prompt is empty"]),
         ([ROW | {"rejected": None}], ["row 1", "neither a path nor the bytes"]),
         ([{"prompt": "a ball", "image": "a.png"}], ["match no known layout", "prompt, image"]),
-        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["ties, which teach"]),
+        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["ties, or name one"]),
         ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": 7}], ["row 1", "the label is 7"]),
     ],
 )
@@ -127,6 +127,7 @@ def test_a_damaged_image_and_one_of_another_size_are_named(folder) -> None:
     (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:40])
     file = write(folder, "pairs.jsonl", [ROW])
     assert "pairs.jsonl, row 1: b.png: not readable" in refused(tree(file))
+    image(folder, "a.png", (8, 8))
     image(folder, "b.png", (8, 6))
     settings = tree(file)
     settings["model"] |= {"height": 8, "width": 8}
