@@ -11,10 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.credit.advantages import Estimator, GroupBaseline, LeaveOneOut, Standardize
-from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK
-from flowrl.credit.values import Context, Transform
-from rewards import Scores
+from flowrl.parts import (
+    BetaNormalize,
+    Context,
+    Estimator,
+    GroupBaseline,
+    LeaveOneOut,
+    MaxRL,
+    PassAtK,
+    Standardize,
+    Transform,
+)
+from rewards.types import Scores
 from samplers import Columns
 
 ADVANTAGES: Mapping[str, Sequence[Transform]] = {

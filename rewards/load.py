@@ -40,8 +40,9 @@ from rewards.combine import ByScore
 from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
+from rewards.perception.weight_files import check_file, check_texts_beside
 from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
-from rewards.types import Judge, Reward
+from rewards.types import NEEDED_COLUMN, Judge, Reward
 from rewards.user_function import (
     OwnJudge,
     function_settings,
@@ -150,9 +151,9 @@ def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") 
 
 
 def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError if a file or folder that a reward's settings name is not there, or if a model's
-    name is neither a folder nor one that the hub could have. Includes the members of composite
-    rewards. Opens no file, and asks no network."""
+    """ValueError if a file or folder that a reward's settings name is not there or, by its first
+    bytes, not what its name says, and if a model's name is neither a folder nor one that the hub
+    could have. Includes the members of composite rewards. Loads no weights, and asks no network."""
     for setting, parameter in _parameters(name, want).items():
         if setting not in settings:
             continue
@@ -162,11 +163,17 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
                 check_files(*spec, "judge" if kind is Judge else "load")
         elif any(mark.path and not mark.hub for mark in marks(annotation)):
             for text in texts_in(value):
-                if not any(path.exists() for path in _places(text)):
+                found = next((path for path in _places(text) if path.exists()), None)
+                if found is None:
                     raise ValueError(
                         f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
                         f"relative to {Path.cwd()}"
                     )
+                need(Right.FILES, text, path=found)
+                try:
+                    check_file(found) if found.is_file() else check_texts_beside(found)
+                except ValueError as error:
+                    raise ValueError(f"reward {name!r}: {setting}: {error}") from error
         elif is_hub_name(annotation) and isinstance(value, str):
             if settings.get("library", "transformers") == "transformers":
                 check_model_name(f"reward {name!r}: {setting}", value)
@@ -175,6 +182,18 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
 def _places(text: str) -> tuple[Path, Path]:
     """Return where a file of a setting may be: as given, or among those of flowrl."""
     return Path(text).expanduser(), Path(__file__).parent.parent / text
+
+
+def columns_needed(name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of a reward, and of the members that score the same rows, that name a column
+    without which no row can be scored, with the column."""
+    members = list(rewards_within(name, settings))
+    if any(member == "by_row" for member, _ in members):
+        return  # its members share the rows out
+    for member, own in members:
+        for setting, parameter in _parameters(member, "load").items() if member in names() else ():
+            if NEEDED_COLUMN in getattr(parameter.annotation, "__metadata__", ()):
+                yield setting, str(own.get(setting, parameter.default))
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
@@ -296,15 +315,19 @@ def _imported(own: OwnName) -> ModuleType:
     except ImportError as error:
         near = path.with_name(f"{(error.name or '').partition('.')[0]}.py")
         way = f"; {near.name} lies beside it: export PYTHONPATH={near.parent.resolve()}"
-        raise ValueError(f"{path}: {error}{way if near.is_file() else ''}") from error
+        raise ValueError(f"{_at(path, error)}: {error}{way if near.is_file() else ''}") from error
     except (Exception, SystemExit) as error:
-        lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
-        at = f"{path}, line {lines[-1]}" if lines else path
-        raise ValueError(f"{at}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{_at(path, error)}: {type(error).__name__}: {error}") from error
     finally:
         if not whole:
             del sys.modules[name]
     return module
+
+
+def _at(path: Path, error: BaseException) -> str:
+    """A user's file, with the line of it at which an error came."""
+    lines = [f.lineno for f in extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
 
 
 class Thing(NamedTuple):

@@ -438,3 +438,5 @@ Share = Annotated[float, Field(gt=0, le=1)]
 INLINE = "its fields are settings of the reward"
 Inline = Annotated[T, INLINE]
 """Annotation of a parameter that takes a dataclass whose fields are settings of the reward."""
+NEEDED_COLUMN = "a column of the prompt file without which no row can be scored"
+NeededColumn = Annotated[str, NEEDED_COLUMN]

@@ -19,6 +19,7 @@ from samplers.kernels import (
     WanSDE,
     euler,
     mean_log_prob,
+    reverse_sde,
 )  # fmt: skip
 from samplers.placements import Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
@@ -32,11 +33,12 @@ from samplers.planners import (
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
-from samplers.route import PlainRoute, Route
+from samplers.route import Descent, Passage, PlainRoute, Route
 from samplers.scheduler import KernelSteps, Scheduler
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.table_sde import TableSDE
 from samplers.tree_steps import Moving, Prune, Stripes
+from samplers.walk import State
 from samplers.windows import (
     Decaying,
     ExponentiallyDecaying,
@@ -47,6 +49,7 @@ from samplers.windows import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from samplers.routes.around import DescentAround, RouteAround
     from samplers.routes.drift import RewardDrift
     from samplers.routes.guiding import Guided, RewardGuide
     from samplers.routes.looks import Looking, Looks
@@ -66,6 +69,8 @@ __all__ = [
     "Columns",
     "ConstantSDE",
     "Decaying",
+    "Descent",
+    "DescentAround",
     "Edges",
     "Euler",
     "ExponentiallyDecaying",
@@ -85,6 +90,7 @@ __all__ = [
     "Moving",
     "Ode",
     "Particled",
+    "Passage",
     "PlainRoute",
     "Plan",
     "Planner",
@@ -95,10 +101,12 @@ __all__ = [
     "RewardGuide",
     "Rollout",
     "Route",
+    "RouteAround",
     "Sampling",
     "Scattered",
     "Scheduler",
     "Solver",
+    "State",
     "Step",
     "Stripes",
     "TableSDE",
@@ -112,6 +120,7 @@ __all__ = [
     "euler",
     "evaluations",
     "mean_log_prob",
+    "reverse_sde",
     "roll",
     "steps_of",
 ]  # fmt: skip
@@ -119,6 +128,7 @@ __all__ = [
 CONTRIBUTED = ("Churn", "Granular", "Merged")
 """Names of this package that stand in a file of flowrl/contrib."""
 _OF_ROUTES = {
+    "DescentAround": "around",
     "FeynmanKac": "particles",
     "Guided": "guiding",
     "Looking": "looks",
@@ -126,6 +136,7 @@ _OF_ROUTES = {
     "Particled": "steering",
     "RewardDrift": "drift",
     "RewardGuide": "guiding",
+    "RouteAround": "around",
     "Thinned": "thinning",
     "Thinning": "thinning",
 }

@@ -58,14 +58,14 @@ class AffineStep:
 def affine_steps(plan: StepTree) -> tuple[AffineStep, ...]:
     """The steps of a plan. ValueError, with the part that is to blame, for steps of another
     form."""
-    found = list[AffineStep]()
+    affine = list[AffineStep]()
     for k, step in enumerate(plan.steps):
         if step.noisy:
-            found.append(_noisy(plan, k))
+            affine.append(_noisy(plan, k))
         else:
             before = plan.steps[k - 1].sigma if k and plan.solver.memory else None
-            found.append(_solved(plan.solver_at(k), step.sigma, step.sigma_next, before))
-    return tuple(found)
+            affine.append(_solved(plan.solver_at(k), step.sigma, step.sigma_next, before))
+    return tuple(affine)
 
 
 def _noisy(plan: StepTree, k: int) -> AffineStep:
@@ -78,7 +78,7 @@ def _noisy(plan: StepTree, k: int) -> AffineStep:
             f"the mean of the kernel {type(plan.kernel).__name__} is not a x + b v with numbers a "
             "and b of the noise levels"
         )
-    of_x, of_v, std = (float(each) for each in numbers[:, 0])
+    of_x, of_v, std = (float(number) for number in numbers[:, 0])
     return AffineStep(step.sigma, step.sigma_next, of_x, of_v, 0.0, std)
 
 
@@ -96,8 +96,8 @@ def _solved(solver: Solver, sigma: float, sigma_next: float, before: float | Non
 
     def answer(x: Tensor, v: Tensor, clean: Tensor, left: Tensor) -> Tensor:
         past = () if before is None else (Past(before, left, clean),)
-        x_next, kept = solver(Point(x, v, sigma, sigma_next, _more, _more), past)
-        if kept is not None:  # a history of its own, which may change earlier steps
+        x_next, remembered = solver(Point(x, v, sigma, sigma_next, _more, _more), past)
+        if remembered is not None:  # a history of its own, which may change earlier steps
             raise _Asks
         return x_next
 
@@ -111,7 +111,7 @@ def _solved(solver: Solver, sigma: float, sigma_next: float, before: float | Non
         raise ValueError(
             f"a step of the solver {name} needs more than the velocity at its start"
         ) from None
-    of_x, of_v, of_clean, of_left = (float(each) for each in numbers)
+    of_x, of_v, of_clean, of_left = (float(number) for number in numbers)
     if solver.memory > 1 or of_left != 0:
         raise ValueError(f"the solver {name} remembers more than the last clean sample")
     if not off <= _EXACT * (1 + numbers.abs().sum()):

@@ -249,9 +249,9 @@ class TextRollout:
         """Node that each leaf passes at each decision point, numbered within its draw."""
         if self.common is not None:
             return passed(self.common, self.plan.length, len(self.columns.nodes))
-        place = torch.arange(len(self.ids)) % self.plan.group
+        leaf = torch.arange(len(self.ids)) % self.plan.group
         nodes = torch.tensor(self.columns.nodes)
-        return place[:, None] * nodes // self.plan.group
+        return leaf[:, None] * nodes // self.plan.group
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None:
@@ -323,18 +323,18 @@ class TextRollout:
             return self.written & owned(self.common, self.ids.shape[1])
         nodes = torch.tensor(self.columns.nodes)
         leaves = self.plan.group // nodes[self.point]
-        place = torch.arange(len(self.ids))[:, None] % self.plan.group
-        return self.written & (place % leaves == 0)
+        leaf = torch.arange(len(self.ids))[:, None] % self.plan.group
+        return self.written & (leaf % leaves == 0)
 
     @property
     def edges(self) -> tuple[Say, ...]:
         """Edges for path fusion; empty for ragged trees, which path fusion does not support."""
         if self.common is not None:
             return ()
-        found: list[Say] = []
+        edges: list[Say] = []
         for k, nodes in enumerate(self.columns.nodes):
             leaves = self.plan.group // nodes
-            here = (self.written & (self.point == k))[::leaves]
-            mean = (self.logp[::leaves] * here).sum(1) / here.sum(1).clamp(min=1)
-            found.append(Say(k, mean))
-        return tuple(found)
+            of_point = (self.written & (self.point == k))[::leaves]
+            mean = (self.logp[::leaves] * of_point).sum(1) / of_point.sum(1).clamp(min=1)
+            edges.append(Say(k, mean))
+        return tuple(edges)

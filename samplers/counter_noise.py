@@ -29,11 +29,11 @@ def counter_normal(
     size = torch.Size(shape).numel()
     rows: Any = uploaded(keys, device)
     places = torch.arange(1, (size + 1) // 2 + 1, device=device) * GOLDEN
-    parts = [
+    blocks = [
         _normals(mixed_(part[:, None] + places))[:, :size]
         for part in rows.split(max(1, DRAWN // max(1, size)))
     ]
-    return torch.cat(parts).view(len(keys), *shape)
+    return torch.cat(blocks).view(len(keys), *shape)
 
 
 def _normals(bits: Int[Tensor, "n m"]) -> Float[Tensor, "n k"]:
@@ -41,9 +41,9 @@ def _normals(bits: Int[Tensor, "n m"]) -> Float[Tensor, "n k"]:
     tail, and the last is the sign."""
     halves = torch.stack([shifted_right(bits, 32), bits & 0xFFFFFFFF], 2).flatten(1)
     odd = ((halves >> 1) * 2 + 1).float()  # of 2^33: a tail's probability, in (0, 1/2]
-    place = odd.view(torch.int32)
+    code = odd.view(torch.int32)
     first = 127 * STEPS  # the step of 1.0
-    step, within = (place >> 15) - first, (place & (FINE - 1)).float()
+    step, within = (code >> 15) - first, (code & (FINE - 1)).float()
     start, slope = (uploaded(column, bits.device) for column in _table())
     size = start[step] + slope[step] * within
     return size * (1 - 2 * (halves & 1)).float()

@@ -55,8 +55,8 @@ def own_turns(
 ) -> list[list[int]]:
     """Mask of the model's own tokens among the first `end`, without the environment's replies."""
     pairs = zip(integers(ids[:end]), integers(from_environment[:end]), strict=True)
-    parts = groupby(pairs, lambda pair: pair[1])
-    return [[token for token, _ in part] for others, part in parts if not others]
+    turns = groupby(pairs, lambda pair: pair[1])
+    return [[token for token, _ in turn] for others, turn in turns if not others]
 
 
 def packed(

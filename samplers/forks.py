@@ -87,8 +87,8 @@ def choose(
     forks at some of them twice.
     """
     length = score.shape[-1]
-    own = torch.arange(length) >= grown.first[..., None]
-    free = score.masked_fill(~(written & own & ~grown.forked), -torch.inf)
+    unshared = torch.arange(length) >= grown.first[..., None]
+    free = score.masked_fill(~(written & unshared & ~grown.forked), -torch.inf)
     leaves, places = list[Tensor](), list[Tensor]()
     for root in sorted(set(integers(grown.tree))):
         members = (grown.tree == root).nonzero()[:, 0]
@@ -102,24 +102,26 @@ def choose(
     return torch.cat(leaves, 1), torch.cat(places, 1)
 
 
-def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], branch: int) -> Grown:
+def grow(
+    grown: Grown, leaf: Int[Tensor, "d f"], position: Int[Tensor, "d f"], branch: int
+) -> Grown:
     """Append `branch` new leaves for each fork."""
     rows = torch.arange(len(leaf))[:, None]
     forked = grown.forked.clone()
-    forked[rows, leaf, place] = True
-    leaf, place = (part.repeat_interleave(branch, 1) for part in (leaf, place))
+    forked[rows, leaf, position] = True
+    leaf, position = (part.repeat_interleave(branch, 1) for part in (leaf, position))
     new = leaf.shape[1]
     shared = grown.common[rows, leaf]  # of the leaves that are copied, with all older ones
-    old = torch.minimum(place[..., None], shared)
+    old = torch.minimum(position[..., None], shared)
     among = shared.gather(2, leaf[:, None].expand(-1, new, -1))
-    among = torch.minimum(among, torch.minimum(place[..., None], place[:, None]))
+    among = torch.minimum(among, torch.minimum(position[..., None], position[:, None]))
     whole = torch.eye(new, dtype=torch.bool)
     among = torch.where(whole, forked.shape[-1] + 1, among)
     top = torch.cat([grown.common, old.transpose(1, 2)], 2)
     common = torch.cat([top, torch.cat([old, among], 2)], 1)
     blank = forked.new_zeros(len(leaf), new, forked.shape[-1])
     tree = torch.cat([grown.tree, grown.tree[leaf[0]]]) if len(leaf) else grown.tree
-    return Grown(tree, torch.cat([grown.first, place], 1), common, torch.cat([forked, blank], 1))
+    return Grown(tree, torch.cat([grown.first, position], 1), common, torch.cat([forked, blank], 1))
 
 
 def points(common: Int[Tensor, "n g"], length: int) -> Int[Tensor, "n t"]:
@@ -149,8 +151,8 @@ def passed(common: Int[Tensor, "n g"], length: int, most: int) -> Int[Tensor, "n
 def owned(common: Int[Tensor, "n g"], length: int) -> Bool[Tensor, "n t"]:
     """Mask of the positions that a leaf shares with no earlier leaf of its draw."""
     group = common.shape[1]
-    place = torch.arange(len(common))[:, None] % group
-    earlier = torch.arange(group) < place
+    index = torch.arange(len(common))[:, None] % group
+    earlier = torch.arange(group) < index
     before = (common * earlier).amax(1, keepdim=True)
     return torch.arange(length) >= before
 

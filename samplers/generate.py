@@ -47,11 +47,11 @@ class TokenRequest:
     prompt: Int[Tensor, " m"] | None = None
 
     def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
-        some = [self.contexts[i] for i in integers(rows)]
+        contexts = [self.contexts[i] for i in integers(rows)]
         begun = None if self.begun is None else self.begun[rows]
         prompt = None if self.prompt is None else self.prompt[rows]
         noise, room = self.noise[rows], self.room[rows]
-        return replace(self, contexts=some, noise=noise, room=room, begun=begun, prompt=prompt)
+        return replace(self, contexts=contexts, noise=noise, room=room, begun=begun, prompt=prompt)
 
 
 class WrittenTokens(NamedTuple):
@@ -106,7 +106,7 @@ class Draft(WrittenTokens):
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
         """Append completions, made from these, to each draw's completions."""
-        kept = None if self.kept is None else self.kept.within(more.kept)
+        support = None if self.kept is None else self.kept.within(more.kept)
 
         def beside(both: Sequence[Tensor]) -> Tensor:
             return torch.cat([by_draw(part, draws) for part in both], 1).flatten(0, 1)
@@ -114,7 +114,7 @@ class Draft(WrittenTokens):
         return Draft(
             *(
                 joined_column(pair, beside)
-                for pair in zip(self._replace(kept=kept), more, strict=True)
+                for pair in zip(self._replace(kept=support), more, strict=True)
             )
         )  # type: ignore[arg-type]
 
@@ -132,9 +132,9 @@ class Draft(WrittenTokens):
 
     def extended(self, rows: Int[Tensor, " r"], part: WrittenTokens) -> "Draft":
         """Append new tokens to these completions."""
-        there = torch.arange(part.ids.shape[1]) < part.lengths[:, None]
-        row, at = there.nonzero(as_tuple=True)
-        place = rows[row], self.lengths[rows][row] + at
+        written = torch.arange(part.ids.shape[1]) < part.lengths[:, None]
+        row, at = written.nonzero(as_tuple=True)
+        cells = rows[row], self.lengths[rows][row] + at
 
         def put(whole: Tensor | None, new: Tensor | None) -> Tensor | None:
             if new is None:
@@ -142,16 +142,16 @@ class Draft(WrittenTokens):
             if whole is None:
                 whole = new.new_zeros(*self.ids.shape, *new.shape[2:])
             whole = whole.to(new.dtype)  # a copy where the sampler is more precise
-            return whole.index_put(place, new[row, at])
+            return whole.index_put(cells, new[row, at])
 
         ids, logp = put(self.ids, part.ids), put(self.logp, part.logp)
         assert ids is not None and logp is not None
         lengths = self.lengths.index_add(0, rows, part.lengths)
         stopped = self.stopped.index_put((rows,), part.stopped)
-        kept, spread = self.kept, put(self.spread, part.spread)
+        support, spread = self.kept, put(self.spread, part.spread)
         if part.kept is not None:
-            kept = (kept or TokenSupport.none(ids)).put(place, part.kept[row, at])
-        return Draft(ids, logp, lengths, stopped, kept, spread)
+            support = (support or TokenSupport.none(ids)).put(cells, part.kept[row, at])
+        return Draft(ids, logp, lengths, stopped, support, spread)
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Writer:
             draft, common = self._fork(draft, plan, index)
         lengths, from_environment, states, rewards = draft.lengths, None, None, None
         if self.environment is not None:
-            found = self._converse(draft, plan, index, self.environment)
-            draft, from_environment, states, rewards = found
+            conversed = self._converse(draft, plan, index, self.environment)
+            draft, from_environment, states, rewards = conversed
             lengths = draft.lengths - from_environment.sum(1)
         return TextRollout(
             plan=plan,
@@ -222,15 +222,15 @@ class Writer:
         the span's first number."""
         if len(rows) == 0:
             return draft
-        each = len(draft.ids) // len(self.draws)
+        group = len(draft.ids) // len(self.draws)
         ids, lengths = integer_rows(draft.ids[rows]), integers(draft.lengths[rows])
         contexts = [
-            [*self.contexts[row // each], *own[:length]]
-            for row, own, length in zip(integers(rows), ids, lengths, strict=True)
+            [*self.contexts[row // group], *tokens[:length]]
+            for row, tokens, length in zip(integers(rows), ids, lengths, strict=True)
         ]
         room = span[1] - draft.lengths[rows]
         forks = plan.forking is not None and plan.forking.by == "entropy"
-        asked = TokenRequest(
+        request = TokenRequest(
             contexts=contexts,
             noise=noise,
             room=room,
@@ -241,13 +241,13 @@ class Writer:
             top_k=plan.top_k,
             min_p=plan.min_p,
             begun=None if self.environment is not None else draft.lengths[rows],
-            prompt=rows // each,
+            prompt=rows // group,
         )
-        greedy = (rows % each == each - 1) & plan.greedy
+        greedy = (rows % group == group - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
             if len(at := part.nonzero()[:, 0]):
-                own = replace(asked.take(at), temperature=temperature)
-                draft = draft.extended(rows[at], self.sampler(own))
+                asked = replace(request.take(at), temperature=temperature)
+                draft = draft.extended(rows[at], self.sampler(asked))
         return draft
 
     def _converse(
@@ -286,13 +286,13 @@ class Writer:
         states that follow, and the rewards of the turns that end here. A reply that leaves no room
         for a token of the model is dropped, and its completion is cut off.
         """
-        each, before = len(draft.ids) // len(self.draws), draft.lengths
+        group, before = len(draft.ids) // len(self.draws), draft.lengths
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
         rewards = torch.full((len(live),), torch.nan, dtype=torch.float64)
         rows = integers(live.nonzero()[:, 0])
         turns = [own_turns(draft.ids[i], from_environment[i], int(before[i])) for i in rows]
-        asked = [row // each for row in rows]
-        for row, reply in zip(rows, self._replies(environment, asked, turns), strict=True):
+        prompts = [row // group for row in rows]
+        for row, reply in zip(rows, self._replies(environment, prompts, turns), strict=True):
             end = int(before[row])
             if reply is not None and reply.reward is not None:
                 rewards[row] = reply.reward
@@ -335,13 +335,13 @@ class Writer:
             score = -draft.logp if rule.by == "surprise" else draft.spread
             assert score is not None
             written = torch.arange(plan.length) < draft.lengths[:, None]
-            leaf, place = choose(grown, by_draw(score, draws), by_draw(written, draws), rule)
-            grown = grow(grown, leaf, place, rule.branch)
-            leaf, place = (part.repeat_interleave(rule.branch, 1) for part in (leaf, place))
+            leaf, position = choose(grown, by_draw(score, draws), by_draw(written, draws), rule)
+            grown = grow(grown, leaf, position, rule.branch)
+            leaf, position = (part.repeat_interleave(rule.branch, 1) for part in (leaf, position))
             start = torch.arange(draws)[:, None] * (len(draft.ids) // draws)
-            more = draft.take((start + leaf).flatten()).cut(place.flatten())
-            rows = torch.arange(len(more.ids))
+            branches = draft.take((start + leaf).flatten()).cut(position.flatten())
+            rows = torch.arange(len(branches.ids))
             noise = self._noise(index, number + 1, leaf.shape[1])
-            more = self._extend(more, rows, noise, plan, (0, plan.length))
-            draft = draft.behind(more, draws)
+            branches = self._extend(branches, rows, noise, plan, (0, plan.length))
+            draft = draft.behind(branches, draws)
         return draft, grown.common.flatten(0, 1)

@@ -89,14 +89,14 @@ def step(
     """The kernel's distribution. On a GPU that of an affine kernel takes two operations (see
     `coefficients`) and equals the kernel's own up to float32 rounding. On a CPU, and for other
     kernels, it is the kernel's own to the bit."""
-    known = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
-    if known is None:
+    exact = None if x.device.type == "cpu" else coefficients(kernel, sigma, sigma_next)
+    if exact is None:
         return kernel(x, v, sigma, sigma_next)
     x, v = lift(x), lift(v)
-    here = known.to(x.dtype)
-    of_x, of_v, std = sent(here, x.device)
+    numbers = exact.to(x.dtype)
+    of_x, of_v, std = sent(numbers, x.device)
     mean = torch.addcmul(per_row(of_x, x) * x, per_row(of_v, x), v)
-    return Gaussian(mean, remembered(std, here[2]))
+    return Gaussian(mean, remembered(std, numbers[2]))
 
 
 def coefficients(
@@ -305,11 +305,11 @@ def mean_log_prob(
     part [n p]. A step without noise (std = 0) has no density: do not call this for it.
     On a GPU, for stds that the host knows, the mean is taken first: three operations on latents.
     """
-    if g.mean.device.type != "cpu" and (known := host_copy(g.std)) is not None:
-        logs = -known.double().log() - 0.5 * math.log(2 * math.pi)
-        ends = torch.stack([logs, -0.5 / known.double().square()]).to(g.mean.dtype)
+    if g.mean.device.type != "cpu" and (known_std := host_copy(g.std)) is not None:
+        logs = -known_std.double().log() - 0.5 * math.log(2 * math.pi)
+        ends = torch.stack([logs, -0.5 / known_std.double().square()]).to(g.mean.dtype)
         away = mean_over((lift(x_next) - g.mean).square(), free, layout)
-        offset, factor = (per_row(each, away) for each in uploaded(ends, away.device))
+        offset, factor = (per_row(number, away) for number in uploaded(ends, away.device))
         return torch.addcmul(offset, factor, away)
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std
@@ -324,7 +324,7 @@ def mean_over(
     """Means per row, over free entries if not all are; with `layout`, per row and part [n p]."""
     if free is None:
         return values.flatten(1).mean(1) if layout is None else layout.means(values)
-    kept = torch.where(free, values, torch.zeros_like(values))
+    counted = torch.where(free, values, torch.zeros_like(values))
     if layout is not None:
-        return layout.means(kept) / layout.means(free.to(kept))
-    return kept.flatten(1).sum(1) / free.flatten(1).sum(1)
+        return layout.means(counted) / layout.means(free.to(counted))
+    return counted.flatten(1).sum(1) / free.flatten(1).sum(1)

@@ -18,10 +18,13 @@ class Layout:
 
     Kernels, stores and densities see the flat state. All parts move in one step and have its
     levels. Noise is keyed by sample and part, so that a part's does not depend on the others.
+    A part that its model has at levels of its own is at the state's levels if its data is larger or
+    smaller by a factor, which is in `data` (`samplers.part_levels`); empty where all are 1.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    data: tuple[float, ...] = ()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

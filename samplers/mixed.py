@@ -37,7 +37,7 @@ class MixedRollout:
     draws: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        every = {each.columns.nodes + each.columns.noisy for each in self.parts}
+        every = {part.columns.nodes + part.columns.noisy for part in self.parts}
         if len(every) > 1:
             raise ValueError(
                 "the plan branches or draws noise at other steps on the noise levels of another "
@@ -70,7 +70,7 @@ class MixedRollout:
     @property
     def edges(self) -> tuple[MixedEdge, ...]:
         same = zip(*(part.edges for part in self.parts), strict=True)
-        return tuple(MixedEdge(e[0].step, self.whole([each.logp for each in e])) for e in same)
+        return tuple(MixedEdge(e[0].step, self.whole([edge.logp for edge in e])) for e in same)
 
     def samples(self, part: int) -> Int[Tensor, " m"]:
         """Indices of a part's samples among all samples, on the CPU."""
@@ -96,9 +96,9 @@ def joined_mixed(
     rollouts, places = list[Rollout](), list[tuple[int, ...]]()
     for part, first in zip(parts, firsts, strict=True):
         whole = (tuple(range(len(part.draws))),)
-        own = part.places if isinstance(part, MixedRollout) else whole
+        of_part = part.places if isinstance(part, MixedRollout) else whole
         rollouts += part.parts
-        places += [tuple(first + i for i in at) for at in own]
+        places += [tuple(first + i for i in at) for at in of_part]
     return MixedRollout(tuple(rollouts), tuple(places), draws)
 
 
@@ -114,8 +114,8 @@ def scales_by_step(rollout: Rollout | MixedRollout) -> Float[Tensor, "n k 3"]:
     """Std, h and slope (see `Columns`) of the steps of each sample, in float64 on the CPU."""
     if isinstance(rollout, MixedRollout):
         return rollout.whole([scales_by_step(part) for part in rollout.parts])
-    own = rollout.columns
-    column = torch.tensor([own.std, own.h, own.slope], dtype=torch.float64).T
+    columns = rollout.columns
+    column = torch.tensor([columns.std, columns.h, columns.slope], dtype=torch.float64).T
     return column.expand(len(rollout.prompt), -1, -1)
 
 

@@ -18,14 +18,14 @@ _NOW = {
 
 def with_moved(plan: P) -> P:
     """The class, which refuses an argument that moved with one sentence. TypeError."""
-    made = plan.__init__
+    original = plan.__init__
 
-    @wraps(made)
-    def init(self: Any, *given: Any, **named: Any) -> None:
+    @wraps(original)
+    def init(self: Any, *values: Any, **named: Any) -> None:
         for name in named:
             if name in _NOW:
                 raise TypeError(f"samplers.Plan takes a route in place of {name}: use {_NOW[name]}")
-        made(self, *given, **named)
+        original(self, *values, **named)
 
     plan.__init__ = init
     return plan

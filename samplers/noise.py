@@ -60,7 +60,9 @@ def keyed_noise(
     if layout is not None:
         of = zip(layout.names, layout.shapes, strict=True)
         parts = [([(*key, name) for key in keys], part) for name, part in of]
-        return layout.pack([keyed_noise(kind, own, part, dtype, device) for own, part in parts])
+        return layout.pack(
+            [keyed_noise(kind, of_part, part, dtype, device) for of_part, part in parts]
+        )
     if kind == "generator":
         return uploaded(normal(keys, shape).to(dtype), device)
     return counter_normal(row_keys(keys), shape, device).to(dtype)

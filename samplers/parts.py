@@ -45,11 +45,11 @@ def draw_parts(
     One part if there is no such boundary, and for plans with other calls: image plans whose route
     does not split; text plans with trees, greedy leaves or several turns.
     """
-    each = draws_per_part(plan, rows_per_call) or len(draws)
+    size = draws_per_part(plan, rows_per_call) or len(draws)
     if decoded is not None:
-        each = lcm(each, decoded // gcd(decoded, plan.group))
-    for first in range(0, len(draws), each):
-        yield DrawsPart(first, tuple(draws[first : first + each]))
+        size = lcm(size, decoded // gcd(decoded, plan.group))
+    for first in range(0, len(draws), size):
+        yield DrawsPart(first, tuple(draws[first : first + size]))
 
 
 def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
@@ -77,13 +77,13 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
     """Join the parts' rollouts. States that edges share within a part stay shared. A route that
     writes notes does not split, so there are none."""
     assert not any(part.notes for part in parts), "draw_parts leaves its draws together"
-    made: dict[tuple[int, ...], Tensor] = {}
+    joined: dict[tuple[int, ...], Tensor] = {}
 
     def cat(tensors: Sequence[Tensor]) -> Tensor:
-        key = tuple(id(each) for each in tensors)
-        if key not in made:
-            made[key] = derived(lambda *parts: torch.cat(parts), *tensors)
-        return made[key]
+        key = tuple(id(tensor) for tensor in tensors)
+        if key not in joined:
+            joined[key] = derived(lambda *parts: torch.cat(parts), *tensors)
+        return joined[key]
 
     edges: list[Edges] = []
     for same in zip(*(part.edges for part in parts), strict=True):
@@ -92,8 +92,8 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
         whole = {name: None if c[0] is None else cat(c) for name, c in columns.items()}
         edges.append(Edges(same[0].step, **whole))  # type: ignore[arg-type]
     x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
-    kept = [part.free for part in parts if part.free is not None]
-    free = torch.cat(kept) if kept else None
+    masks = [part.free for part in parts if part.free is not None]
+    free = torch.cat(masks) if masks else None
     return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
 
 

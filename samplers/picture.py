@@ -77,13 +77,13 @@ def _noisy(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> str:
-    parts = [_count(len(plan.steps), "step"), _count(plan.roots, "root")]
-    parts += ["one initial noise"] if plan.shared_noise and plan.roots > 1 else []
-    parts += [_count(plan.group, "leaf").replace("leafs", "leaves"), f"kernel {plan.kernel}"]
-    parts += [f"solver {plan.solver} from step {plan.solve_from}"] if plan.solver.memory else []
-    parts += [f"solver {plan.solver}"] if not plan.solver.memory else []
-    parts += [f"siblings share noise, split {plan.split}"] if plan.split is not None else []
-    return ", ".join(parts)
+    words = [_count(len(plan.steps), "step"), _count(plan.roots, "root")]
+    words += ["one initial noise"] if plan.shared_noise and plan.roots > 1 else []
+    words += [_count(plan.group, "leaf").replace("leafs", "leaves"), f"kernel {plan.kernel}"]
+    words += [f"solver {plan.solver} from step {plan.solve_from}"] if plan.solver.memory else []
+    words += [f"solver {plan.solver}"] if not plan.solver.memory else []
+    words += [f"siblings share noise, split {plan.split}"] if plan.split is not None else []
+    return ", ".join(words)
 
 
 def _table(plan: Plan) -> list[str]:
@@ -109,11 +109,11 @@ def tree_svg(plans: Sequence[Plan]) -> str:
     A line is an edge: pale without noise, orange with noise, blue if it is trained on. A circle is
     a branch point. States that plans or roots share are drawn in each tree.
     """
-    parts, top, right = list[str](), TOP, 0.0
+    shapes, top, right = list[str](), TOP, 0.0
     for index, plan in enumerate(plans):
         height = max(2.0, plan.group) * HIGH
-        parts.append(_text(8.0, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
-        parts += _tree(plan, top)
+        shapes.append(_text(8.0, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
+        shapes += _tree(plan, top)
         top += height + 46
         right = max(right, LEFT + WIDE * len(plan.steps) + 40)
     width, height = max(right, 420.0), top
@@ -121,16 +121,16 @@ def tree_svg(plans: Sequence[Plan]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
     size = f' width="{width:g}" height="{height:g}" style="{style}">'
     back = f'<rect width="{width:g}" height="{height:g}" fill="white"/>'
-    return "\n".join([head + size, back, *_legend(), *parts, "</svg>"]) + "\n"
+    return "\n".join([head + size, back, *_legend(), *shapes, "</svg>"]) + "\n"
 
 
 def _legend() -> list[str]:
-    parts: list[str] = []
+    shapes: list[str] = []
     for i, (name, colour) in enumerate((("ode", PALE), ("noisy", NOISE), ("trained", TRAINED))):
-        parts.append(_line((8.0 + 90 * i, 12.0), (32.0 + 90 * i, 12.0), colour))
-        parts.append(_text(38.0 + 90 * i, 16.0, name))
+        shapes.append(_line((8.0 + 90 * i, 12.0), (32.0 + 90 * i, 12.0), colour))
+        shapes.append(_text(38.0 + 90 * i, 16.0, name))
     return [
-        *parts,
+        *shapes,
         f'<circle cx="284" cy="12" r="3.5" fill="{INK}"/>',
         _text(294.0, 16.0, "branches"),
     ]
@@ -143,17 +143,17 @@ def _tree(plan: Plan, top: float) -> list[str]:
     def place(level: int, node: int) -> tuple[float, float]:
         return LEFT + WIDE * level, top + HIGH * plan.group / levels[level] * (node + 0.5)
 
-    parts: list[str] = []
+    shapes: list[str] = []
     for k, step in enumerate(plan.steps):
         colour = TRAINED if step.train else NOISE if step.noisy else PALE
         for child in range(levels[k + 1]):
             parent = child // step.branch
-            parts.append(_line(place(k, parent), place(k + 1, child), colour))
+            shapes.append(_line(place(k, parent), place(k + 1, child), colour))
     for k, step in enumerate(plan.steps):
-        parts.append(_text(LEFT + WIDE * k - 10, top - 2, f"{step.sigma:.3f}"))
+        shapes.append(_text(LEFT + WIDE * k - 10, top - 2, f"{step.sigma:.3f}"))
         if step.branch > 1:
-            parts += [_dot(*place(k, node), 3.5, INK) for node in range(levels[k])]
-    return parts + [_dot(*place(len(plan.steps), leaf), 2.0, INK) for leaf in range(plan.group)]
+            shapes += [_dot(*place(k, node), 3.5, INK) for node in range(levels[k])]
+    return shapes + [_dot(*place(len(plan.steps), leaf), 2.0, INK) for leaf in range(plan.group)]
 
 
 def _line(a: tuple[float, float], b: tuple[float, float], colour: str) -> str:

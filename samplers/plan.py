@@ -47,8 +47,8 @@ class Plan(StepTree):
     def step_evaluations(self, k: int) -> int:
         """Network evaluations per draw of step k of this plan alone."""
         work, step = self.route.work(self, k), self.steps[k]
-        each = 1 if step.noisy else self.solver_at(k).evaluations(step.sigma_next)
-        return work.width * each + work.evaluations
+        per_state = 1 if step.noisy else self.solver_at(k).evaluations(step.sigma_next)
+        return work.width * per_state + work.evaluations
 
     def trunk(self, k: int) -> tuple[object, ...] | None:
         """Key of the state before step k, beside the draws and root noise; None after the first
@@ -68,14 +68,14 @@ def evaluations(plans: Iterable[Plan]) -> int:
     alone, shared = 0, dict[object, int]()
     for plan in plans:
         for k, step in enumerate(plan.steps):
-            here, after = plan.trunk(k), plan.trunk(k + 1)
+            before, after = plan.trunk(k), plan.trunk(k + 1)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
             work = plan.route.work(plan, k)
             alone += work.evaluations
-            if here is None:
+            if before is None:
                 alone += work.width * (1 + more)
                 continue
-            shared[here] = plan.states[k]
+            shared[before] = plan.states[k]
             if after is None:
                 alone += plan.states[k + 1] * more
             else:

@@ -114,8 +114,8 @@ class Flash:
             )
         last = len(sigmas) - 1
         points = max(2, int((last - end + 1) * self.ratio))
-        places = [end + (last - end) * i / (points - 1) for i in range(points)]
-        return (*sigmas[:end], *(_between(sigmas, place) for place in places))
+        positions = [end + (last - end) * i / (points - 1) for i in range(points)]
+        return (*sigmas[:end], *(_between(sigmas, position) for position in positions))
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def last_step(sigmas: Sequence[float]) -> int:
     return last
 
 
-def _between(sigmas: Sequence[float], place: float) -> float:
+def _between(sigmas: Sequence[float], position: float) -> float:
     """The level at a fractional index, interpolated as on a shifted grid.
 
     On a grid shifted by any factor, 1 / sigma is linear in n / (n - i) for step i of n:
@@ -253,10 +253,10 @@ def _between(sigmas: Sequence[float], place: float) -> float:
     other lists.
     """
     n = len(sigmas) - 1
-    below = min(int(place), n - 1)
-    if place in (below, n):
-        return sigmas[round(place)]
+    below = min(int(position), n - 1)
+    if position in (below, n):
+        return sigmas[round(position)]
     a = below if below + 1 < n else below - 1  # the last level is 0: extend the curve before it
     u, w = (n / (n - i) for i in (a, a + 1))
     lo, hi = (1 / s for s in sigmas[a : a + 2])
-    return 1 / (lo + (hi - lo) * (n / (n - place) - u) / (w - u))
+    return 1 / (lo + (hi - lo) * (n / (n - position) - u) / (w - u))

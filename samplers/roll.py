@@ -80,20 +80,20 @@ class _Trunk:
         passed = Counter(p.trunk(k) for p in plans for k in range(len(p.steps)))
         return cls(frozenset(t for t, times in passed.items() if t is not None and times > 1))
 
-    def keep(self, place: tuple[object, ...] | None, state: State) -> None:
-        if place is not None and place in self.shared:
-            self.states[place] = state
+    def keep(self, key: tuple[object, ...] | None, state: State) -> None:
+        if key is not None and key in self.shared:
+            self.states[key] = state
 
     def descend(self, descent: Descent, plan: Plan) -> State:
         """Sample a plan's leaves, from the first state that no other plan has passed."""
         state, start = descent.root(), 0
-        places = [plan.trunk(k) for k in range(len(plan.steps) + 1)] if self.shared else []
-        for k, place in enumerate(places):
-            if place is not None and place in self.states:
-                state, start = self.states[place], k
+        keys = [plan.trunk(k) for k in range(len(plan.steps) + 1)] if self.shared else []
+        for k, key in enumerate(keys):
+            if key is not None and key in self.states:
+                state, start = self.states[key], k
         for k in range(start, len(plan.steps)):
-            if places:
-                self.keep(places[k], state)
+            if keys:
+                self.keep(keys[k], state)
             state = descent.step(k, state)
         return state
 
@@ -175,9 +175,9 @@ def _rolled(plans: Sequence[Plan], walk: Walk, sampling: Sampling[Rollout]) -> t
         passage = Passage(walk, plan, index, _answers(sampling, walk, index))
         leaves = trunk.descend(plan.route.begin(passage), plan)
         x0 = leaves.children(plan.group // plan.states[-1]).x
-        made = _rollout(plan, x0, walk.prompt(x0), walk, index)
-        made = replace(made, edges=tuple(passage.edges), notes=tuple(passage.notes))
-        rollouts.append(made)
+        rollout = _rollout(plan, x0, walk.prompt(x0), walk, index)
+        rollout = replace(rollout, edges=tuple(passage.edges), notes=tuple(passage.notes))
+        rollouts.append(rollout)
         if sampling.on_rollout is not None:
             sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
@@ -201,6 +201,6 @@ def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[RouteR
 def _rollout(plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, index: int) -> Rollout:
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
-    made = Rollout(plan, x0, prompt, walk.draws, (), *walk.key, index, storage=storage)
-    made = replace(made, noise=walk.latents.noise, layout=walk.latents.layout)
-    return made if free is None else replace(made, free=free)
+    rollout = Rollout(plan, x0, prompt, walk.draws, (), *walk.key, index, storage=storage)
+    rollout = replace(rollout, noise=walk.latents.noise, layout=walk.latents.layout)
+    return rollout if free is None else replace(rollout, free=free)

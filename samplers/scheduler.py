@@ -37,10 +37,10 @@ class Scheduler:
         if self.coefficients is None or self.sigmas is None:
             return renoise(x, v, sigma, sigma_next, sigma_next)
         x, v = lift(x), lift(v)
-        here = on_host(sigma)
-        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float64).to(here)
-        place = (here[:, None] - levels).abs().argmin(1)
-        numbers = torch.tensor(self.coefficients, dtype=torch.float64)[place].to(x.dtype)
+        asked = on_host(sigma)
+        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float64).to(asked)
+        index = (asked[:, None] - levels).abs().argmin(1)
+        numbers = torch.tensor(self.coefficients, dtype=torch.float64)[index].to(x.dtype)
         of_x, of_v, std = uploaded(numbers, x.device).unbind(1)
         return Gaussian(per_row(of_x, x) * x + per_row(of_v, x) * v, std)
 

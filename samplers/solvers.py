@@ -118,15 +118,15 @@ def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False)
     its exact integral instead of a half.
     """
     s, t = at.sigma, at.sigma_next
-    here = log_snr(s)
-    h = log_snr(t) - here
+    snr = log_snr(s)
+    h = log_snr(t) - snr
     decay = (1 - s) * t / (s * (1 - t))  # exp(-h), also at s = 1 and at t = 0
     m0 = at.past.x0
     out = (t / s) * at.x + (1 - t) * (1 - decay) * m0
     nodes = past[: order - 1]
     if not nodes or t == 0 or s == 1:
         return out
-    r0 = (here - log_snr(nodes[0].sigma)) / h
+    r0 = (snr - log_snr(nodes[0].sigma)) / h
     d = (m0 - nodes[0].x0) / r0
     exact = (decay - 1) / h + 1
     if len(nodes) == 1:
@@ -197,27 +197,27 @@ class SA(Plain):
         return self.noise > 0
 
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, Past]:
-        here = at.past
+        point = at.past
         before = past[0] if past else None
         if before is not None and before.noise is not None:
-            here = here._replace(x=self.step(before, at.sigma, (here, before)))
+            point = point._replace(x=self.step(before, at.sigma, (point, before)))
         if at.sigma_next == 0:
-            return here.x0, here
-        here = here._replace(noise=at.noise() if self.random else torch.zeros_like(at.x))
+            return point.x0, point
+        point = point._replace(noise=at.noise() if self.random else torch.zeros_like(at.x))
         if before is None or before.sigma == 1:  # first order, and not to be corrected
-            return self.step(here, at.sigma_next, (here,)), here._replace(noise=None)
-        return self.step(here, at.sigma_next, (here, before)), here
+            return self.step(point, at.sigma_next, (point,)), point._replace(noise=None)
+        return self.step(point, at.sigma_next, (point, before)), point
 
     def step(self, start: Past, sigma_next: float, nodes: tuple[Past, ...]) -> Tensor:
         """Step from `start` to sigma_next, given the predictions at the nodes."""
         assert start.noise is not None
         tau2 = self.noise**2 if self.low <= sigma_next <= self.high else 0.0
         h = log_snr(sigma_next) - log_snr(start.sigma)
-        kept = math.exp(-tau2 * h) if tau2 else 1.0
-        x = kept * (sigma_next / start.sigma) * start.x
+        decay = math.exp(-tau2 * h) if tau2 else 1.0
+        x = decay * (sigma_next / start.sigma) * start.x
         for node, weight in zip(nodes, _weights(h, 1 + tau2, sigma_next, nodes), strict=True):
             x = x + (1 + tau2) * (1 - sigma_next) * weight * node.x0
-        return x + sigma_next * math.sqrt(1 - kept**2) * start.noise
+        return x + sigma_next * math.sqrt(1 - decay**2) * start.noise
 
 
 def _weights(h: float, k: float, sigma_next: float, nodes: tuple[Past, ...]) -> tuple[float, ...]:

@@ -85,11 +85,11 @@ class StepTree:
     @cached_property
     def nodes(self) -> tuple[int, ...]:
         """Nodes per draw after each step; the last entry is the group size."""
-        nodes, found = self.roots, list[int]()
+        nodes, counts = self.roots, list[int]()
         for step in self.steps:
             nodes *= step.branch
-            found.append(nodes)
-        return tuple(found)
+            counts.append(nodes)
+        return tuple(counts)
 
     @property
     def group(self) -> int:
@@ -97,13 +97,13 @@ class StepTree:
 
     @cached_property  # of every sample's credit
     def columns(self) -> "Columns":
-        unit = [_of_unit_velocity(self.kernel, s) for s in self.steps]
+        moments = [_of_unit_velocity(self.kernel, s) for s in self.steps]
         return Columns(
             nodes=self.nodes,
             noisy=tuple(s.noisy for s in self.steps),
-            std=tuple(std for _, std in unit),
+            std=tuple(std for _, std in moments),
             h=tuple(s.sigma - s.sigma_next for s in self.steps),
-            slope=tuple(slope for slope, _ in unit),
+            slope=tuple(slope for slope, _ in moments),
             parents=self.states[:-1],
         )
 

@@ -54,24 +54,24 @@ class TokenSupport:
     def mask(self, vocabulary: int) -> Bool[Tensor, "*n v"]:
         """The sets as the boolean mask from which they were stored."""
         starts, counts = self.starts.flatten(), on_host(self.counts).flatten().long()
-        found = torch.zeros(len(starts), vocabulary, dtype=torch.bool, device=starts.device)
-        row, place = (sent(part, starts.device) for part in _spread(counts.clamp(min=0)))
-        found[row, self.pool[starts[row] + place].long()] = True
+        allowed = torch.zeros(len(starts), vocabulary, dtype=torch.bool, device=starts.device)
+        row, offset = (sent(part, starts.device) for part in _spread(counts.clamp(min=0)))
+        allowed[row, self.pool[starts[row] + offset].long()] = True
         wide = (counts < 0).nonzero()[:, 0]
         if len(wide):
             words = torch.arange(-int(counts[wide[0]]), device=starts.device)
             wide = sent(wide, starts.device)
             bits = self.pool[starts[wide, None] + words].view(torch.uint8)
-            found[wide] = unpack(bits, vocabulary)
-        return found.view(*self.starts.shape, vocabulary)
+            allowed[wide] = unpack(bits, vocabulary)
+        return allowed.view(*self.starts.shape, vocabulary)
 
     def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "TokenSupport":
         if isinstance(index, int | slice):
 
-            def some(part: Tensor) -> Tensor:
+            def selected(part: Tensor) -> Tensor:
                 return part[index]
 
-            return self.mapped(lambda part: derived(some, part))
+            return self.mapped(lambda part: derived(selected, part))
         at = (index,) if isinstance(index, Tensor) else index
         return self.mapped(lambda part: derived(_entries, part, *at))
 
@@ -86,11 +86,11 @@ class TokenSupport:
         starts = torch.zeros_like(like, dtype=torch.int64)
         return cls(starts, starts.int(), starts.new_empty(0, dtype=torch.int32))
 
-    def put(self, place: tuple[Tensor, ...], new: "TokenSupport") -> "TokenSupport":
+    def put(self, cells: tuple[Tensor, ...], new: "TokenSupport") -> "TokenSupport":
         """Replace the sets at these positions."""
         mine, new = with_one_pool([self, new])
-        starts = mine.starts.index_put(place, new.starts)
-        return TokenSupport(starts, mine.counts.index_put(place, new.counts), new.pool)
+        starts = mine.starts.index_put(cells, new.starts)
+        return TokenSupport(starts, mine.counts.index_put(cells, new.counts), new.pool)
 
     def within(self, grown: "TokenSupport | None") -> "TokenSupport":
         """The same sets in the pool of `grown`, so that nothing is stored twice. `grown` was made
@@ -98,15 +98,15 @@ class TokenSupport:
         assert grown is not None and len(grown.pool) >= len(self.pool)
         return replace(self, pool=grown.pool)
 
-    def only(self, there: Bool[Tensor, "*n"]) -> "TokenSupport":
+    def only(self, chosen: Bool[Tensor, "*n"]) -> "TokenSupport":
         """Drop all other positions, and pool entries that nothing refers to any more."""
-        masked = self.mapped(lambda part: part.masked_fill(~there, 0))
+        masked = self.mapped(lambda part: part.masked_fill(~chosen, 0))
         used = masked.counts != 0
-        starts, place = distinct_numbers(masked.starts[used])
+        starts, inverse = distinct_numbers(masked.starts[used])
         sizes = torch.empty_like(starts)
-        sizes[place] = masked.counts[used].abs().long()
+        sizes[inverse] = masked.counts[used].abs().long()
         row, offset = _spread(sizes)
-        moved = (sizes.cumsum(0) - sizes)[place]
+        moved = (sizes.cumsum(0) - sizes)[inverse]
         new = torch.zeros_like(masked.starts).index_put((used,), moved)
         return TokenSupport(new, masked.counts, self.pool[starts[row] + offset])
 
@@ -120,8 +120,8 @@ class TokenSupport:
     @property
     def memory(self) -> int:
         """Bytes of all tensors, including the pool."""
-        parts = self.starts, self.counts, self.pool
-        return sum(part.numel() * part.element_size() for part in parts)
+        tensors = self.starts, self.counts, self.pool
+        return sum(part.numel() * part.element_size() for part in tensors)
 
 
 def with_one_pool(parts: Sequence[TokenSupport]) -> list[TokenSupport]:
@@ -149,8 +149,8 @@ def joined_column(parts: Sequence[Any], join: Callable[[list[Tensor]], Tensor] =
     """Join tensors or sets of tokens; None if one of the parts is None."""
     if any(part is None for part in parts):
         return None
-    kept = isinstance(parts[0], TokenSupport)
-    return joined_kept(parts, join) if kept else join(list(parts))
+    is_support = isinstance(parts[0], TokenSupport)
+    return joined_kept(parts, join) if is_support else join(list(parts))
 
 
 def _entries(part: Tensor, *at: Tensor) -> Tensor:

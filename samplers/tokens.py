@@ -22,14 +22,14 @@ CACHED = 2**16  # counters that are worked on at once on a CPU: half a megabyte 
 
 
 def warp(
-    logits: Float[Tensor, "*n v"], temperature: float, kept: Bool[Tensor, "*n v"] | None = None
+    logits: Float[Tensor, "*n v"], temperature: float, support: Bool[Tensor, "*n v"] | None = None
 ) -> Float[Tensor, "*n v"]:
-    """Log-probabilities to sample from: at a temperature, over the tokens `kept`."""
+    """Log-probabilities to sample from: at a temperature, over the tokens of `support`."""
     scaled = logits.float()
     if temperature != 1:
         scaled = scaled / temperature
-    if kept is not None:
-        scaled = scaled.masked_fill(~kept, -torch.inf)
+    if support is not None:
+        scaled = scaled.masked_fill(~support, -torch.inf)
     return scaled.log_softmax(-1)
 
 
@@ -44,22 +44,22 @@ def token_support(
     """
     if top_p >= 1 and not top_k and not min_p:
         return None
-    kept = torch.ones_like(logp, dtype=torch.bool)
+    allowed = torch.ones_like(logp, dtype=torch.bool)
     if top_k:
-        place = logp.sort(dim=-1, descending=True, stable=True)[1][..., :top_k]
-        kept = torch.zeros_like(kept).scatter(-1, place, True)
+        best = logp.sort(dim=-1, descending=True, stable=True)[1][..., :top_k]
+        allowed = torch.zeros_like(allowed).scatter(-1, best, True)
     if top_p < 1:
-        kept &= nucleus(logp.masked_fill(~kept, -torch.inf).log_softmax(-1), top_p)
+        allowed &= nucleus(logp.masked_fill(~allowed, -torch.inf).log_softmax(-1), top_p)
     if min_p:
-        kept &= logp >= logp.amax(-1, keepdim=True) + math.log(min_p)
-    return kept
+        allowed &= logp >= logp.amax(-1, keepdim=True) + math.log(min_p)
+    return allowed
 
 
 def nucleus(logp: Float[Tensor, "*n v"], top_p: float) -> Bool[Tensor, "*n v"]:
     """Smallest set of the likeliest tokens with total probability `top_p`: arXiv:1904.09751."""
-    ordered, place = logp.sort(-1, descending=True)
+    ordered, order = logp.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    return torch.zeros_like(logp, dtype=torch.bool).scatter(-1, place, before < top_p)
+    return torch.zeros_like(logp, dtype=torch.bool).scatter(-1, order, before < top_p)
 
 
 def entropy(logp: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
@@ -67,11 +67,11 @@ def entropy(logp: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
     return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
 
 
-def pack(kept: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
+def pack(mask: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
     """Pack a mask into bytes, eight tokens each, with the first in the lowest bit."""
-    wide = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8))
+    wide = torch.nn.functional.pad(mask, (0, -mask.shape[-1] % 8))
     wide = wide.reshape(*wide.shape[:-1], wide.shape[-1] // 8, 8)
-    return (wide.to(torch.uint8) << torch.arange(8, device=kept.device).to(torch.uint8)).sum(
+    return (wide.to(torch.uint8) << torch.arange(8, device=mask.device).to(torch.uint8)).sum(
         -1, dtype=torch.uint8
     )
 
@@ -91,8 +91,8 @@ def gumbel(
     when an unlikely token is drawn, keep float32's relative precision down to 2^-41.
     """
     counters = _counters(position, 1, vocabulary, rows.device)[0]
-    some = max(1, CACHED // vocabulary) if rows.device.type == "cpu" else max(len(rows), 1)
-    return torch.cat([_gumbel(part[:, None] + counters) for part in torch.split(rows, some)])
+    size = max(1, CACHED // vocabulary) if rows.device.type == "cpu" else max(len(rows), 1)
+    return torch.cat([_gumbel(part[:, None] + counters) for part in torch.split(rows, size)])
 
 
 def gumbel_ahead(

@@ -49,8 +49,8 @@ def evaluated_again(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Checkpoint a call: it stores only its inputs, and backward evaluates it again, to its end: a
     user's model may turn torch's own exception for an early end into another."""
     with set_checkpoint_early_stop(False):
-        found: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return found
+        result: Any = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def split_columns(values: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -143,10 +143,10 @@ class Walk:
         """Take step k: the next states, and the transitions if they are trained on."""
         if self.aside is None or plan.steps[k].train:
             return self.step(plan, index, k, at)
-        known = at.v
+        velocity = at.v
         with self.aside():
             after = self.step(plan, index, k, at)
-        at.v = known  # another plan may train on this state, and evaluates it by itself
+        at.v = velocity  # another plan may train on this state, and evaluates it by itself
         return after
 
     def step(self, plan: StepTree, index: int, k: int, at: State) -> tuple[State, Edges | None]:
@@ -175,7 +175,7 @@ class Walk:
         `plain`."""
         step, times = plan.steps[k], plan.states[k + 1] // plan.states[k]
         parents = at.children(times)
-        mean, std, around = (of_children(times, each) for each in (*plain, around))
+        mean, std, around = (of_children(times, tensor) for tensor in (*plain, around))
         g = Gaussian(mean, std)
         x_next = (around + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
         x_next = self.rounded(plan, self.blended(plan, k, x_next, parents.root))
@@ -189,11 +189,11 @@ class Walk:
         storage = self.latents.storage
         after.stored = storage.put(x_next)
         x = storage.put(parents.x) if parents.stored is None else parents.stored
-        kept = storage.moved(mean) if self.keep_mean else None
-        edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
+        stored_mean = storage.moved(mean) if self.keep_mean else None
+        edges = Edges(k, x, after.stored, stored_mean, logp, self.prompt(x_next))
         if self.latents.layout is not None:
-            each = mean_log_prob(g, x_next, free, self.latents.layout)
-            edges = replace(edges, by_part=each)
+            by_part = mean_log_prob(g, x_next, free, self.latents.layout)
+            edges = replace(edges, by_part=by_part)
         return after, edges
 
     def solve(self, plan: StepTree, index: int, k: int, at: State) -> State:
@@ -221,13 +221,13 @@ class Walk:
         """Noise for the children of step k; siblings' noise is correlated if the plan has
         `split`."""
         index = index if plan.noise_of is None else plan.noise_of
-        own = self.noise(plan.states[k + 1], "step", index, k)
+        separate = self.noise(plan.states[k + 1], "step", index, k)
         branch = plan.steps[k].branch
         if plan.split is None or branch == 1:
-            return own
+            return separate
         common = self.noise(plan.states[k + 1] // branch, "split", index, k)
         common = common.repeat_interleave(branch, 0)
-        return (common + plan.split * own) / (1 + plan.split**2) ** 0.5
+        return (common + plan.split * separate) / (1 + plan.split**2) ** 0.5
 
 
 def of_children(times: int, values: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ class Decaying:
 
     def stay(self, start: int, limit: int) -> int:
         least = max(1, self.every // 4) if self.least is None else self.least
-        share = start / limit
-        return max(least, int(self.every * (1 - share) + least * share))
+        progress = start / limit
+        return max(least, int(self.every * (1 - progress) + least * progress))
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
         _check(iteration, self.every, self.stride)

@@ -2,7 +2,9 @@ import itertools
 import os
 import random
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +43,26 @@ CACHES, NUMBERS = Path(os.environ["FLOWRL_CACHE"]), itertools.count()
 def pytest_runtest_setup() -> None:
     """Seed the global generators before a test and its fixtures, so that its random numbers do not
     depend on which tests ran before it."""
+    _seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    """Make what several tests share without drawing from a test's random numbers: the first test of
+    a module would draw others than in another order."""
+    if fixturedef.scope == "function":
+        return (yield)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    _seed()
+    try:
+        return (yield)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

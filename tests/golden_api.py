@@ -14,8 +14,10 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.matching import weighting as published_weighting
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.preference import CentredReward, GroupPreference
-from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
+from flowrl.losses.base import Anchor
+from flowrl.losses.preference import CentredReward, GroupPreference, Preference
+from flowrl.losses.ratio import clipped_surrogate
+from flowrl.losses.regression import NFT
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_sample import WholeSample
 from rewards import Scores

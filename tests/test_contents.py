@@ -94,6 +94,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "prompts.jsonl": ("p.jsonl", prompts),
     "prompts.json": ("p.json", prompts),
     "prompts.csv": ("p.csv", prompts),
+    "prompts.tsv": ("p.tsv", prompts),
     "prompts.parquet": ("p.parquet", prompts),
     "a folder of prompts, parquet": ("p.parquet", folder_of_prompts),
     "a folder of prompts, jsonl": ("p.jsonl", folder_of_prompts),
@@ -219,6 +220,7 @@ def test_what_is_as_its_name_says_is_not_accused(tmp_path: Path, pipeline: Path)
     Image.new("RGB", (4, 4)).save(tmp_path / "a.jpg")
     save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
     torch.save({"a": torch.zeros(2)}, tmp_path / "a.bin")
+    torch.save({"a": torch.zeros(2)}, tmp_path / "a.pth.tar")
     (tmp_path / "a.txt").write_text("explain <html> and <!doctype html>\nversion https\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "<!doctype html><html>"}) + "\n")
     (tmp_path / "a.py").write_text('"""<html>"""\n')

@@ -15,7 +15,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from flowrl.models.engine import EngineRequest, EngineSamples, walked
+from flowrl.models.engine import EngineRequest, EngineSamples, serve_engine, walked
 
 
 class SD3Engine:
@@ -82,6 +82,4 @@ class SD3Engine:
 
 
 if __name__ == "__main__":
-    from flowrl.models.engine.serve import serve_engine
-
-    serve(SD3Engine(sys.argv[1]))
+    serve_engine(SD3Engine(sys.argv[1]))

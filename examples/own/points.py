@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.recipes.matching import rwr
+from flowrl.parts import Algorithm, Average, Decay
+from flowrl.recipes import RECIPES
 from rewards.types import Samples
 
 CENTRES = ((-1.0, 0.0), (1.0, 0.0))  # of the two Gaussians, which are equally likely
@@ -72,7 +72,7 @@ def tilt(*, steps: int = 20, group: int = 512, beta: float = 0.25) -> Algorithm:
 
     `rwr` with the frozen start as the policy that samples, and no anchor."""
     start = Average("start", Decay(start=1.0))  # an average that never moves
-    regression = rwr(steps=steps, group=group, rate=1 / beta, anchor=0.0)
+    regression = RECIPES["rwr"](steps=steps, group=group, rate=1 / beta, anchor=0.0)
     return replace(regression, averages=(start,), behaviour="start")
 
 

@@ -114,7 +114,7 @@ def _finish(result: "Result", run: "Run") -> int:
 
 def _how_to_load(run: "RunSettings", weights: Path) -> None:
     """Print the lines that load a pipeline's trained weights without flowrl."""
-    from flowrl.cli.model_card import loading_lines
+    from flowrl.cli.model_card import loader, loading_lines
     from flowrl.settings import PipelineSettings
 
     m = run.model
@@ -122,7 +122,7 @@ def _how_to_load(run: "RunSettings", weights: Path) -> None:
         return
     base = find(m.source)
     source = str(base) if base.is_dir() else m.source
-    print("in plain diffusers (import torch; from diffusers import DiffusionPipeline):")
+    print(f"in plain diffusers (import torch; from diffusers import {loader(m)}):")
     files = [path.name for path in weights.iterdir()]
     for line in loading_lines(m, source, None, files, str(weights)):
         print(f"  {line}")

@@ -39,6 +39,10 @@ class DrawRequest:
     iteration: int
     weights: Float[Tensor, " p"] | None
 
+    def drawn(self) -> Draws:
+        """The prompts in turn, or by the weights."""
+        return self.prompts.draw(self.iteration, self.count, self.seed, self.weights)
+
 
 class RoundScores(NamedTuple):
     """Draws of a round and the weighted scores [n] of each plan's samples, NaN for unscored
@@ -105,8 +109,7 @@ class Rationed:
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
         """One prompt per draw; prompts already drawn in this iteration come last."""
         if number == 0 and self.difficulty.indifferent:
-            first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
-            return list(first.rows)
+            return list(call.drawn().rows)
         even = call.prompts.weights()
         weights = even if call.weights is None else even * call.weights.double()
         key = (call.seed, "prompts", call.iteration, number)

@@ -16,8 +16,9 @@ from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import pipeline_class
 from flowrl.paths import find
-from flowrl.settings.checks.model_files import pipeline_index, safetensors_header
+from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.command_line.arguments import Word
+from rewards.perception.weight_files import safetensors_header
 
 # beginnings of keys of text encoders, which a file of a whole pipeline has
 ENCODER_KEYS = ("conditioner.", "cond_stage_model.", "text_encoders.")

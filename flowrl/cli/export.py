@@ -174,6 +174,7 @@ def _convert(
 def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
     """Write the whole model with the adapter merged, in the dtype of the run."""
     from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
     from flowrl.models.own.policy import OwnPolicy
 
     policy: Any = load_policy(run, device_of(run))
@@ -189,7 +190,10 @@ def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
     else:
         merge_language_adapters(policy.model)
         policy.model.save_pretrained(folder)
-        reader = policy.tokenizer if policy.vision is None else policy.vision.processor
+        if isinstance(policy, ImageTokenPolicy):
+            reader = policy.processor
+        else:
+            reader = policy.tokenizer if policy.vision is None else policy.vision.processor
         reader.save_pretrained(folder)
 
 

@@ -101,9 +101,9 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
 def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
     on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
-    images = isinstance(subject.model, PipelineSettings)
-    kind = "text-to-image" if images else "text-generation"
-    library = "diffusers" if images else "transformers"
+    pipeline = isinstance(subject.model, PipelineSettings)
+    kind = "text-to-image" if pipeline or run.image_tokens is not None else "text-generation"
+    library = "diffusers" if pipeline else "transformers"
     if isinstance(run.model, OwnSettings):
         kind = library = None
     if isinstance(run.model, PipelineSettings) and run.model.call.get("num_frames", 1) != 1:
@@ -133,8 +133,24 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     """Lines of Python that load the weights, from the repository or the card's own folder."""
     m = subject.run.model
     assert isinstance(m, PipelineSettings)
-    yield from ("import torch", "from diffusers import DiffusionPipeline", "")
+    yield from ("import torch", f"from diffusers import {loader(m)}", "")
     yield from loading_lines(m, subject.source, subject.repository, files)
+
+
+def loader(m: PipelineSettings) -> str:
+    """The class of diffusers that reads the folder of a pipeline in the form that it is driven
+    in."""
+    return "ModularPipeline" if m.form == "modular" else "DiffusionPipeline"
+
+
+def _pipeline_lines(m: PipelineSettings, place: str) -> Iterator[str]:
+    """Lines that read a pipeline; a modular one reads no weights before it is told to."""
+    dtype = f"torch.{m.dtype}"
+    if m.form == "modular":
+        yield f"pipe = {loader(m)}.from_pretrained({place})"
+        yield f"pipe.load_components(dtype={dtype})"
+    else:
+        yield f"pipe = {loader(m)}.from_pretrained({place}, torch_dtype={dtype})"
 
 
 def loading_lines(
@@ -146,15 +162,15 @@ def loading_lines(
     repository  the weights' name on the hub; None: they are in the folder `at`
     files       names of the weights' files
     """
-    place = json.dumps(repository or at)
-    dtype = f"torch_dtype=torch.{m.dtype}"
     if LORA_FILE not in files:
-        yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
+        yield from _pipeline_lines(m, json.dumps(repository or at))
         return
-    yield f"pipe = DiffusionPipeline.from_pretrained({json.dumps(source)}, {dtype})"
+    yield from _pipeline_lines(m, json.dumps(source))
     if changed := m.scheduler:  # an adapter's files do not contain it
         given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        yield f"pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
+        made = f"type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
+        modular = m.form == "modular"
+        yield f"pipe.update_components(scheduler={made})" if modular else f"pipe.scheduler = {made}"
     described = describe(m)
     known = (None, []) if described is None else (described.kind, list(described.denoisers))
     yield from adapter_lines(*known, repository, files, at)
@@ -205,6 +221,12 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     if isinstance(run.model, OwnSettings):
         yield "steps", run.evaluation_steps
         yield "sampling", "deterministic (ODE), whatever noise training sampled with"
+        return
+    if run.image_tokens is not None:
+        scale = run.image_tokens.guidance
+        yield "tokens per image", run.evaluation_steps
+        yield "guidance", "the model's own" if scale is None else f"{scale:g}"
+        yield "temperature", run.evaluate.temperature
         return
     if not isinstance(run.model, PipelineSettings):
         yield from (

@@ -61,8 +61,8 @@ class Sum:
         if SAMPLE_TURNS not in context.table:
             total = (credit.value * credit.mask) @ weights
         else:  # one product per turn, so that the bits do not depend on the number of turns
-            parts = (credit.value * credit.mask).unbind(1)
-            total = torch.stack([part.contiguous() @ weights for part in parts], 1)
+            points = (credit.value * credit.mask).unbind(1)
+            total = torch.stack([point.contiguous() @ weights for point in points], 1)
         return Credit(total[..., None] * mask, mask)
 
 
@@ -95,17 +95,17 @@ class Standardize:
         self, value: Float[Tensor, "g m r"], mask: Bool[Tensor, "g m r"]
     ) -> Float[Tensor, "g m r"]:
         """Standardise g groups of m values each."""
-        kept = mask if self.trim == 0 else self._untrimmed(value, mask)
+        untrimmed = mask if self.trim == 0 else self._untrimmed(value, mask)
         centre = 1 if self.centre == "group" else (0, 1)
         scale = 1 if self.scale == "group" else (0, 1)
         spread = masked_std(value, mask, centre, 0) > 0
-        centred = torch.where(spread, value - masked_mean(value, kept, centre), 0.0)
+        centred = torch.where(spread, value - masked_mean(value, untrimmed, centre), 0.0)
         if self.scale is not None:
-            std = masked_std(value, kept, scale, self.correction)
+            std = masked_std(value, untrimmed, scale, self.correction)
             centred = torch.where(std > 0, centred / (std + self.eps), 0.0)
         if self.blend > 0:
-            std = masked_std(value, kept, (0, 1), self.correction)
-            whole = (value - masked_mean(value, kept, (0, 1))) / (std + self.eps)
+            std = masked_std(value, untrimmed, (0, 1), self.correction)
+            whole = (value - masked_mean(value, untrimmed, (0, 1))) / (std + self.eps)
             flat = masked_std(value, mask, 1, 0) == 0
             centred = torch.where(flat & (std > 0), self.blend * whole, centred)
         return centred
@@ -269,13 +269,13 @@ class Estimator:
 
     @cached_property
     def _behind_sum(self) -> int:
-        return 1 + next(i for i, each in enumerate(self.chain) if isinstance(each, Sum))
+        return 1 + next(i for i, transform in enumerate(self.chain) if isinstance(transform, Sum))
 
     @cached_property
     def _own(self) -> tuple[Transform, ...]:
         """The transforms up to the sum that read only the samples' own scores."""
         first = self.chain[: self._behind_sum]
-        return tuple(each for each in first if not reads_intermediate((each,)))
+        return tuple(transform for transform in first if not reads_intermediate((transform,)))
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups without differences, trees that `path` cannot weight, and whatever its
@@ -346,10 +346,10 @@ class Estimator:
         self, scores: Scores, context: Context
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
         """Advantages of each part from the scores of its own rewards."""
-        plain, found = replace(self, routes=()), list[tuple[Tensor, Tensor]]()
+        plain, results = replace(self, routes=()), list[tuple[Tensor, Tensor]]()
         for _, names in self.routes:
             at = [scores.names.index(name) for name in names]
-            own = replace(context, weights=context.weights[at])
-            found.append(plain(scores.of(at), own))
-        value, mask = (torch.stack(parts, -1).flatten(1) for parts in zip(*found, strict=True))
+            of_route = replace(context, weights=context.weights[at])
+            results.append(plain(scores.of(at), of_route))
+        value, mask = (torch.stack(parts, -1).flatten(1) for parts in zip(*results, strict=True))
         return value, mask

@@ -127,15 +127,15 @@ def _check_nodes(name: str, plan: AnyPlan) -> None:
     """UserError for a plan of a user's class whose nodes are not those of its steps."""
     if type(plan) is Plan or not isinstance(plan, Plan):
         return
-    nodes, made = plan.roots, list[int]()
+    nodes, counts = plan.roots, list[int]()
     for step in plan.steps:
         nodes *= step.branch
-        made.append(nodes)
-    if (plan.nodes, plan.group) != (tuple(made), made[-1]):
+        counts.append(nodes)
+    if (plan.nodes, plan.group) != (tuple(counts), counts[-1]):
         raise UserError(
             f"{name} returned a {type(plan).__name__} that says it has {plan.nodes} nodes and a "
-            f"group of {plan.group}, but its steps make {tuple(made)} nodes: leave nodes and group "
-            "to samplers.Plan, which computes them from roots and steps"
+            f"group of {plan.group}, but its steps make {tuple(counts)} nodes: leave nodes and "
+            "group to samplers.Plan, which computes them from roots and steps"
         )
 
 

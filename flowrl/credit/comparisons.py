@@ -86,14 +86,14 @@ class TwoLevel:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if context.nodes is not None:
             raise UserError("TwoLevel needs uniform trees: use GlobalLocal for other trees")
-        columns, parts = context.columns, list[Tensor]()
+        columns, levels = context.columns, list[Tensor]()
         for k, (nodes, families) in enumerate(zip(columns.nodes, columns.families, strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
             family = (-1, nodes // families, value.shape[-1])
             near = self.rule.rule(value.reshape(family), mask.reshape(family)).view_as(value)
             both = self.siblings * near + self.group * self.rule.rule(value, mask)
-            parts.append(at_leaves(both * mask, columns.group))
-        return credit._replace(value=torch.stack(parts, 1))
+            levels.append(at_leaves(both * mask, columns.group))
+        return credit._replace(value=torch.stack(levels, 1))
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_independent(self, choices)

@@ -27,7 +27,7 @@ class StateValues(NamedTuple):
     """V_0 to V_T of each sample, 0 where unknown. `noisy` [k]: steps that involve a decision."""
 
     value: Float[Tensor, "n k+1 r"]
-    known: Bool[Tensor, "n k+1 r"]
+    mask: Bool[Tensor, "n k+1 r"]
     noisy: tuple[bool, ...]
 
 
@@ -51,16 +51,16 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     intermediate = needed_intermediate(context)
     scores, scored = intermediate.values.cpu(), intermediate.scored.cpu()
     noisy = context.columns.noisy
-    value, known = credit.value[:, -1], credit.mask[:, -1]
-    values, knowns = [value], [known]
+    value, mask = credit.value[:, -1], credit.mask[:, -1]
+    values, masks = [value], [mask]
     for k in reversed(range(scores.shape[1])):
-        here, there = scores[:, k].double(), scored[:, k]
+        score, has_score = scores[:, k].double(), scored[:, k]
         if not noisy[k]:
-            here, there = torch.where(there, here, value), there | known
-        value, known = here * there, there
+            score, has_score = torch.where(has_score, score, value), has_score | mask
+        value, mask = score * has_score, has_score
         values.insert(0, value)
-        knowns.insert(0, known)
-    return StateValues(torch.stack(values, 1), torch.stack(knowns, 1), noisy)
+        masks.insert(0, mask)
+    return StateValues(torch.stack(values, 1), torch.stack(masks, 1), noisy)
 
 
 def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
@@ -86,11 +86,11 @@ def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
 def gained(credit: Credit, context: Context, relative: bool = True) -> Credit:
     """Reward gained in each step, V_{k+1} - V_k; without `relative` V_{k+1} alone. Steps without
     noise are masked."""
-    value, known, noisy = state_values(credit, context)
-    mask = credit.mask & known[:, 1:] & torch.tensor(noisy)[:, None]
+    value, of_states, noisy = state_values(credit, context)
+    mask = credit.mask & of_states[:, 1:] & torch.tensor(noisy)[:, None]
     gain = value[:, 1:]
     if relative:
-        mask, gain = mask & known[:, :-1], gain - value[:, :-1]
+        mask, gain = mask & of_states[:, :-1], gain - value[:, :-1]
     return Credit(gain * mask, mask)
 
 
@@ -107,9 +107,13 @@ class ReadsIntermediate(Protocol):
 
 def reads_intermediate(transforms: Sequence[Transform]) -> bool:
     """Whether credit reads intermediate scores."""
-    return any(isinstance(each, ReadsIntermediate) for each in transforms)
+    return any(isinstance(transform, ReadsIntermediate) for transform in transforms)
 
 
 def differs_between_steps(transforms: Sequence[Transform]) -> bool:
     """Whether credit allows intermediate rewards that differ from the samples' rewards."""
-    return all(each.other_rewards for each in transforms if isinstance(each, ReadsIntermediate))
+    return all(
+        transform.other_rewards
+        for transform in transforms
+        if isinstance(transform, ReadsIntermediate)
+    )

@@ -107,21 +107,21 @@ class MinReturns:
         return refuse_branches(self, choices)
 
 
-def _of_others(value: Tensor, known: Tensor, group: int) -> Tensor:
+def _of_others(value: Tensor, mask: Tensor, group: int) -> Tensor:
     """Mean of the group's other samples with a value [n 1 1]; the own value if there are none."""
-    own, some = (each.view(-1, group, 1) for each in (value.nan_to_num(0.0) * known, known))
-    count = some.sum(1, keepdim=True) - some.long()
-    mean = (own.sum(1, keepdim=True) - own) / count.clamp(min=1)
-    return torch.where(count > 0, mean, own).view_as(value)
+    values, counted = (tensor.view(-1, group, 1) for tensor in (value.nan_to_num(0.0) * mask, mask))
+    count = counted.sum(1, keepdim=True) - counted.long()
+    mean = (values.sum(1, keepdim=True) - values) / count.clamp(min=1)
+    return torch.where(count > 0, mean, values).view_as(value)
 
 
 def _from_each_on(value: Tensor, gamma: float) -> Tensor:
     """Discounted sums over each turn and the later ones [n k 1]."""
-    parts, later = list[Tensor](), torch.zeros_like(value[:, 0])
-    for each in reversed(value.unbind(1)):
-        later = each + gamma * later
-        parts.insert(0, later)
-    return torch.stack(parts, 1)
+    sums, later = list[Tensor](), torch.zeros_like(value[:, 0])
+    for reward in reversed(value.unbind(1)):
+        later = reward + gamma * later
+        sums.insert(0, later)
+    return torch.stack(sums, 1)
 
 
 def _scored(credit: Credit, context: Context) -> Tensor:
@@ -133,10 +133,10 @@ def _scored(credit: Credit, context: Context) -> Tensor:
 
 def compares_turns(transforms: Sequence[Transform]) -> bool:
     """Whether credit can differ between the turns or steps of a sample."""
-    return any(isinstance(each, ByTurn) and each.by_turn for each in transforms)
+    return any(isinstance(transform, ByTurn) and transform.by_turn for transform in transforms)
 
 
 def information_of(transforms: Sequence[Transform]) -> Information | None:
     """The answer whose probability credit asks the policy for, if any."""
-    asked = [each.information for each in transforms if isinstance(each, GroupReturns)]
-    return next((each for each in asked if each is not None), None)
+    informations = [t.information for t in transforms if isinstance(t, GroupReturns)]
+    return next((asked for asked in informations if asked is not None), None)

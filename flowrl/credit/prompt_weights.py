@@ -67,8 +67,8 @@ class PromptWeight:
         if context.prompts is None:
             raise UserError("PromptWeight needs the prompts of the draws: Context(prompts=...)")
         weights = self.weights(rows, integers(context.prompts))
-        each = weights.repeat_interleave(len(credit.value) // len(weights))
-        return credit._replace(value=credit.value * each[:, None, None])
+        of_samples = weights.repeat_interleave(len(credit.value) // len(weights))
+        return credit._replace(value=credit.value * of_samples[:, None, None])
 
     def check_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.weights(rows, range(len(rows)))
@@ -77,7 +77,7 @@ class PromptWeight:
         self, rows: Sequence[Mapping[str, Any]], draws: Sequence[int]
     ) -> Float[Tensor, " g"]:
         """Weight of each draw. UserError that names the row for anything but a number."""
-        found: list[float] = []
+        numbers: list[float] = []
         for row in draws:
             value = rows[row].get(self.column) if row < len(rows) else None
             weight = as_weight(value)
@@ -86,6 +86,6 @@ class PromptWeight:
                     f"PromptWeight: row {row + 1} of prompts.train has {value!r} in the column "
                     f"{self.column}: give every prompt a number of at least 0"
                 )
-            found.append(weight)
-        weights = torch.tensor(found, dtype=torch.float64)
+            numbers.append(weight)
+        weights = torch.tensor(numbers, dtype=torch.float64)
         return weights / weights.mean().clamp(min=1e-12) if self.mean else weights

@@ -48,13 +48,13 @@ def doubt(
     -1 to 1. Below 0 the others rank a sample higher than the proxy does.
     """
     at = [scores.names.index(name) for name in auxiliary]
-    known = scores.complete.cpu() & scores.scored.cpu()[:, at].all(1)
-    values = scores.values.double().cpu()[known]
+    scored = scores.complete.cpu() & scores.scored.cpu()[:, at].all(1)
+    values = scores.values.double().cpu()[scored]
     whole = standing((values * weights.double().cpu()).sum(1))
-    others = [standing(values[:, place]) for place in at]
+    others = [standing(values[:, column]) for column in at]
     count = len(others)
     more = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
-    return more / (2 * count * max(len(values) - 1, 1)), known
+    return more / (2 * count * max(len(values) - 1, 1)), scored
 
 
 class GateHistory(NamedTuple):
@@ -121,14 +121,14 @@ class ProxyGate:
         self, scores: Scores, context: Context, learned: Bool[Tensor, " n"]
     ) -> Float[Tensor, " n"]:
         """Weight of each sample's KL. `learned`: the samples in the loss."""
-        u, known = doubt(scores, context.weights, self.auxiliary)
-        weights = torch.zeros(len(known), dtype=torch.float64)
+        u, scored = doubt(scores, context.weights, self.auxiliary)
+        weights = torch.zeros(len(scored), dtype=torch.float64)
         if len(u) == 0:
             return weights
         high, share = u[u >= 0], self.share
         if GATE_HISTORY in context.table:
             share = adapted(context.table[GATE_HISTORY], float(high.mean())).share
-        weights[known] = (u > torch.quantile(high, 1 - share)).double()
+        weights[scored] = (u > torch.quantile(high, 1 - share)).double()
         weights *= learned
         return weights * learned.sum() / weights.sum().clamp(min=1)
 
@@ -199,9 +199,9 @@ class Diverse:
         assert context.scores is not None, "`Estimator` sets them"
         scores, group = context.scores, context.columns.group
         at = scores.names.index(self.distance)
-        d, known = (part[:, at].cpu().view(-1, group) for part in (scores.values, scores.scored))
-        mean = masked_mean(d.double(), known, 1)
-        factor = torch.where(known & (mean > 0), d.double() / mean, 1.0).view(-1, 1, 1)
+        d, mask = (part[:, at].cpu().view(-1, group) for part in (scores.values, scores.scored))
+        mean = masked_mean(d.double(), mask, 1)
+        factor = torch.where(mask & (mean > 0), d.double() / mean, 1.0).view(-1, 1, 1)
         plain = Standardize(scale=None)(credit, context)
         return plain._replace(value=torch.where(plain.value > 0, factor * plain.value, plain.value))
 

@@ -19,10 +19,10 @@ def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
     return value, mask
 
 
-def _only(credit: Credit, kept: Tensor, context: Context) -> Credit:
-    """Mask all decision points of samples that are not `kept` [g m r], m 1 or the group."""
+def _only(credit: Credit, trained: Tensor, context: Context) -> Credit:
+    """Mask all decision points of samples that are not `trained` [g m r], m 1 or the group."""
     group = context.columns.group
-    mask = credit.mask & at_leaves(kept, group)[:, None]
+    mask = credit.mask & at_leaves(trained, group)[:, None]
     return Credit(credit.value * mask, mask)
 
 
@@ -63,12 +63,12 @@ class BestAnd:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = _grouped(credit, context)
         best = value.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True)
-        place = torch.arange(value.shape[1])[:, None].expand_as(value)
-        chosen = place == best
+        index = torch.arange(value.shape[1])[:, None].expand_as(value)
+        chosen = index == best
         if self.other != "none":
             left = mask & ~chosen
-            low = value if self.other == "worst" else place.to(value)
-            chosen = chosen | (place == low.masked_fill(~left, torch.inf).argmin(1, keepdim=True))
+            low = value if self.other == "worst" else index.to(value)
+            chosen = chosen | (index == low.masked_fill(~left, torch.inf).argmin(1, keepdim=True))
         return _only(credit, chosen & mask, context)
 
 

@@ -196,9 +196,9 @@ class BetaNormalize:
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         if not ((value >= 0) & (value <= 1) | ~mask).all():
             raise UserError("BetaNormalize needs rewards in 0..1: rescale them")
-        p, some = masked_mean(value, mask, 1), mask.any(1, keepdim=True)
-        mean = masked_mean(p, some, 0)
-        var = masked_std(p, some, 0, self.correction).square()
+        p, scored = masked_mean(value, mask, 1), mask.any(1, keepdim=True)
+        mean = masked_mean(p, scored, 0)
+        var = masked_std(p, scored, 0, self.correction).square()
         size = torch.where(var > 0, mean * (1 - mean) / var.clamp(min=1e-300) - 1, 0.0)
         a, b = (1 + (size * m / 3).clamp(min=0) for m in (mean, 1 - mean))
         # a rate of 0 or 1 has no density, but then no sample differs from it either

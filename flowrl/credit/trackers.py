@@ -121,8 +121,8 @@ class PromptValues:
 
     def before(self, context: Context) -> Context:
         values = [self.value(prompt) for prompt in _prompts(context)]
-        known = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
-        return context.with_column(TRACKED, known)
+        statistics = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        return context.with_column(TRACKED, statistics)
 
     def after(self, scores: Scores, context: Context) -> None:
         mean, count = draw_means(scores, context)
@@ -131,8 +131,8 @@ class PromptValues:
         for prompt, s, m in zip(_prompts(context), floats(mean), floats(count), strict=True):
             if m:
                 value, evidence = self.known.get(prompt, (fresh[prompt], start))
-                kept = self.keep * evidence
-                self.known[prompt] = (value + m * (s - value) / (kept + m), kept + m)
+                decayed = self.keep * evidence
+                self.known[prompt] = (value + m * (s - value) / (decayed + m), decayed + m)
 
     def state(self) -> dict[str, Any]:
         return {str(prompt): list(pair) for prompt, pair in self.known.items()}
@@ -191,25 +191,25 @@ class StartValues:
         return [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.known]
 
     def learn(self, prompts: Sequence[int], scores: Float[Tensor, "p m"]) -> None:
-        for prompt, own in zip(prompts, scores.double().cpu(), strict=True):
-            own = own[own.isfinite()]
-            if len(own) == 0:
+        for prompt, sampled in zip(prompts, scores.double().cpu(), strict=True):
+            sampled = sampled[sampled.isfinite()]
+            if len(sampled) == 0:
                 continue
-            hopeless = self.solvable and float(own.max()) <= 0
-            self.known[prompt] = math.nan if hopeless else self._value(own)
+            hopeless = self.solvable and float(sampled.max()) <= 0
+            self.known[prompt] = math.nan if hopeless else self._value(sampled)
 
-    def _value(self, own: Tensor) -> float:
+    def _value(self, scores: Tensor) -> float:
         if self.soft is None:
-            return float(own.mean())
-        return self.soft * (float((own / self.soft).logsumexp(0)) - math.log(len(own)))
+            return float(scores.mean())
+        return self.soft * (float((scores / self.soft).logsumexp(0)) - math.log(len(scores)))
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None
 
     def before(self, context: Context) -> Context:
         values = [self.known.get(prompt, math.nan) for prompt in _prompts(context)]
-        known = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
-        return context.with_column(TRACKED, known)
+        statistics = TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        return context.with_column(TRACKED, statistics)
 
     def after(self, scores: Scores, context: Context) -> None:
         pass

@@ -80,7 +80,11 @@ class GlobalLocal:
 
 def families_read(transforms: Sequence[Transform], columns: Columns) -> tuple[int, ...]:
     """The part of `columns.families` that the transforms read."""
-    if any(isinstance(each, ParentDifference | TwoLevel | GlobalLocal) for each in transforms):
+    if any(
+        isinstance(transform, ParentDifference | TwoLevel | GlobalLocal) for transform in transforms
+    ):
         return columns.families
-    pruned = any(isinstance(each, PruneWidth) and each.keep == "branch" for each in transforms)
+    pruned = any(
+        isinstance(transform, PruneWidth) and transform.keep == "branch" for transform in transforms
+    )
     return columns.families[-1:] if pruned else ()

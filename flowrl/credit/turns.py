@@ -37,7 +37,7 @@ from flowrl.table import Column
 T = TypeVar("T")
 
 
-def given(value: T | None, what: str, reader: str) -> T:
+def required(value: T | None, what: str, reader: str) -> T:
     """Return the value. UserError if it is missing."""
     if value is None:
         raise UserError(f"{reader} needs {what}, which this run does not have")
@@ -49,12 +49,12 @@ def _weighed(
 ) -> Credit:
     """Apply `rule(value, mask, weight)` to the leaves of each group, per decision point."""
     shape = (-1, group, credit.value.shape[-1])
-    parts: list[Tensor] = []
+    points: list[Tensor] = []
     for value, mask in zip(credit.value.unbind(1), credit.mask.unbind(1), strict=True):
-        each = weight.view(-1, group, 1).expand(-1, -1, shape[-1])
+        weights = weight.view(-1, group, 1).expand(-1, -1, shape[-1])
         value, mask = value.reshape(shape), mask.reshape(shape)
-        parts.append((rule(value, mask, each) * mask).reshape(-1, shape[-1]))
-    return credit._replace(value=torch.stack(parts, 1))
+        points.append((rule(value, mask, weights) * mask).reshape(-1, shape[-1]))
+    return credit._replace(value=torch.stack(points, 1))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LengthBaseline:
             centred = value - (weight * value).sum(1, keepdim=True) / total
             return torch.where(masked_std(value, mask, 1, 0) > 0, centred, 0.0)
 
-        lengths = given(context.lengths, "lengths", "LengthBaseline").double().cpu()
+        lengths = required(context.lengths, "lengths", "LengthBaseline").double().cpu()
         return _weighed(credit, lengths, rule, context.columns.group)
 
     def refuses(self, choices: Choices) -> str | None:
@@ -93,7 +93,7 @@ class WhitenTokens:
     eps: float = 1e-8
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        lengths = given(context.lengths, "lengths", "WhitenTokens").double().cpu()
+        lengths = required(context.lengths, "lengths", "WhitenTokens").double().cpu()
         value, mask = credit
         weight = lengths[:, None, None] / mask.sum(1, keepdim=True).clamp(min=1) * mask
         total = weight.sum((0, 1), keepdim=True)
@@ -119,11 +119,13 @@ class Baseline:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         baseline = (
-            given(tracked(context).baseline, "a baseline of each draw", "Baseline").double().cpu()
+            required(tracked(context).baseline, "a baseline of each draw", "Baseline")
+            .double()
+            .cpu()
         )
-        each = baseline.repeat_interleave(context.columns.group)[:, None, None]
-        mask = credit.mask & each.isfinite()
-        return Credit((credit.value - each.nan_to_num(0.0)) * mask, mask)
+        expected = baseline.repeat_interleave(context.columns.group)[:, None, None]
+        mask = credit.mask & expected.isfinite()
+        return Credit((credit.value - expected.nan_to_num(0.0)) * mask, mask)
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_branches(self, choices) or refuse_untracked(self, choices)
@@ -145,10 +147,10 @@ class GreedyBaseline:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         shape = (-1, self.samples, *credit.value.shape[1:])
         value, mask = (part.reshape(shape) for part in credit)
-        kept = mask & mask[:, -1:]
-        kept[:, -1] = False
-        centred = (value - value[:, -1:]) * kept
-        return Credit(centred.flatten(0, 1), kept.flatten(0, 1))
+        sampled = mask & mask[:, -1:]
+        sampled[:, -1] = False
+        centred = (value - value[:, -1:]) * sampled
+        return Credit(centred.flatten(0, 1), sampled.flatten(0, 1))
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_branches(self, choices)
@@ -181,13 +183,13 @@ class Penalize:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         reference = context.needed(REFERENCE, "Penalize")
         moved = reference.log_ratios.double().cpu()
-        rest = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
+        later = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
-            return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
+            return credit._replace(value=(credit.value - self.weight * later[:, :1]) * credit.mask)
         points = reference.points.cpu()[..., None].expand(-1, -1, credit.value.shape[-1])
         value, mask = (part.gather(1, points) for part in existing(credit, context))
         mask = mask & ~moved.isnan()[..., None]
-        return Credit((value - self.weight * rest) * mask, mask)
+        return Credit((value - self.weight * later) * mask, mask)
 
     def refuses(self, choices: Choices) -> str | None:
         if image_plans(choices):
@@ -262,11 +264,11 @@ class Discount:
         later = credit.mask.double().flip(1).cumsum(1).flip(1) - 1
         value = credit.value * self.gamma ** later.clamp(min=0)
         if context.intermediate is not None:
-            parts, rest = list[Tensor](), torch.zeros_like(value[:, 0])
+            returns, total = list[Tensor](), torch.zeros_like(value[:, 0])
             for reward in reversed(turn_rewards(credit, context).unbind(1)):
-                rest = reward + self.gamma * rest
-                parts.insert(0, rest)
-            value = value + torch.stack(parts, 1)
+                total = reward + self.gamma * total
+                returns.insert(0, total)
+            value = value + torch.stack(returns, 1)
         return credit._replace(value=value * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:
@@ -294,8 +296,8 @@ class States:
         states = context.needed(SAMPLE_TURNS, "States").states.cpu()
         scale = "group" if self.scale else None
         rule = Standardize(scale, correction=1, eps=self.eps)
-        own = (turn_rewards(credit, context) * credit.mask).sum(1, keepdim=True)
-        episode = rule(Credit((credit.value + own) * credit.mask, credit.mask), context).value
+        rewards = (turn_rewards(credit, context) * credit.mask).sum(1, keepdim=True)
+        episode = rule(Credit((credit.value + rewards) * credit.mask, credit.mask), context).value
         credit = existing(credit, context)
         returns = Discount(self.gamma)(credit, context).value
         n, k, r = credit.value.shape
@@ -318,4 +320,4 @@ class States:
 
 def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:
     """Greedy samples per draw that each `GreedyBaseline` among the transforms needs."""
-    return [each.samples for each in transforms if isinstance(each, GreedyBaseline)]
+    return [transform.samples for transform in transforms if isinstance(transform, GreedyBaseline)]

@@ -103,8 +103,8 @@ class Context:
             return weigh(std, h, slope)[:, None]
         rows = [
             # samples that only fill up a group have no steps
-            weigh(*own.unbind(-1)) if bool(own.any()) else torch.ones_like(own[:, 0])
-            for own in self.table[SAMPLE_STEPS].unbind()
+            weigh(*steps.unbind(-1)) if bool(steps.any()) else torch.ones_like(steps[:, 0])
+            for steps in self.table[SAMPLE_STEPS].unbind()
         ]
         return torch.stack(rows)[..., None]
 
@@ -156,7 +156,7 @@ class NodeLevel(NamedTuple):
     with masked ones."""
 
     first: Int[Tensor, "g m"]  # a leaf of each node, -1 where there is none
-    place: Int[Tensor, " n"]  # of each leaf's node among all g m
+    node_of_leaf: Int[Tensor, " n"]  # of each leaf's node among all g m
 
     @classmethod
     def of(cls, ids: Int[Tensor, " n"], group: int) -> "NodeLevel":
@@ -167,10 +167,10 @@ class NodeLevel(NamedTuple):
         counts = pairs[:, 0].bincount(minlength=n // group)
         most = int(counts.max())
         before = counts.cumsum(0) - counts
-        place = draw * most + node - before[draw]
+        node_of_leaf = draw * most + node - before[draw]
         first = torch.full((n // group * most,), -1)
-        first[place.flip(0)] = torch.arange(n).flip(0)
-        return cls(first.view(-1, most), place)
+        first[node_of_leaf.flip(0)] = torch.arange(n).flip(0)
+        return cls(first.view(-1, most), node_of_leaf)
 
     def at_nodes(self, column: Tensor) -> Tensor:
         """Select one value per node, [n r] to [draws m r]; 0 and False for missing nodes."""
@@ -179,20 +179,20 @@ class NodeLevel(NamedTuple):
 
     def at_leaves(self, column: Tensor) -> Tensor:
         """Copy the values of nodes [draws m r] to their leaves [n r]."""
-        return column.flatten(0, 1)[self.place]
+        return column.flatten(0, 1)[self.node_of_leaf]
 
     def total(self, column: Tensor) -> Tensor:
         """Sum over each node's leaves, [n r] to [draws m r]."""
         shape = (self.first.numel(), column.shape[-1])
-        sums = torch.zeros(shape, dtype=column.dtype).index_add_(0, self.place, column)
+        sums = torch.zeros(shape, dtype=column.dtype).index_add_(0, self.node_of_leaf, column)
         return sums.view(*self.first.shape, -1)
 
     def most(self, column: Tensor) -> Tensor:
         """Maximum over each node's leaves, [n r] to [draws m r]."""
         shape = (self.first.numel(), column.shape[-1])
-        place = self.place[:, None].expand_as(column)
+        node_of_leaf = self.node_of_leaf[:, None].expand_as(column)
         start = torch.full(shape, -torch.inf, dtype=column.dtype)
-        return start.scatter_reduce(0, place, column, "amax").view(*self.first.shape, -1)
+        return start.scatter_reduce(0, node_of_leaf, column, "amax").view(*self.first.shape, -1)
 
 
 Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> value
@@ -288,7 +288,7 @@ def _stacked(levels: list[Credit]) -> Credit:
 
 def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> Credit:
     """Node values [n k r] with leaves weighted by softmax(beta log-density of their path)."""
-    columns, group, parts = context.columns, context.columns.group, list[Credit]()
+    columns, group, points = context.columns, context.columns.group, list[Credit]()
     path = torch.zeros(len(values), 1, dtype=torch.float64)
     for k, logp in context.logp.items():
         path = path + at_leaves(logp.double().cpu().view(-1, columns.nodes[k], 1), group)
@@ -298,8 +298,8 @@ def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> C
         likely = (beta * path.view(*shape[:3], 1)).masked_fill(~mask, -torch.inf)
         weight = likely.softmax(2).nan_to_num(0.0)
         fused = (weight * value.masked_fill(~mask, 0.0)).sum(2)
-        parts.append(Credit(at_leaves(fused, group), at_leaves(mask.any(2), group)))
-    return _stacked(parts)
+        points.append(Credit(at_leaves(fused, group), at_leaves(mask.any(2), group)))
+    return _stacked(points)
 
 
 def existing(credit: Credit, context: Context) -> Credit:
@@ -330,7 +330,7 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
     if fusion == "path" or isinstance(fusion, LikelyPaths):
         raise ValueError("path fusion needs uniform trees: use fusion='mean' or 'max'")
     assert context.nodes is not None
-    parts: list[Credit] = []
+    points: list[Credit] = []
     for ids in context.nodes.unbind(1):
         level = NodeLevel.of(ids, context.columns.group)
         count = level.total(scored.double())
@@ -339,16 +339,16 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
         else:
             value = level.most(values.masked_fill(~scored, -torch.inf))
             value = value.masked_fill(count == 0, 0.0)
-        parts.append(Credit(level.at_leaves(value), level.at_leaves(count > 0)))
-    return _stacked(parts)
+        points.append(Credit(level.at_leaves(value), level.at_leaves(count > 0)))
+    return _stacked(points)
 
 
 def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
     """Reduce [draws nodes leaves r] to [draws nodes r]."""
-    some = mask.any(2)
+    scored = mask.any(2)
     if fusion == "mean":
-        return masked_mean(value, mask, 2)[:, :, 0], some
-    return value.masked_fill(~mask, -torch.inf).amax(2).masked_fill(~some, 0.0), some
+        return masked_mean(value, mask, 2)[:, :, 0], scored
+    return value.masked_fill(~mask, -torch.inf).amax(2).masked_fill(~scored, 0.0), scored
 
 
 def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.estimate.sizes import PROMPT, TEXT_MODULES, RowShape, rows_per_state
 from flowrl.models.description import Description
+from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.settings import PipelineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 
 # what a call without data raises, and one that needs further inputs
 UNCOUNTABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
@@ -64,6 +66,25 @@ def text_flops(described: Description, length: int) -> FlopCount:
         weights = sum(p.numel() for p in model.parameters())
         count, exact = 2.0 * weights * tokens + attention, False
     return FlopCount(count, count, None, exact, type(model).__name__)
+
+
+def image_token_flops(
+    described: Description, settings: ImageTokenSettings, length: int
+) -> FlopCount | None:
+    """Operations of a model that writes images on a prompt and all tokens of an image, with the
+    second row of guidance; None without its files. The decoder is not counted."""
+    if described.folder is None:
+        return None
+    policy = ImageTokenPolicy.without_weights(str(described.folder), settings)
+    family, rows, tokens = policy.family, policy.guided.rows, PROMPT + length
+    width = policy.model.config.get_text_config().hidden_size
+    embeddings, mask = _meta(rows, tokens, width), _meta(1, 1, tokens, tokens)
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        found = family.states(embeddings, attention_mask=mask, use_cache=False).last_hidden_state
+        family.head(found[:, -length:])
+    count = float(counter.get_total_flops())
+    return FlopCount(count, count, None, True, policy.name)
 
 
 def pipeline_flops(described: Description, m: PipelineSettings, steps: int) -> FlopCount | None:

@@ -162,6 +162,8 @@ def _of_model(run: RunSettings, iteration: int) -> MemoryEstimate | None:
     if pipeline is not None and pipeline.offload:
         phases["encoding"] = sum(model.frozen.values()) * BYTES[run.model.dtype]
     lacks = [f"weights of {name}" for name in model.unknown]
+    if run.image_tokens is not None:
+        lacks.append("activations of the decoder of images")
     if model.tokens is None and kept_by_call(run.model) is None:
         lacks.append("activations of a model without tokens")
     parts, resting = _weights(run, model) | {"states": _states(run, model, iteration)}, 0
@@ -272,7 +274,7 @@ def rows_per_call(run: RunSettings, model: Sizes, kind: CallKind) -> int:
     if given != "auto":
         return given
     if isinstance(run.model, LanguageSettings):
-        return max(1, min(256, 2**14 // (model.tokens or 1)))
+        return max(1, min(256, 2**14 // (model.rows * (model.tokens or 1))))
     if isinstance(run.model, OwnSettings):
         return automatic_rows(model.latent)
     return max(1, min(128, 2**18 // max(1, model.latent)))

@@ -17,10 +17,12 @@ from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
 from flowrl.models.diffusers.modular.guiders import guider_passes
+from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.vision import reads_images
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.savings import outer_lists
-from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
+from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.own_model import OwnModelSettings
 from flowrl.settings.model.pipeline import GuidanceScale
 
@@ -32,6 +34,7 @@ EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
 EDITED_PIXELS = 2**20
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
+FACTORS = ("spatial_downsample_factors", "temporal_downsample_factors")
 LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
 
 
@@ -98,6 +101,8 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
         return None
     if isinstance(m, PipelineSettings):
         return _pipeline(described, m, length)
+    if isinstance(m, LanguageSettings) and m.image is not None:
+        return _image_tokens(described, m.image, length)
     return _language(described, length)
 
 
@@ -142,6 +147,36 @@ def _language(described: Description, length: int) -> Sizes:
     more = {"public": described.public, "adapted": _weights(targets), "linear": _weights(targets)}
     more["cached"] = cached_numbers(model.config.get_text_config(), PROMPT + length)
     return replace(sizes, outside=trained - sum(map(_count, _blocks(repeated))), **more)
+
+
+def _image_tokens(
+    described: Description, settings: ImageTokenSettings, length: int
+) -> Sizes | None:
+    """Sizes of a model that writes images, whose other parts are frozen; None without its files.
+    Activations of its decoder are not known."""
+    if described.folder is None:
+        return None
+    policy = ImageTokenPolicy.without_weights(str(described.folder), settings)
+    parts, language = policy.family.trained, policy.language
+    trained = sum(_count(part) for part in parts.values())
+    linears = [x for part in parts.values() for x in part.modules() if isinstance(x, nn.Linear)]
+    targets = [x for x in language.modules() if isinstance(x, nn.Linear)]
+    height, width = policy.family.size
+    cached = cached_numbers(policy.model.config.get_text_config(), PROMPT + length)
+    return Sizes(
+        trained,
+        {"decoder and other parts": _count(policy.model) - trained},
+        _ends(targets),
+        PROMPT + length,
+        **_work(language),
+        lengths=_rows(targets),
+        adapted=_weights(targets),
+        linear=_weights(linears),
+        outside=trained - sum(map(_count, _blocks(language))),
+        cached=policy.guided.rows * cached,
+        rows=policy.guided.rows,
+        media=3 * height * width,
+    )
 
 
 def cached_numbers(config: Any, tokens: int) -> int:
@@ -304,7 +339,10 @@ class RowShape:
         spatial, temporal = _compression(vae)
         height, width = (side or 512 for side in known_size(described, m))
         frames = _size("num_frames", described, m) or 1
-        latent_frames = (frames - 1) // temporal + 1
+        chunk, ahead = _chunks(vae, temporal)
+        latent_frames = max(0, frames - ahead) // chunk * (-(-chunk // temporal)) + -(
+            -ahead // temporal
+        )
         channels = config.get("in_channels", 4)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
@@ -329,12 +367,13 @@ class SizeLimits:
 
     factor   of pixels: a height or width is a multiple of it
     longest  pixels of the longest height or width; None without a limit
-    frames   of a video are 1 more than a multiple of this
+    frames   of a video are `ahead` more than a multiple of this
     """
 
     factor: int
     longest: int | None
     frames: int
+    ahead: int
 
     @classmethod
     def of(cls, described: Description) -> "SizeLimits":
@@ -343,7 +382,7 @@ class SizeLimits:
         patch = _patch(vae, config)
         most = config.get("pos_embed_max_size")  # SD3: patches of a side
         longest = most * patch * spatial if isinstance(most, int) else None
-        return cls(spatial * patch, longest, temporal)
+        return cls(spatial * patch, longest, *_chunks(vae, temporal))
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
         """Why a pipeline cannot generate these sizes, by the names of its call's arguments."""
@@ -357,12 +396,12 @@ class SizeLimits:
                 )
             if self.longest is not None and pixels > self.longest:
                 return f"{name} {pixels} is above the model's longest side of {self.longest} pixels"
-        frames = sizes.get("num_frames", 1)
-        if more := (frames - 1) % self.frames:
+        frames = sizes.get("num_frames", self.ahead)
+        if more := (frames - self.ahead) % self.frames:
             near = frames - more
             return (
-                f"{frames} frames are not 1 more than a multiple of {self.frames}, as the model's "
-                f"latents need: use {near} or {near + self.frames}"
+                f"{frames} frames are not {self.ahead} more than a multiple of {self.frames}, as "
+                f"the model's latents need: use {near} or {near + self.frames}"
             )
         return None
 
@@ -371,8 +410,18 @@ def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
     """Pixels per latent in space, and frames per latent in time."""
     levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
     halvings = len(vae.get("dim_mult") or levels) - 1
+    if FACTORS[0] in vae:  # of each level
+        spatial, temporal = (math.prod(vae[name]) for name in FACTORS)
+        return spatial, temporal
     spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
     return spatial, next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
+
+
+def _chunks(vae: Mapping[str, Any], temporal: int) -> tuple[int, int]:
+    """Frames of a chunk that the decoder makes at once, and those ahead of the first: one latent's,
+    and one frame; for MiniMax-H3 17 and 5, in 5 and 2 latents."""
+    clip = vae.get("clip_length")
+    return (temporal, 1) if clip is None else (clip, -(-clip // temporal))
 
 
 def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:

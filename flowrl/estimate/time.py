@@ -112,6 +112,8 @@ def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCou
     """Operations of a model's calls; None if they cannot be counted."""
     if isinstance(m, PipelineSettings):
         return flops.pipeline_flops(described, m, length)
+    if isinstance(m, LanguageSettings) and m.image is not None:
+        return flops.image_token_flops(described, m.image, length)
     return flops.text_flops(described, length)
 
 
@@ -230,16 +232,16 @@ def time_report(
     lines.append(f"  all {t.iterations} iterations: about {duration(whole)}")
     lines.append(f"  {_counting(run, found.count)}")
     left = (
-        LEFT_OUT
-        if found.count.decode is not None or isinstance(run.model, LanguageSettings)
-        else f"decoding, {LEFT_OUT}"
+        LEFT_OUT if found.count.decode is not None or run.writes_texts else f"decoding, {LEFT_OUT}"
     )
     lines.append(f"  not included: {left}")
     return "\n".join(lines)
 
 
 def _counting(run: RunSettings, count: FlopCount) -> str:
-    what = "a whole text" if isinstance(run.model, LanguageSettings) else "a state"
+    what = "a state"
+    if isinstance(run.model, LanguageSettings):
+        what = "a whole text" if run.writes_texts else "all tokens of an image"
     how = "counted on the meta device" if count.counted else "from weights, tokens and attention"
     decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"
     return f"{count.state / 1e12:.3g} TFLOP for {what} of {count.network} ({how}){decode}"

@@ -64,12 +64,12 @@ def tie_threshold(margin: Values, label: Values) -> float:
     Exact, over every threshold that changes a verdict; among equal ones the smallest. It is chosen
     on the same pairs that it is used on, as in the papers, so the accuracy is slightly too high.
     """
-    known = ~np.isnan(margin)
-    size, people = np.abs(margin[known]), preferred(label[known])
+    scored = ~np.isnan(margin)
+    size, people = np.abs(margin[scored]), preferred(label[scored])
     if not len(size):
         return 0.0
     order = np.argsort(size, kind="stable")
-    size, people, sign = size[order], people[order], np.sign(margin[known][order])
+    size, people, sign = size[order], people[order], np.sign(margin[scored][order])
     tied = np.cumsum(people == 0)
     lost = np.cumsum((people == sign) & (people != 0))
     last = np.append(size[1:] != size[:-1], True)  # a threshold takes all pairs of one size
@@ -95,13 +95,13 @@ class Resamples:
 
     def means(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Float[np.ndarray, " draws"]:
         """Mean of the non-NaN values in each resample."""
-        known = ~np.isnan(values)
+        scored = ~np.isnan(values)
         c = self.weights.shape[1]
-        sums = np.bincount(cluster[known], values[known], minlength=c)
-        counts = np.bincount(cluster[known], minlength=c)
-        drawn = self.weights @ counts
+        sums = np.bincount(cluster[scored], values[scored], minlength=c)
+        counts = np.bincount(cluster[scored], minlength=c)
+        counted = self.weights @ counts
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(drawn > 0, self.weights @ sums / drawn, np.nan)
+            return np.where(counted > 0, self.weights @ sums / counted, np.nan)
 
     def interval(self, means: Float[np.ndarray, " draws"]) -> tuple[float, float]:
         from scipy import stats
@@ -116,11 +116,11 @@ class Resamples:
         return float(low), float(high)
 
     def estimate(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
-        known = ~np.isnan(values)
-        if not known.any():
+        scored = ~np.isnan(values)
+        if not scored.any():
             return MeanInterval(float("nan"), float("nan"), float("nan"), 0)
         low, high = self.interval(self.means(values, cluster))
-        return MeanInterval(float(values[known].mean()), low, high, int(known.sum()))
+        return MeanInterval(float(values[scored].mean()), low, high, int(scored.sum()))
 
     def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
         """`estimate` for values in 0..1. If all are 0 or all are 1, the bootstrap has no spread,
@@ -171,18 +171,18 @@ class Calibration(NamedTuple):
 
 def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
     """Calibration with each pair in both orders (p and 1 - p), so that the order has no effect."""
-    known = ~np.isnan(p)
-    p, label = np.append(p[known], 1 - p[known]), np.append(label[known], 1 - label[known])
+    judged = ~np.isnan(p)
+    p, label = np.append(p[judged], 1 - p[judged]), np.append(label[judged], 1 - label[judged])
     if not len(p):
         return Calibration(float("nan"), float("nan"), (), (), ())
     at = np.minimum((p * bins).astype(int), bins - 1)
     count = np.bincount(at, minlength=bins)
     full = count > 0
     said = np.bincount(at, p, bins)[full] / count[full]
-    seen = np.bincount(at, label, bins)[full] / count[full]
-    ece = float(np.abs(said - seen) @ count[full] / len(p))
+    means = np.bincount(at, label, bins)[full] / count[full]
+    ece = float(np.abs(said - means) @ count[full] / len(p))
     brier = float(np.square(p - label).mean())
-    return Calibration(brier, ece, tuple(said), tuple(seen), tuple(count[full].tolist()))
+    return Calibration(brier, ece, tuple(said), tuple(means), tuple(count[full].tolist()))
 
 
 def fitted_scale(margin: Values, label: Values) -> float:
@@ -192,18 +192,18 @@ def fitted_scale(margin: Values, label: Values) -> float:
     """
     from scipy import optimize
 
-    known = ~np.isnan(margin)
-    margin, label = margin[known], label[known]
-    unit = np.abs(margin).mean() if len(margin) else 0.0
-    if unit == 0 or np.sum(margin * (label - 0.5)) <= 0:
+    judged = ~np.isnan(margin)
+    margin, label = margin[judged], label[judged]
+    scale = np.abs(margin).mean() if len(margin) else 0.0
+    if scale == 0 or np.sum(margin * (label - 0.5)) <= 0:
         return float("inf")
 
     def loss(log_s: float) -> float:
-        x = margin / unit / np.exp(log_s)
+        x = margin / scale / np.exp(log_s)
         return float(np.mean(np.logaddexp(0, x) - label * x))
 
     best = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
-    return float(unit * np.exp(best.x))
+    return float(scale * np.exp(best.x))
 
 
 class OrderAgreement(NamedTuple):
@@ -234,10 +234,10 @@ def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
     """Share of pairs with the same winner, among pairs where both have a winner; NaN without such
     pairs."""
     decided: list[Bool[np.ndarray, " p"]] = [~np.isnan(m) & (m != 0) for m in margins]
-    share = np.full((len(margins), len(margins)), np.nan)
+    agreed = np.full((len(margins), len(margins)), np.nan)
     for i, first in enumerate(margins):
         for j, second in enumerate(margins):
             both = decided[i] & decided[j]
             if both.any():
-                share[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
-    return share
+                agreed[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
+    return agreed

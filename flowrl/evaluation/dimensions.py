@@ -12,8 +12,8 @@ def dimension_lines(now: Tallies, base: Tallies | None = None) -> list[str]:
     """
     lines: list[str] = []
     for label, tallies in now.items():
-        for place, (tally, counts) in enumerate(tallies):
-            before = base[label][place][1] if base is not None else {}
+        for index, (tally, counts) in enumerate(tallies):
+            before = base[label][index][1] if base is not None else {}
             lines += _lines(label, counts, before, tally.overall)
     return lines
 
@@ -30,9 +30,12 @@ def _lines(
         lines = [text + (f"; base {_mean(before):.4f}" if before else "")]
     for name, count in above.items():
         lines.append(f"  {name}: {_accuracy(count, before.get(name))}")
-        inner = sorted(each for each in now if primary(each) == name)
+        inner = sorted(dimension for dimension in now if primary(dimension) == name)
         if inner != [name]:
-            lines += [f"    {each}: {_accuracy(now[each], base.get(each))}" for each in inner]
+            lines += [
+                f"    {dimension}: {_accuracy(now[dimension], base.get(dimension))}"
+                for dimension in inner
+            ]
     return lines
 
 

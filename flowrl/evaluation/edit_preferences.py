@@ -74,9 +74,9 @@ def ranks_in(ranking: Any, place: str) -> dict[str, float]:
     text = str(ranking).replace(" ", "")
     text = text.removesuffix("=Good").removesuffix("=Bad")
     letters, signs = text[::2], text[1::2]
-    known = len(letters) == len(signs) + 1 and len(set(letters)) == len(letters) > 1
+    well_formed = len(letters) == len(signs) + 1 and len(set(letters)) == len(letters) > 1
     if (
-        not known
+        not well_formed
         or set(letters) - set(LETTERS)
         or set(signs) - set("<>=")
         or {"<", ">"} <= {*signs}
@@ -113,11 +113,13 @@ def with_more(row: PreferenceRow, judged: JudgedRow, folder: Path, place: str) -
     """
     if not judged.more:
         return row
-    kept = {name: value for name, value in row.items() if not _is_image(value)} | dict(judged.more)
+    columns = {name: value for name, value in row.items() if not _is_image(value)} | dict(
+        judged.more
+    )
     if "source" in judged.more:
         source = Source.of(judged.more["source"], folder, f"{place}, the source")
-        kept["source"] = str(source.path if source.data is None else _written(source.data))
-    return kept
+        columns["source"] = str(source.path if source.data is None else _written(source.data))
+    return columns
 
 
 def _is_image(value: Any) -> bool:

@@ -89,8 +89,8 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     for i, row in enumerate(rows):
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
             raise UserError(f"{table}, row {i + 1}: {file} or {prompt} is empty")
-        rest = {key: value for key, value in row.items() if key not in (file, prompt)}
-        paths.append((folder / row[file], row[prompt], rest))
+        others = {key: value for key, value in row.items() if key not in (file, prompt)}
+        paths.append((folder / row[file], row[prompt], others))
     return paths
 
 
@@ -120,12 +120,12 @@ def caption_beside(path: Path) -> str | None:
         if not file.is_file():
             continue
         try:
-            what = file_unlike_its_name(file)
-            text = utf8_text(file.read_bytes()) if what is None else ""
+            wrong = file_unlike_its_name(file)
+            text = utf8_text(file.read_bytes()) if wrong is None else ""
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
-        if what is not None:
-            raise UserError(f"{file} cannot be read: it {what}")
+        if wrong is not None:
+            raise UserError(f"{file} cannot be read: it {wrong}")
         words = " ".join(_before_settings(text).split())
         if any(letter.isalpha() for letter in words):
             return words

@@ -68,7 +68,7 @@ def label_studio_tasks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the layouts `chosen` and `texts`, without pairs that have no winner."""
-    found = []
+    rows_chosen = []
     for row in rows:
         if row["label"] == 0.5:
             continue
@@ -77,8 +77,8 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         chosen = {"prompt": row["prompt"], "chosen": samples[better], "rejected": samples[worse]}
         if "a_text" in row:  # as messages, so that a text of one word is no file's name
             chosen |= {k: [{"role": "assistant", "content": chosen[k]}] for k in list(chosen)[1:]}
-        found.append(chosen)
-    return found
+        rows_chosen.append(chosen)
+    return rows_chosen
 
 
 def _samples(row: Mapping[str, Any]) -> dict[str, str]:

@@ -97,11 +97,11 @@ class Gallery:
         sentences = []
         for reward, files in self.refused.items():
             first, why = next(iter(files.items()))
-            rest = f" and {len(files) - 1} others" if len(files) > 1 else ""
-            sentences.append(f"not scored by {reward}: {first}{rest}: {why}")
+            others = f" and {len(files) - 1} others" if len(files) > 1 else ""
+            sentences.append(f"not scored by {reward}: {first}{others}: {why}")
         for reward, names in self.abstained.items():
-            rest = f" and {len(names) - 1} others" if len(names) > 1 else ""
-            sentences.append(f"{reward} does not apply to {names[0]}{rest}: it returned None")
+            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            sentences.append(f"{reward} does not apply to {names[0]}{others}: it returned None")
         return sentences
 
 
@@ -143,12 +143,12 @@ def scores(
         waiting = _kinds(samples)
         while waiting:
             rows_ = waiting.pop(0)
-            some = samples if len(rows_) == len(part) else samples.take(rows_)
+            chosen = samples if len(rows_) == len(part) else samples.take(rows_)
             try:
                 with clock.timing(len(rows_)), _errors_of(name):
-                    result = score_all({name: reward}, some)
+                    result = score_all({name: reward}, chosen)
             except _Refused as error:
-                groups = _groups(some, rows_)
+                groups = _groups(chosen, rows_)
                 if len(groups) > 1:  # one that is too short must not take the others with it
                     waiting = [*groups, *waiting]
                     continue
@@ -157,7 +157,9 @@ def scores(
                 continue
             column, applies = result.column(name)
             values[[at[part[row]] for row in rows_]] = column.numpy()
-            outside = [row for row, here in zip(rows_, applies.tolist(), strict=True) if not here]
+            outside = [
+                row for row, applied in zip(rows_, applies.tolist(), strict=True) if not applied
+            ]
             if outside and change is None:
                 names = [gallery.items[part[row]].source.name for row in outside]
                 gallery.abstained.setdefault(name, []).extend(names)
@@ -181,11 +183,11 @@ def _kinds(samples: Samples) -> list[list[int]]:
     go with the first kind."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
-    parts: dict[int, list[int]] = {}
+    kinds: dict[int, list[int]] = {}
     first = next((_dimensions(m) for m in samples.media if m is not None), 0)
     for row, media in enumerate(samples.media):
-        parts.setdefault(first if media is None else _dimensions(media), []).append(row)
-    return list(parts.values())
+        kinds.setdefault(first if media is None else _dimensions(media), []).append(row)
+    return list(kinds.values())
 
 
 def _dimensions(media: Tensor | str) -> int:
@@ -194,10 +196,10 @@ def _dimensions(media: Tensor | str) -> int:
 
 
 def _groups(samples: Samples, rows: Sequence[int]) -> list[list[int]]:
-    parts: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for group, row in zip(samples.group.tolist(), rows, strict=True):
-        parts.setdefault(group, []).append(row)
-    return list(parts.values())
+        groups.setdefault(group, []).append(row)
+    return list(groups.values())
 
 
 class _Refused(Exception):
@@ -234,19 +236,19 @@ def verdicts(
         pairs_of = zip(rows, samples.media, strict=True)
         kinds = {row: _dimensions(m) for row, m in pairs_of if m is not None}
         for kind in dict.fromkeys(kinds.values()):  # a pair of an image and a video has no verdict
-            alike = {row for row, own in kinds.items() if own == kind}
+            alike = {row for row, own_kind in kinds.items() if own_kind == kind}
             chosen = [i for i in part if first[i] in alike and second[i] in alike]
             if not chosen:
                 continue
-            kept = [k for k, row in enumerate(rows) if row in alike]
-            place = {rows[k]: i for i, k in enumerate(kept)}
-            a = torch.tensor([place[int(first[i])] for i in chosen])
-            b = torch.tensor([place[int(second[i])] for i in chosen])
+            compared = [k for k, row in enumerate(rows) if row in alike]
+            index = {rows[k]: i for i, k in enumerate(compared)}
+            a = torch.tensor([index[int(first[i])] for i in chosen])
+            b = torch.tensor([index[int(second[i])] for i in chosen])
             try:
                 with clock.timing(len(chosen)), _errors_of(name):
-                    values[chosen] = judged(name, judge, samples.take(kept), a, b).numpy()
+                    values[chosen] = judged(name, judge, samples.take(compared), a, b).numpy()
             except _Refused as error:
-                names = [gallery.items[rows[k]].source.name for k in kept]
+                names = [gallery.items[rows[k]].source.name for k in compared]
                 refused |= dict.fromkeys(names, str(error))
     _note_refused(name, gallery, {int(r) for pair in pairs for r in pair}, refused)
     return values, clock.cost
@@ -374,7 +376,7 @@ def _made(name: str, maker: Callable[[], T]) -> tuple[T, float]:
     """The result of a call and its seconds. UserError for a missing library or missing weights."""
     begun = time.perf_counter()
     try:
-        made = maker()
+        reward = maker()
     except (ValueError, ImportError, OSError) as error:
         raise UserError(f"reward {name!r}: {error}") from error
-    return made, time.perf_counter() - begun
+    return reward, time.perf_counter() - begun

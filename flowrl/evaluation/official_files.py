@@ -57,8 +57,8 @@ def download_official(suite: str, out: Path) -> str:
     UserError: unknown address, no answer, or a file that differs from the known one.
     """
     if suite not in OFFICIAL_FILES:
-        known = ", ".join(OFFICIAL_FILES)
-        raise UserError(f"--get: no download is known for {suite!r}, only for {known}")
+        suites = ", ".join(OFFICIAL_FILES)
+        raise UserError(f"--get: no download is known for {suite!r}, only for {suites}")
     check_output_file(out, "--get")
     official = OFFICIAL_FILES[suite]
     try:

@@ -34,8 +34,8 @@ def prompt_means(
     values: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " c"]:
     """Mean of each prompt's non-NaN values, in order; NaN if there are none."""
-    _, place = np.unique(group, return_inverse=True)
-    known, count = ~np.isnan(values), int(place.max(initial=-1)) + 1
-    sums = np.bincount(place[known], values[known], minlength=count)
+    _, prompt = np.unique(group, return_inverse=True)
+    scored, count = ~np.isnan(values), int(prompt.max(initial=-1)) + 1
+    sums = np.bincount(prompt[scored], values[scored], minlength=count)
     with np.errstate(invalid="ignore"):
-        return sums / np.bincount(place[known], minlength=count)
+        return sums / np.bincount(prompt[scored], minlength=count)

@@ -112,8 +112,8 @@ def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> floa
     Computed over all samples if no group has two scored samples. A group's advantages are in this
     unit, so a shift of 1 equals a typical difference between samples.
     """
-    known = ~np.isnan(score)
-    score, group = score[known], np.unique(group[known], return_inverse=True)[1]
+    scored = ~np.isnan(score)
+    score, group = score[scored], np.unique(group[scored], return_inverse=True)[1]
     if len(score) < 2:
         return float("nan")
     count = np.bincount(group)
@@ -151,7 +151,7 @@ def robustness(
     clean: Float[np.ndarray, " n"],
     changed: Mapping[str, Float[np.ndarray, " n"]],
     pairs: ScoredPairs,
-    unit: float,
+    scale: float,
     resamples: Resamples,
 ) -> dict[str, Robustness]:
     """Effect of each edit. `changed` is NaN for unedited samples; `unit` is `spread`."""
@@ -161,13 +161,13 @@ def robustness(
     effects = {}
     for name, score in changed.items():
         moved = score - clean
-        known = ~np.isnan(moved)
+        scored = ~np.isnan(moved)
         # a reward that gives all samples one score has no unit: any shift is then infinite
         with np.errstate(divide="ignore", invalid="ignore"):
-            shift = resamples.estimate(np.where(moved == 0, 0.0, moved / unit), owner)
+            shift = resamples.estimate(np.where(moved == 0, 0.0, moved / scale), owner)
         beats = (score[pairs.loser] > clean[pairs.winner]).astype(float)
         counted = right & ~np.isnan(score[pairs.loser])
         overtakes = resamples.share(np.where(counted, beats, np.nan), pairs.cluster)
-        raised = float((moved[known] > 0).mean()) if known.any() else float("nan")
-        effects[name] = Robustness(shift, raised, overtakes, int(known.sum()))
+        raised = float((moved[scored] > 0).mean()) if scored.any() else float("nan")
+        effects[name] = Robustness(shift, raised, overtakes, int(scored.sum()))
     return effects

@@ -51,8 +51,8 @@ from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
 from flowrl.evaluation.tables import rows_of
-from flowrl.prompts.chat import read_chat
-from flowrl.prompts.conversations import with_prompts_found
+from flowrl.prompts.chat import message_of, read_chat
+from flowrl.prompts.conversations import answer_in, with_prompts_found
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.source import PromptRows, Row, check_column
 from rewards.types import cell
@@ -104,11 +104,9 @@ def _texts(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
 
 
 def _answer(value: Any, place: str) -> Answer:
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        value = value[-1].get("content")
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {value!r:.50} is no text, and no list of messages")
-    return Answer(value)
+    if (text := answer_in(value)) is None:
+        raise UserError(f"{place}: {value!r:.50} is no text, and no message of the assistant")
+    return Answer(text)
 
 
 _PAIR = ("chosen", "rejected")
@@ -117,7 +115,7 @@ _PAIR = ("chosen", "rejected")
 def _holds_text(value: Any, folder: Path) -> bool:
     """Whether a cell of chosen or rejected is an answer rather than the name of a file: an answer
     may be one word."""
-    if isinstance(value, list):
+    if isinstance(value, list) or message_of(value) is not None:
         return True
     if not isinstance(value, str) or value.partition("#")[0].lower().endswith(_FILES):
         return False
@@ -151,15 +149,15 @@ def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | Non
 
 def _ranked(media: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
     def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
-        given = row[dimension]
-        if not isinstance(given, list) or len(given) != len(row[media]):
+        ranks = row[dimension]
+        if not isinstance(ranks, list) or len(ranks) != len(row[media]):
             raise UserError(f"{place}: {dimension} and {media} must be two lists of equal length")
-        judged = [(m, _number(n, place)) for m, n in zip(row[media], given, strict=True)]
-        kept = [(m, number) for m, number in judged if number is not None]
-        values = [number for _, number in kept]
+        judged = [(m, _number(n, place)) for m, n in zip(row[media], ranks, strict=True)]
+        ranked = [(m, number) for m, number in judged if number is not None]
+        values = [number for _, number in ranked]
         if "rank" not in dimension.lower():  # ratings: rank 1 has none above it
             values = [1.0 + sum(other > value for other in values) for value in values]
-        return JudgedRow(row["prompt"], [m for m, _ in kept], ranks=values)
+        return JudgedRow(row["prompt"], [m for m, _ in ranked], ranks=values)
 
     return read
 
@@ -378,22 +376,22 @@ class _Builder:
         if self.ranks:
             keys = [(item.group, i) for i, item in enumerate(self.items)]
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        kept = sorted(first.values(), key=lambda i: (self.items[i].group, i))
-        groups = {g: i for i, g in enumerate(dict.fromkeys(self.items[i].group for i in kept))}
-        at = {i: place for place, i in enumerate(kept)}
-        a, b, label, category, cluster, given = zip(*self.pairs, strict=True)
+        order = sorted(first.values(), key=lambda i: (self.items[i].group, i))
+        groups = {g: i for i, g in enumerate(dict.fromkeys(self.items[i].group for i in order))}
+        at = {i: place for place, i in enumerate(order)}
+        a, b, label, category, cluster, rows = zip(*self.pairs, strict=True)
         return Preferences(
             name=name,
             layout=layout,
-            items=tuple(self.items[i]._replace(group=groups[self.items[i].group]) for i in kept),
+            items=tuple(self.items[i]._replace(group=groups[self.items[i].group]) for i in order),
             a=np.array([at[first[keys[i]]] for i in a]),
             b=np.array([at[first[keys[i]]] for i in b]),
             label=np.array(label),
             category=tuple(category),
             cluster=np.array(cluster),
-            rank=np.array(self.ranks)[kept] if self.ranks else None,
+            rank=np.array(self.ranks)[order] if self.ranks else None,
             unlabelled=unlabelled,
-            rows=tuple(given),
+            rows=tuple(rows),
         )
 
 
@@ -457,8 +455,8 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     rows = with_columns(rows, choice.columns, str(source))
     answered = any(_holds_text(row.get(side), folder) for row in rows for side in _PAIR)
     numbers = [f"row {i + 1}" for i in range(len(rows))]
-    found = with_prompts_found(PromptRows(rows, numbers), str(source))
-    rows, numbers = found.rows, found.places
+    with_prompts = with_prompts_found(PromptRows(rows, numbers), str(source))
+    rows, numbers = with_prompts.rows, with_prompts.places
     columns = list(dict.fromkeys(key for row in rows[:50] for key in row))
     if choice.layout is not None and choice.layout not in LAYOUTS:
         raise UserError(

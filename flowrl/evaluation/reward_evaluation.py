@@ -96,38 +96,48 @@ class Measured:
 
 
 def measure_rewards(
-    given: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
+    arguments: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
 ) -> Measured:
     """Evaluate rewards, and write the JSON. `objects` are additional rewards by label, passed from
     Python; `notes` are sentences that come before those of the evaluation."""
-    rewards = parse_specs(given.rewards, "--rewards")
-    judges = parse_specs(given.judges, "--judges")
-    _check(given, rewards, judges, objects)
+    rewards = parse_specs(arguments.rewards, "--rewards")
+    judges = parse_specs(arguments.judges, "--judges")
+    _check(arguments, rewards, judges, objects)
     choice = ReadOptions(
-        given.layout, given.dimension, given.images, given.prompts, given.seed,
-        column_names(given.columns),
+        arguments.layout, arguments.dimension, arguments.images, arguments.prompts, arguments.seed,
+        column_names(arguments.columns),
     )  # fmt: skip
-    preferences = load_preferences(find(str(given.dataset)), choice)
-    ties = headline(preferences, given.ties)
+    preferences = load_preferences(find(str(arguments.dataset)), choice)
+    ties = headline(preferences, arguments.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
-    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
-    out = given.out or new_numbered(Path(), "reward-evaluation")
+    less = f", {preferences.unlabelled} rows without a judgement left out"
+    less = less if preferences.unlabelled else ""
+    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs{less}")
+    out = arguments.out or new_numbered(Path(), "reward-evaluation")
     make_output_folder(out)
-    gallery = Gallery(preferences.items, given.frames)
+    gallery = Gallery(preferences.items, arguments.frames)
     items = preferences.items
     outcomes = [
-        score_pairs(n, loaded(n, s, items), preferences, gallery, given) for n, s in rewards.items()
+        score_pairs(n, loaded(n, s, items), preferences, gallery, arguments)
+        for n, s in rewards.items()
     ]
     outcomes += [
-        score_pairs(n, (tested(n, r, items), 0.0), preferences, gallery, given)
+        score_pairs(n, (tested(n, r, items), 0.0), preferences, gallery, arguments)
         for n, r in objects.items()
     ]
     outcomes += [
-        judge_pairs(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
+        judge_pairs(n, *loaded_judge(n, s), preferences, gallery, arguments)
+        for n, s in judges.items()
     ]
-    if len(gallery.broken) == len(preferences.items):
-        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
-    resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
+    unread = [item.source.name for item in items if item.source.name in gallery.broken]
+    if unread:
+        why = f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
+        if len(unread) == len(items):
+            raise UserError(f"no sample can be read: {why}")
+        print(f"{len(unread)} of {len(items)} samples cannot be read: {why}")
+    resamples = Resamples.draw(
+        preferences.clusters, arguments.resamples, arguments.level, arguments.seed
+    )
     tree = results(preferences, outcomes, resamples, ties)
     for sentence in gallery.refusals():
         print(sentence)
@@ -156,7 +166,7 @@ def column_names(words: Sequence[str]) -> dict[str, str]:
 
 
 def _check(
-    given: EvaluateRewards,
+    arguments: EvaluateRewards,
     rewards: Mapping[str, RewardSpec],
     judges: Mapping[str, RewardSpec],
     objects: Mapping[str, Reward],
@@ -169,35 +179,37 @@ def _check(
         raise UserError(f"rewards: {', '.join(both)} is also the label of an object; change one")
     if both := set(rewards) & set(judges):
         raise UserError(f"--judges: {', '.join(both)} is also among the rewards; leave one out")
-    if not 0 < given.level < 1:
-        raise UserError(f"--level must be between 0 and 1, not {given.level}")
+    if not 0 < arguments.level < 1:
+        raise UserError(f"--level must be between 0 and 1, not {arguments.level}")
     least = {"resamples": 1, "chunk": 1, "frames": 1, "robust": 0, "examples": 0, "seed": 0}
-    for name, value in vars(given).items():
+    for name, value in vars(arguments).items():
         if name in least and value < least[name]:
             raise UserError(f"--{name} must be at least {least[name]}, not {value}")
-    if given.prompts is not None and given.prompts < 1:
-        raise UserError(f"--prompts must be at least 1, not {given.prompts}")
+    if arguments.prompts is not None and arguments.prompts < 1:
+        raise UserError(f"--prompts must be at least 1, not {arguments.prompts}")
     check_specs(rewards, "--rewards")
     check_specs(judges, "--judges", "judge")
 
 
 def score_pairs(
     name: str,
-    made: tuple[Reward, float],
+    timed: tuple[Reward, float],
     preferences: Preferences,
     gallery: Gallery,
-    given: EvaluateRewards,
+    arguments: EvaluateRewards,
 ) -> RewardResult:
     """Score all samples, and the samples of some pairs after every edit."""
-    reward, seconds = made
+    reward, seconds = timed
     p = preferences
-    score, cost = scores(name, reward, gallery, range(len(p.items)), given.chunk)
+    score, cost = scores(name, reward, gallery, range(len(p.items)), arguments.chunk)
     changed = {}
-    rows = [] if p.texts else robust_rows(p, given.robust, given.seed)
+    rows = [] if p.texts else robust_rows(p, arguments.robust, arguments.seed)
     for edit in EDITS if rows else ():
         scored = np.full(len(p.items), np.nan)
-        how = change(EDITS[edit], given.seed)
-        scored[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
+        change_of = change(EDITS[edit], arguments.seed)
+        scored[rows], _ = scores(
+            f"{name}, {edit}", reward, gallery, rows, arguments.chunk, change_of
+        )
         changed[edit] = scored
     margin = score[p.a] - score[p.b]
     return RewardResult(
@@ -228,12 +240,12 @@ def judge_pairs(
     seconds: float,
     preferences: Preferences,
     gallery: Gallery,
-    given: EvaluateRewards,
+    arguments: EvaluateRewards,
 ) -> RewardResult:
     """Judge every pair in both orders; the margin is the mean of both verdicts minus 1/2."""
     p = preferences
-    ab, first = verdicts(name, judge, gallery, (p.a, p.b), given.chunk)
-    ba, second = verdicts(f"{name}, other order", judge, gallery, (p.b, p.a), given.chunk)
+    ab, first = verdicts(name, judge, gallery, (p.a, p.b), arguments.chunk)
+    ba, second = verdicts(f"{name}, other order", judge, gallery, (p.b, p.a), arguments.chunk)
     calls = first.calls + second.calls
     total = first.seconds * first.calls + second.seconds * second.calls
     sizes = [c.megabytes for c in (first, second) if c.megabytes is not None]

@@ -111,12 +111,12 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
     }
     if a.score is not None:
         group = np.array([item.group for item in p.items])
-        known = a.score[~np.isnan(a.score)]
+        scored = a.score[~np.isnan(a.score)]
         tree["score"] = {
-            "mean": float(known.mean()) if len(known) else math.nan,
+            "mean": float(scored.mean()) if len(scored) else math.nan,
             "spread": spread(a.score, group),
-            "low": float(known.min()) if len(known) else math.nan,
-            "high": float(known.max()) if len(known) else math.nan,
+            "low": float(scored.min()) if len(scored) else math.nan,
+            "high": float(scored.max()) if len(scored) else math.nan,
             "unscored": int(np.isnan(a.score).sum()),
         }
         tree["rank"] = _ranks(p, a.score, resamples)
@@ -199,8 +199,8 @@ def _differences(
 
 
 def _mean(values: Values) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else -1.0
+    scored = values[~np.isnan(values)]
+    return float(scored.mean()) if len(scored) else -1.0
 
 
 def percent(x: float, digits: int = 1) -> str:
@@ -306,7 +306,7 @@ def _fitted_here(name: str, reward: ReportTree, tree: ReportTree) -> list[str]:
     if not reward.get("seen") or not reward["seen"]["pairs"]:
         return []
     others: MeanInterval = reward["seen"]["others"]
-    rest = (
+    elsewhere = (
         f"on the other {others.n} it agrees with people on {percent(others.value)} "
         f"({between(others)})"
         if others.n
@@ -314,19 +314,19 @@ def _fitted_here(name: str, reward: ReportTree, tree: ReportTree) -> list[str]:
     )
     return [
         f"{name} was fitted to votes on the prompts of {reward['seen']['pairs']} of the "
-        f"{tree['dataset']['pairs']} pairs, where its accuracy is no test; {rest}."
+        f"{tree['dataset']['pairs']} pairs, where its accuracy is no test; {elsewhere}."
     ]
 
 
 def _alike(tree: ReportTree) -> list[str]:
     """Pairs of rewards that nearly always agree, although both decide most pairs."""
-    names, share = tree["agreement"]["names"], tree["agreement"]["share"]
+    names, agreed = tree["agreement"]["names"], tree["agreement"]["share"]
     open_ = [r["tied_pairs"] + r["unscored_pairs"] for r in tree["rewards"].values()]
     most = 0.1 * tree["dataset"]["pairs"]
     return [
-        f"{names[i]} and {names[j]} name the same winner in {percent(share[i][j], 0)} of the "
+        f"{names[i]} and {names[j]} name the same winner in {percent(agreed[i][j], 0)} of the "
         "pairs that both decide: the second one adds little."
         for i in range(1, len(names))
         for j in range(i + 1, len(names))
-        if share[i][j] > 0.97 and max(open_[i - 1], open_[j - 1]) < most
+        if agreed[i][j] > 0.97 and max(open_[i - 1], open_[j - 1]) < most
     ]

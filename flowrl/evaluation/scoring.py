@@ -50,29 +50,29 @@ class ScoreArguments:
     """A folder; by default FOLDER/scores."""
 
 
-def score_folder(given: ScoreArguments) -> Path:
-    specs = parse_specs(given.rewards, "--rewards")
+def score_folder(arguments: ScoreArguments) -> Path:
+    specs = parse_specs(arguments.rewards, "--rewards")
     if not specs:
         raise UserError("score: no rewards; add some, such as --rewards shapes,brightness")
-    if given.chunk < 1 or given.frames < 1 or given.sheet < 0:
+    if arguments.chunk < 1 or arguments.frames < 1 or arguments.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")
-    out = given.out or given.folder / "scores"
-    inside = find_items(given.folder, given.prompts, given.prompts_from)
+    out = arguments.out or arguments.folder / "scores"
+    inside = find_items(arguments.folder, arguments.prompts, arguments.prompts_from)
     # an earlier contact sheet is no sample
     items = [i for i in inside.items if i.source.path and out not in i.source.path.parents]
     if not items:
-        raise UserError(f"{given.folder} has no images or videos besides {out}")
+        raise UserError(f"{arguments.folder} has no images or videos besides {out}")
     make_output_folder(out)
     print(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}")
-    gallery = Gallery(items, given.frames)
+    gallery = Gallery(items, arguments.frames)
     values: dict[str, ScoreColumn] = {}
     costs: dict[str, Cost] = {}
     try:
         for name, spec in specs.items():
             reward, _ = loaded(name, spec, items)
             every = range(len(items))
-            values[name], costs[name] = scores(name, reward, gallery, every, given.chunk)
+            values[name], costs[name] = scores(name, reward, gallery, every, arguments.chunk)
     except UserError as error:
         if not values:
             raise
@@ -80,14 +80,18 @@ def score_folder(given: ScoreArguments) -> Path:
         done = f"the scores of {', '.join(values)} are in {out / 'scores.csv'}"
         raise UserError(f"{error}; {done}") from error
     write(out, items, values, gallery)
-    for name in values if given.sheet else ():
-        contact_sheet(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
+    for name in values if arguments.sheet else ():
+        contact_sheet(
+            out / f"sheet_{_file(name)}.png", gallery, name, values[name], arguments.sheet
+        )
     print(summary(values, costs, gallery.abstained))
     for why in gallery.broken.values():
         print(f"not scored: {why}")
     for sentence in gallery.refusals():
         print(sentence)
-    print(f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if given.sheet else ""))
+    print(
+        f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if arguments.sheet else "")
+    )
     return out
 
 
@@ -138,7 +142,7 @@ def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, 
     the two ends, and the rest is evenly spaced."""
     scored = np.flatnonzero(~np.isnan(column))
     rows = scored[np.argsort(-column[scored], kind="stable")]
-    shown = rows[kept(len(rows), most)].tolist()
+    shown = rows[sheet_ranks(len(rows), most)].tolist()
     if not shown:
         return
     left_out = f", {len(shown)} of {len(rows)} shown" if len(shown) < len(rows) else ""
@@ -149,7 +153,7 @@ def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, 
     pictures.save_grid(page, path)
 
 
-def kept(count: int, most: int) -> list[int]:
+def sheet_ranks(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     ends = most // 3
@@ -186,10 +190,10 @@ def summary(
     )
     rows: list[tuple[str, ...]] = [head]
     for name, column in values.items():
-        known = column[~np.isnan(column)]
-        numbers = (known.mean(), known.std(), known.min(), known.max()) if len(known) else ()
+        scored = column[~np.isnan(column)]
+        numbers = (scored.mean(), scored.std(), scored.min(), scored.max()) if len(scored) else ()
         cells = [f"{x:.4g}" for x in numbers] or ["-"] * 4
-        missing = str(len(column) - len(known) - len(abstained.get(name, ())))
+        missing = str(len(column) - len(scored) - len(abstained.get(name, ())))
         cost = costs[name]
         memory = "-" if cost.megabytes is None else f"{cost.megabytes:.1f}"
         rows.append((name, *cells, missing, f"{1000 * cost.seconds:.1f}", memory))

@@ -36,9 +36,9 @@ def vbench_rows(path: Path) -> list[dict[str, Any]]:
     subject_consistency".
     """
     return [
-        {"prompt": row["prompt_en"], "category": ", ".join(own)}
+        {"prompt": row["prompt_en"], "category": ", ".join(categories)}
         for row in _with_columns(path, "prompt_en", "dimension")
-        if (own := sorted(set(row["dimension"]) & set(VBENCH_DIMENSIONS)))
+        if (categories := sorted(set(row["dimension"]) & set(VBENCH_DIMENSIONS)))
     ]
 
 
@@ -48,15 +48,15 @@ def unigenbench_rows(path: Path) -> list[dict[str, Any]]:
     The third column is JSON with the test points and descriptions for the reward unigenbench.
     """
     rows, _ = rows_of(path)
-    language = next((each for each in UNIGENBENCH_KEYS if f"prompt_{each}" in rows[0]), "en")
+    language = next((key for key in UNIGENBENCH_KEYS if f"prompt_{key}" in rows[0]), "en")
     theme, points, descriptions = UNIGENBENCH_KEYS[language]
     text, dimensions = f"prompt_{language}", f"sub_dims_{language}"
-    found = []
+    suite_rows = []
     for number, row in enumerate(_with_columns(path, text, dimensions), 1):
         try:
             about = json.loads(row[dimensions])
             lists = {"testpoints": about[points], "testpoint_descriptions": about[descriptions]}
-            found.append({"prompt": row[text], "category": str(about[theme]), **lists})
+            suite_rows.append({"prompt": row[text], "category": str(about[theme]), **lists})
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"{path}: row {number}: {dimensions} is not JSON with {theme}, {points} and "
@@ -64,26 +64,26 @@ def unigenbench_rows(path: Path) -> list[dict[str, Any]]:
             ) from error
         if len(about[points]) != len(about[descriptions]):
             raise UserError(f"{path}: row {number}: {points} and {descriptions} differ in length")
-    return found
+    return suite_rows
 
 
 def dpg_rows(path: Path) -> list[dict[str, Any]]:
     """Read dpg_bench.csv: one row per question; rows with the same item_id belong to one prompt."""
     columns = ("item_id", "text", "proposition_id", "dependency", "tuple")
-    found: dict[str, dict[str, Any]] = {}
+    prompts: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(_with_columns(path, *columns, "question_natural_language"), 1):
         prompt = {"prompt": row["text"], "category": "all", "item_id": row["item_id"]}
-        own = found.setdefault(row["item_id"], prompt | {"dpg_questions": []})
+        suite_row = prompts.setdefault(row["item_id"], prompt | {"dpg_questions": []})
         try:
-            place = int(row["proposition_id"])
-            parents = [int(each) for each in row["dependency"].split(",")]
+            question_id = int(row["proposition_id"])
+            parents = [int(parent) for parent in row["dependency"].split(",")]
         except (ValueError, AttributeError, TypeError) as error:
             raise UserError(
                 f"{path}: row {number}: proposition_id and dependency must be numbers: {error}"
             ) from error
         question = {"question": row["question_natural_language"], "tuple": row["tuple"]}
-        own["dpg_questions"].append({"id": place, "parents": parents, **question})
-    return list(found.values())
+        suite_row["dpg_questions"].append({"id": question_id, "parents": parents, **question})
+    return list(prompts.values())
 
 
 def _with_columns(path: Path, *needed: str) -> list[dict[str, Any]]:

@@ -239,9 +239,9 @@ def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, 
     for column, name in enumerate(scores.names):
         means[name] = {}
         for category in dict.fromkeys(of):
-            here = torch.tensor([c == category for c in of])
-            known = scores.scored[:, column] & here
-            values = scores.values[known, column].double()
+            inside = torch.tensor([c == category for c in of])
+            scored = scores.scored[:, column] & inside
+            values = scores.values[scored, column].double()
             means[name][category] = float(values.mean()) if len(values) else float("nan")
     return means
 
@@ -250,9 +250,11 @@ def suite_summary(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]
     """A line per category and reward, and the suite's own mean."""
     lines = []
     for name, means in by_category(scores, meta).items():
-        known = [m for m in means.values() if m == m]
-        if suite.mean == "categories" and known:
-            lines.append(f"{suite.name} {name}: {sum(known) / len(known):.4f} (mean of categories)")
+        scored = [m for m in means.values() if m == m]
+        if suite.mean == "categories" and scored:
+            lines.append(
+                f"{suite.name} {name}: {sum(scored) / len(scored):.4f} (mean of categories)"
+            )
         lines += [f"  {category}: {mean:.4f}" for category, mean in means.items()]
     return "\n".join(lines)
 
@@ -269,23 +271,23 @@ class Suites:
     """Download the official file of geneval, ocr, drawbench or parti to this path."""
 
 
-def list_suites(given: Suites) -> None:
+def list_suites(arguments: Suites) -> None:
     """Print the prompt sets, or one of them; or write its prompts or its official file."""
-    if not given.name:
+    if not arguments.name:
         width = max(map(len, SUITES))
         for name, kind in SUITES.items():
             file = "" if kind.read is None else f" ({name}:FILE)"
             print(f"{name:<{width}}  {kind.about}{file}")
         print("\nflowrl suites NAME shows one; flowrl evaluate RUN --suite NAME scores a run on it")
         return
-    if given.get is not None:
-        print(download_official(given.name, given.get))
+    if arguments.get is not None:
+        print(download_official(arguments.name, arguments.get))
         return
-    suite = load_suite(given.name)
-    if given.out is not None:
-        check_output_file(given.out)
-        given.out.write_text("".join(json_text(row) + "\n" for row in suite.rows))
-        print(f"{len(suite.rows)} prompts: {given.out}")
+    suite = load_suite(arguments.name)
+    if arguments.out is not None:
+        check_output_file(arguments.out)
+        arguments.out.write_text("".join(json_text(row) + "\n" for row in suite.rows))
+        print(f"{len(suite.rows)} prompts: {arguments.out}")
         return
     print(f"{suite.name}: {suite.about}\n{len(suite.rows)} prompts, mean of {suite.mean}")
     print(f"rewards: {', '.join(suite.rewards) or 'none of its own; give --rewards'}\n")

@@ -1,14 +1,12 @@
 """Read tables from files as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as
 stored (bytes of images are not decoded)."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.prompts.files import LINE_END, one_value_per_key, utf8_text
+from flowrl.prompts.files import LINE_END, cell_rows, one_value_per_key, utf8_text
 from rewards.perception.contents import file_unlike_its_name
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -41,7 +39,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read: it {what}")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
-    except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
+    except ValueError as error:  # as those of json and of the decoder are
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")
@@ -51,7 +49,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
     text = utf8_text(path.read_bytes())
     if suffix in (".csv", ".tsv"):
-        return _cells(text, "\t" if suffix == ".tsv" else ",")
+        return list(cell_rows(text, "\t" if suffix == ".tsv" else ",").rows)
     if suffix == ".json":
         content = json.loads(text, object_pairs_hook=one_value_per_key)
         return _only_list(content) if isinstance(content, dict) else content
@@ -74,19 +72,6 @@ def _only_list(content: dict[str, Any]) -> list[Any]:
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
     ]
     return tables[0] if len(tables) == 1 else []
-
-
-def _cells(text: str, comma: str) -> list[dict[str, Any]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=comma)
-    names = [name for name in reader.fieldnames or () if name]
-    if len({*names}) < len(names):
-        raise ValueError("two columns have the same name")
-    rows = []
-    for row in reader:
-        if any(row.pop(None, ())):  # type: ignore[call-overload] cells without a column
-            raise ValueError(f"line {reader.line_num}: more cells than columns")
-        rows.append(row)
-    return rows
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:

@@ -3,9 +3,10 @@
 A feature is a file of `flowrl.iteration.features`. Workers share the features of a unit of draws;
 the features of whole iterations stand around them. The order below is that of the wrapping, the
 innermost first: a tracker's statistics are of a budget's groups, so it stands within the budget; a
-gate compares all samples, so it stands outside. A column that credit or the loss reads names its
-feature itself (`Column.owner`); a feature that is opened by a column alone comes last. Columns of
-the stages themselves (`flowrl.table.STAGES`) open nothing.
+gate compares all samples, so it stands outside. A run of two models has the stages of each, and one
+feature joins them. A column that credit or the loss reads names its feature itself
+(`Column.owner`); a feature that is opened by a column alone comes last. Columns of the stages
+themselves (`flowrl.table.STAGES`) open nothing.
 """
 
 from collections.abc import Callable
@@ -71,8 +72,9 @@ def _reads(name: str) -> Callable[[Session], bool]:
     return lambda session: name in {column.owner for column in session.algorithm.reads}
 
 
+OF_TWO_MODELS = Feature("joint", lambda s: s.prompt_writer is not None)
 OF_UNITS = (
-    Feature("joint", lambda s: s.prompt_writer is not None),
+    OF_TWO_MODELS,
     Feature("lookahead", _may_ask("score")),
     Feature("guide", _asks("slope")),
     Feature("overlap", _overlaps),
@@ -97,7 +99,6 @@ OF_ITERATIONS = (
     Feature("units", lambda s: s.source is not None),
     Feature("given", lambda s: s.given is not None),
     Feature("engine", lambda s: s.run.engine is not None),
-    Feature("joint", lambda s: s.prompt_writer is not None),
 )
 
 
@@ -127,7 +128,14 @@ def open_stages(session: Session, progress: Progress, keep_values: bool = False)
     `progress` is read and counted on by the update; `keep_values`: whether it keeps the values of
     all entries, for an observer.
     """
-    return wrapped(plain_stages(session, progress, PhaseClock(), keep_values), session)
+    clock = PhaseClock()
+    stages = wrapped(plain_stages(session, progress, clock, keep_values), session)
+    if OF_TWO_MODELS.needed(session):
+        both, writer = feature(OF_TWO_MODELS.name), session.prompt_writer
+        assert writer is not None, "the second model is the one that writes prompts"
+        texts = both.scored_by_images(plain_stages(writer, progress, clock, keep_values), writer)
+        stages = both.wrap(stages, session, wrapped(texts, writer))
+    return stages
 
 
 def plain_stages(
@@ -150,11 +158,11 @@ def plain_stages(
 
 
 def wrapped(stages: Stages, session: Session) -> Stages:
-    """The stages in the features that the run needs."""
+    """One model's stages in the features that the run needs."""
     for each in OF_ITERATIONS:
         if each.needed(session):
             stages = feature(each.name).wrap(stages, session)
-    listed = {each.name for each in OF_ITERATIONS}
+    listed = {each.name for each in (*OF_UNITS, *OF_ITERATIONS)}
     owners = {column.owner for column in session.algorithm.reads}
     for name in sorted(owners - listed - {*STAGES}):
         stages = feature(name).wrap(stages, session)

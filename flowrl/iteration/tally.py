@@ -29,28 +29,32 @@ class Tally:
         """Move all values to the CPU, with other numbers of the device, in one transfer; add the
         values in order, and return the numbers."""
         waiting, self.waiting = self.waiting, []
-        here, moved = dict[int, Tensor](), dict[int, Tensor]()
+        on_cpu, to_move = dict[int, Tensor](), dict[int, Tensor]()  # by the tensors' ids
         for _, metric, _ in waiting:
-            for each in metric.given:
-                known = host_copy(each)
-                (moved if known is None else here)[id(each)] = each if known is None else known
-        sent = [*map(torch.flatten, numbers), *map(torch.flatten, moved.values())]
+            for tensor in metric.inputs:
+                copy = host_copy(tensor)
+                if copy is None:
+                    to_move[id(tensor)] = tensor
+                else:
+                    on_cpu[id(tensor)] = copy
+        sent = [tensor.flatten() for tensor in (*numbers, *to_move.values())]
         whole = torch.cat(sent).cpu() if sent else torch.empty(0)
-        found, *parts = whole.split([len(numbers), *map(torch.numel, moved.values())])
-        for (key, each), part in zip(moved.items(), parts, strict=True):
-            here[key] = part.to(each.dtype).view(each.shape)
+        sizes = [len(numbers), *(tensor.numel() for tensor in to_move.values())]
+        first, *parts = whole.split(sizes)
+        for (key, tensor), part in zip(to_move.items(), parts, strict=True):
+            on_cpu[key] = part.to(tensor.dtype).view(tensor.shape)
         for name, metric, mask in waiting:
-            values = metric.of(*map(here.__getitem__, map(id, metric.given)))
+            values = metric.of(*(on_cpu[id(tensor)] for tensor in metric.inputs))
             self._add(name, values.double().expand(mask.shape)[on_host(mask)])
-        return found.double().tolist()
+        return first.double().tolist()
 
-    def _add(self, name: str, kept: Tensor) -> None:
-        if len(kept) == 0:
+    def _add(self, name: str, unmasked: Tensor) -> None:
+        if len(unmasked) == 0:
             return
-        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
-        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
-        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
-        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
+        self.sums[name] = self.sums.get(name, 0.0) + float(unmasked.sum())
+        self.counts[name] = self.counts.get(name, 0.0) + len(unmasked)
+        self.highest[name] = max(self.highest.get(name, -math.inf), float(unmasked.max()))
+        self.lowest[name] = min(self.lowest.get(name, math.inf), float(unmasked.min()))
 
     def means(self) -> dict[str, float]:
         """Means over all processes, extremes of `ratio` and the largest `mismatch`. Processes that

@@ -43,7 +43,7 @@ class Derived:
     read: the update moves the tensors of all its calls to the CPU at once."""
 
     of: Callable[..., Tensor]
-    given: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
 
 
 Metric = Tensor | Derived
@@ -51,7 +51,7 @@ Metric = Tensor | Derived
 
 def metric_values(metric: Metric) -> Float[Tensor, "b t"] | Bool[Tensor, "b t"]:
     """Values of a metric, on the device of its tensors."""
-    return metric.of(*metric.given) if isinstance(metric, Derived) else metric
+    return metric.of(*metric.inputs) if isinstance(metric, Derived) else metric
 
 
 def as_derived(metric: Metric) -> Derived:
@@ -97,8 +97,10 @@ class Counts(NamedTuple):
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
         if not masks:
             return cls(0.0, 0.0)
-        here = [host_copy(mask) for mask in masks]  # None where only the device has the mask
-        masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
+        copies = [host_copy(mask) for mask in masks]  # None where only the device has the mask
+        masks = (
+            masks if any(mask is None for mask in copies) else [m for m in copies if m is not None]
+        )
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
         rows, tokens = torch.stack(counts).sum(0).cpu().unbind()  # one transfer
         return cls(float(rows), float(tokens))
@@ -122,16 +124,16 @@ def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Floa
 
 def _unmasked(value: Tensor, mask: Tensor) -> Tensor:
     """Values with 0 where masked: themselves where the host knows that nothing is."""
-    here = host_copy(mask)
-    return value if here is not None and bool(here.all()) else torch.where(mask, value, 0.0)
+    copy = host_copy(mask)
+    return value if copy is not None and bool(copy.all()) else torch.where(mask, value, 0.0)
 
 
 def _lengths(mask: Tensor) -> Int[Tensor, " b"]:
     """Unmasked entries of each row, at least 1; counted on the host if it knows the mask."""
-    here = host_copy(mask)
-    if here is None:
+    copy = host_copy(mask)
+    if copy is None:
         return mask.sum(1).clamp(min=1)
-    return uploaded(here.sum(1).clamp(min=1), mask.device)
+    return uploaded(copy.sum(1).clamp(min=1), mask.device)
 
 
 @runtime_checkable
@@ -264,7 +266,7 @@ def check_weighted(loss: Objective, transforms: Sequence[Transform]) -> None:
     pass them on."""
     weighted = [t for t in transforms if isinstance(t, CarriesWeights) and t.carries_weights]
     if weighted and not (isinstance(loss, Homogeneous) and loss.homogeneous):
-        names = ", ".join(dict.fromkeys(type(each).__name__ for each in weighted))
+        names = ", ".join(dict.fromkeys(type(transform).__name__ for transform in weighted))
         raise UserError(
             f"{names}: advantages carry the weights of steps, which reach the loss only if it is "
             f"homogeneous in the advantage, and {type(loss).__name__} does not say so: leave "

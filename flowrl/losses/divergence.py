@@ -51,8 +51,9 @@ class TrustRegion(RatioLoss):
         lead = log_ratio.detach() - (gap if self.away == "first_order" else 0.0)
         outside = gap >= self.most
         low, high = (outside & (rows.advantage * sign > 0) & (lead * sign > 0) for sign in (-1, 1))
-        kept = log_ratio.masked_fill(low | high, 0.0)  # exp's slope may be inf there: 0 inf is NaN
-        value = torch.where(low | high, 0.0, -rows.advantage * kept.exp())
+        # exp's slope may be inf outside, and 0 times inf is NaN
+        inside = log_ratio.masked_fill(low | high, 0.0)
+        value = torch.where(low | high, 0.0, -rows.advantage * inside.exp())
         return value, {
             "divergence": gap,
             "outside": outside.to(gap),

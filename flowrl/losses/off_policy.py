@@ -61,14 +61,14 @@ class REC(RatioLoss):
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         ratio, a = log_ratio.detach().exp(), rows.advantage
-        kept = self._kept(ratio, a)
-        weight = kept.to(a)
+        trained = self._kept(ratio, a)
+        weight = trained.to(a)
         if self.factor == "ratio":
-            weight = torch.where(kept, ratio, 0.0)
+            weight = torch.where(trained, ratio, 0.0)
         elif self.factor == "advantage":
             weight = weight * (a / self.temperature).exp()
         value = -a * weight * log_ratio + self.pull * log_ratio.square()
-        return value, {"left_out": (~kept).to(a)}
+        return value, {"left_out": (~trained).to(a)}
 
     def _kept(self, ratio: Tensor, a: Tensor) -> Tensor:
         """Entries [b t] that are trained on."""

@@ -1,7 +1,8 @@
-"""Losses that compare the samples of a group with each other, at the same noise level.
+"""Losses that compare the samples of a group with each other.
 
-Both read the matching errors d = -log p of clean samples, so any sampler can be used. The rows of a
-group stay together (`Matching.together`), since sums over part of a group would be wrong.
+`Preference` compares pairs, under any likelihood. The others read the matching errors d = -log p of
+clean samples at the same noise level, so any sampler can be used. The rows of a group stay together
+(`Matching.together`), since sums over part of a group would be wrong.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,44 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans
+from flowrl.credit.comparisons import BestWorst
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Entries
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Preference for the better sample of each pair: DPO (arXiv:2305.18290).
+
+        loss = -log sigmoid(beta (gain_better - gain_worse)),  gain = log p_new - log p_ref
+
+    Rows come in pairs, the better first. With `Matching` this is Diffusion-DPO (arXiv:2311.12908),
+    whose beta is twice this one.
+    """
+
+    unit = 2
+    roles = frozenset({"ref"})
+    beta: float
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise UserError(f"Preference's beta must be above 0, got {self.beta}")
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses rows that are not pairs of a group's best and worst samples."""
+        if not any(isinstance(transform, BestWorst) for transform in choices.transforms[-1:]):
+            return "Preference needs BestWorst as the last transform of the advantage"
+        return None
+
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
+        gain = evaluations["new"].logp - evaluations["ref"].logp
+        better, worse = (gain * rows.mask).sum(1).view(-1, 2).unbind(1)
+        margin = (self.beta * (better - worse)).repeat_interleave(2)[:, None].expand_as(gain)
+        metrics = {"margin": margin.detach(), "won": (margin > 0).to(margin)}
+        return Entries(-F.logsigmoid(margin), "rows", metrics)  # both rows carry their pair's loss
 
 
 def _refuses(name: str, group: int, choices: Choices) -> str | None:
@@ -194,16 +228,16 @@ class CentredReward:
         reward = self.implicit(evaluations, rows.noise - rows.x0)
         a = self.wanted(rows.advantage)
         r, want, mask = (part.view(-1, self.group) for part in (reward, a, rows.mask))
-        logits = [each.masked_fill(~mask, -torch.inf) for each in self._logits(want)]
-        parts = [self._centred(r, want, each) for each in logits]
-        value = torch.stack(parts).mean(0).reshape(reward.shape) * self.advantage_max / self.beta
-        own = {"policy_loss": value.detach(), "implicit_reward": reward.detach()}
+        logits = [logit.masked_fill(~mask, -torch.inf) for logit in self._logits(want)]
+        losses = [self._centred(r, want, logit) for logit in logits]
+        value = torch.stack(losses).mean(0).reshape(reward.shape) * self.advantage_max / self.beta
+        metrics = {"policy_loss": value.detach(), "implicit_reward": reward.detach()}
         if self.kl:
             kl = likelihood.kl(evaluations["new"], evaluations["ref"], rows)
-            own["kl"] = kl.detach()
+            metrics["kl"] = kl.detach()
             least = 1e-4 / self.kl if self.reward_adaptive_kl else 1.0
             value = value + self.kl * (least + a * (1 - least)) * kl
-        return Entries(value, "tokens", own)
+        return Entries(value, "tokens", metrics)
 
     def wanted(self, advantage: Tensor) -> Tensor:
         """Advantages mapped to 0..1."""

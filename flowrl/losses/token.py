@@ -106,8 +106,8 @@ class VESPO(RatioLoss):
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         new, old = evaluations["new"].logp, evaluations["old"].logp
-        each = (new.detach() - old).clamp(-_TOKEN_BOUND, _TOKEN_BOUND)
-        total = row_sum(each, rows.mask)
+        log_ratios = (new.detach() - old).clamp(-_TOKEN_BOUND, _TOKEN_BOUND)
+        total = row_sum(log_ratios, rows.mask)
         if self.mismatch is not None:
             factor = self.mismatch.factor(evaluations, rows)
             total = total + factor.log().clamp(_LOWEST, _TOKEN_BOUND).sum(1, keepdim=True)
@@ -141,13 +141,15 @@ class GMPO(RatioLoss):
             raise UserError(f"GMPO's range ({self.low}, {self.high}) of log-ratios must be above 0")
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
-        each = evaluations["new"].logp - evaluations["old"].logp
+        log_ratios = evaluations["new"].logp - evaluations["old"].logp
         good, bad = rows.advantage > 0, rows.advantage < 0
-        kept = torch.where(good, each.clamp(max=self.high), each.clamp(min=-self.low))
-        value = -row_mean(kept, rows.mask).exp() * rows.advantage
+        clipped = torch.where(
+            good, log_ratios.clamp(max=self.high), log_ratios.clamp(min=-self.low)
+        )
+        value = -row_mean(clipped, rows.mask).exp() * rows.advantage
         counts = {
-            "clipped_low": (bad & (each < -self.low)).to(each),
-            "clipped_high": (good & (each > self.high)).to(each),
+            "clipped_low": (bad & (log_ratios < -self.low)).to(log_ratios),
+            "clipped_high": (good & (log_ratios > self.high)).to(log_ratios),
         }
         return value, counts
 

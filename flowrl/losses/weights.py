@@ -110,8 +110,8 @@ def mismatch_metrics(
 ) -> dict[str, Tensor]:
     """Metrics of a correction, per entry [b t]: see `Mismatch`."""
     outside = ((ratio < how.low) | (ratio > how.high)).to(ratio)
-    none, seen = torch.zeros_like(outside), wide(weight[rows.mask])
-    effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
+    none, unmasked = torch.zeros_like(outside), wide(weight[rows.mask])
+    effective = unmasked.sum() ** 2 / (len(unmasked) * unmasked.square().sum()).clamp(min=1e-12)
     return {
         "mismatch": difference,
         "mismatch_weight": weight,
@@ -246,15 +246,15 @@ class OffPolicyMask:
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         fall = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
         near = row_mean(fall.nan_to_num(0.0), rows.mask) <= self.threshold
-        kept = ((rows.advantage >= 0) | near).to(rows.advantage)
-        return kept, {"off_policy": 1 - kept}
+        factor = ((rows.advantage >= 0) | near).to(rows.advantage)
+        return factor, {"off_policy": 1 - factor}
 
 
 def share_bound(values: Float[Tensor, " n"], share: float) -> float:
     """The (1 - share) quantile: the highest `share` of the values (at least one) reach it. Needs at
     least one value."""
-    place = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
-    return float(values.sort(descending=True).values[place])
+    rank = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
+    return float(values.sort(descending=True).values[rank])
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,8 @@ class HighEntropy:
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         entropy = entropies(evaluations["new"]).detach()
         chosen = self._chosen(entropy, rows)
-        kept = (chosen & rows.mask).to(entropy)
-        return kept, {"uncertain": kept}
+        factor = (chosen & rows.mask).to(entropy)
+        return factor, {"uncertain": factor}
 
     def _chosen(self, entropy: Tensor, rows: Rows) -> Tensor:
         if self.floor is not None:
@@ -294,5 +294,5 @@ class HighEntropy:
         assert self.share is not None and isinstance(rows, TokenRows)
         if UNCERTAIN in rows.table:
             return rows.table[UNCERTAIN]
-        seen = entropy[rows.mask]
-        return entropy >= (share_bound(seen, self.share) if len(seen) else math.inf)
+        unmasked = entropy[rows.mask]
+        return entropy >= (share_bound(unmasked, self.share) if len(unmasked) else math.inf)

@@ -23,8 +23,15 @@ from flowrl.models.diffusers.call.traits import checks, verdicts
 from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.diffusers.memory.experts import refuse_single_denoiser
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
+from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.models.open import refuse_images, refuse_long_stops, refuse_sizes, set_up_language
+from flowrl.models.open import (
+    check_image_steps,
+    refuse_images,
+    refuse_long_stops,
+    refuse_sizes,
+    text_use,
+)
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import pipeline_index, read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
@@ -38,7 +45,8 @@ def check_before_weights(run: RunSettings) -> None:
     if isinstance(run.model, PipelineSettings):
         _check_pipeline(run, run.model)
     elif isinstance(run.model, LanguageSettings):
-        refuse_images(run, run.model.language)
+        if run.model.image is None:
+            refuse_images(run, run.model.language)
         _check_language(run, run.model)
     if run.prompt_writer is not None:
         check_before_weights(run.prompt_writer)
@@ -135,19 +143,29 @@ def _check_language(run: RunSettings, m: LanguageSettings) -> None:
     if folder is None or m.gguf_file is not None or not (folder / "config.json").is_file():
         return
     try:
-        policy = CausalPolicy.without_weights(str(folder), m.attention)
+        policy = _unloaded(str(folder), run, m)
     except UserError:
         raise
     except FAILURES:  # likewise
         return
-    set_up_language(policy, run, m)
-    if m.server is not None:
-        refuse_long_stops(policy)
+    if isinstance(policy, ImageTokenPolicy):
+        check_image_steps(policy, run)
+    elif m.server is not None:
+        refuse_long_stops(policy.stops)
     if run.train.gradient_checkpointing:
-        savings.checkpoint_layers(policy.model)
+        policy.checkpoint_gradients()
     if m.lora is not None and m.lora.start is None:
         policy.add_lora(rank=1, alpha=1, targets=m.lora.targets, seed=0, dora=m.lora.dora)
+    reads_images = isinstance(policy, CausalPolicy) and policy.vision is not None
     for place in run.prompts.given:
-        if run.prompts.on_disk(place) and policy.vision is None:
+        if run.prompts.on_disk(place) and not reads_images:
             for text in run.prompts.read(place).texts[:TRIED]:
                 policy.encode(text)
+
+
+def _unloaded(
+    source: str, run: RunSettings, m: LanguageSettings
+) -> CausalPolicy | ImageTokenPolicy:
+    if m.image is None:
+        return CausalPolicy.without_weights(source, m.attention, text_use(run, m))
+    return ImageTokenPolicy.without_weights(source, m.image, m.attention, text_use(run, m))

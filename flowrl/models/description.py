@@ -23,7 +23,12 @@ from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
-from flowrl.models.diffusers.modular.folder import ModularSource, check_components, of_class
+from flowrl.models.diffusers.modular.folder import (
+    ModularSource,
+    check_components,
+    components_reached,
+    of_class,
+)
 from flowrl.models.diffusers.modular.verdicts import modular_classes
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
@@ -35,8 +40,8 @@ from flowrl.settings.checks.model_files import (
     component_parts,
     pipeline_index,
     read_json,
-    safetensors_header,
 )
+from rewards.perception.weight_files import safetensors_header
 
 CLIP_TOKENS = 77
 
@@ -51,6 +56,7 @@ class Description:
     public    whether it comes from flowrl's table instead of the model's own files
     folder    folder of a language model's own configuration
     gguf      name of the GGUF file in `folder` whose metadata are the configuration, if any
+    writes    whether the run asks a language model for images, so that it reads none
     modular   the folder of a pipeline that is driven in its modular form
     guider    the settings of `model.guider` for a modular pipeline from the table
     clip      number of tokens of the pipeline's first tokenizer, which is CLIP's where there are
@@ -64,6 +70,7 @@ class Description:
     folder: Path | None = None
     gguf: str | None = None
     clip: int = CLIP_TOKENS
+    writes: bool = False
     modular: ModularSource | None = None
     guider: Mapping[str, Any] | None = None
 
@@ -112,7 +119,7 @@ class Description:
         """Those columns of prompts from which the model reads images."""
         if self.pipeline is not None:
             return [name for name in images(columns) if self.takes(name)]
-        reads = reads_images(self._language_config())
+        reads = not self.writes and reads_images(self._language_config())
         return [name for name in columns if name in ROW_COLUMNS] if reads else []
 
     def _language_config(self) -> Any:
@@ -193,7 +200,8 @@ def describe(m: ModelSettings) -> Description | None:
         return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
         return None
-    return Description(None, {}, {}, folder=folder, gguf=gguf)
+    writes = isinstance(m, LanguageSettings) and m.image is not None
+    return Description(None, {}, {}, folder=folder, gguf=gguf, writes=writes)
 
 
 def _guider_of(m: ModelSettings) -> Mapping[str, Any] | None:
@@ -269,7 +277,8 @@ def _modular_folder(folder: Path, source: ModularSource) -> Description:
     source = replace(source, place=str(folder))
     pipe = source.skeleton()
     check_components(pipe, source)
-    parts = [n for n in component_parts(folder, "modular") if n in pipe.components]
+    loaded = components_reached(pipe._blocks, source.given)
+    parts = [n for n in component_parts(folder, "modular") if n in loaded]
     models = [n for n in parts if (folder / n / "config.json").is_file()]
     refuse_parts(type(pipe).__name__, models)
     configs = {n: read_json(folder / n / "config.json", "model.pipeline") for n in models}

@@ -24,8 +24,8 @@ from flowrl.settings import (
     RunSettings,
 )
 from flowrl.settings.model.engine import EngineSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
-from flowrl.settings.model.server import Server
 from flowrl.settings.sections.data import PromptPlace
 from samplers.scheduler import unbound
 from samplers.storage import Storage
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
     from flowrl.models.diffusers.modular.folder import ModularSource
     from flowrl.models.engine.rolls import EngineRolls
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
     from flowrl.models.language.policy import CausalPolicy
+    from flowrl.models.language.server import CompletionsServer
+    from flowrl.models.language.use import Stops, TextUse
 
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
@@ -50,10 +53,9 @@ def open_model(run: RunSettings, device: torch.device, folder: Path | None = Non
         return _pipeline(run, m, device, folder)
     if isinstance(m, OwnSettings):
         return _own(run, m, device)
-    policy = _language(run, m, device)
-    if m.server is not None and folder is not None:
-        _connect(policy, run, m, m.server, folder)
-    return policy
+    if m.image is not None:
+        return _image_tokens(run, m, m.image, device)
+    return _language(run, m, device, folder)
 
 
 def compiles(run: RunSettings, device: torch.device) -> bool:
@@ -141,14 +143,16 @@ def _rows(run: RunSettings, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
 def _own(run: RunSettings, m: OwnSettings, device: torch.device) -> Policy:
     from flowrl.models.own.policy import OwnPolicy
 
-    model = m.own.build()
-    user = None if m.sigmas is None else partial(levels_of, m.sigmas)
-    name = m.own.name.rpartition(":")[2]
-    policy = OwnPolicy(model, name=name, levels=user, storage=_storage(run), noise=run.train.noise)
-    if m.weights is not None:
-        policy.load_file(find(m.weights))
-    policy.place(device, DTYPES[m.dtype])
-    return policy
+    return OwnPolicy(
+        m.own.build(),
+        name=m.own.name.rpartition(":")[2],
+        levels=None if m.sigmas is None else partial(levels_of, m.sigmas),
+        storage=_storage(run),
+        noise=run.train.noise,
+        weights=None if m.weights is None else find(m.weights),
+        device=device,
+        dtype=DTYPES[m.dtype],
+    )
 
 
 def _storage(run: RunSettings) -> Storage:
@@ -220,36 +224,54 @@ def evaluation_policy(policy: Policy, run: RunSettings) -> Policy:
     return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=kept))
 
 
-def _language(run: RunSettings, m: LanguageSettings, device: torch.device) -> "CausalPolicy":
+def _language(
+    run: RunSettings, m: LanguageSettings, device: torch.device, folder: Path | None
+) -> "CausalPolicy":
     from flowrl.models.language.policy import CausalPolicy
 
     refuse_images(run, m.language)
-    policy = CausalPolicy.load(
+    serve = None if m.server is None or folder is None else partial(_server, run, m, folder)
+    return CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
-        attention=m.attention, quantized=m.quantization,
+        attention=m.attention, quantized=m.quantization, use=text_use(run, m), serve=serve,
     )  # fmt: skip
-    set_up_language(policy, run, m)
+
+
+def _image_tokens(
+    run: RunSettings, m: LanguageSettings, image: ImageTokenSettings, device: torch.device
+) -> "ImageTokenPolicy":
+    from flowrl.models.image_tokens.policy import ImageTokenPolicy
+
+    source = place(m.language)
+    policy = ImageTokenPolicy.load(
+        source, image, dtype=DTYPES[m.dtype], device=device, attention=m.attention,
+        use=text_use(run, m),
+    )  # fmt: skip
+    check_image_steps(policy, run)
     return policy
 
 
-def set_up_language(policy: "CausalPolicy", run: RunSettings, m: LanguageSettings) -> None:
-    """Apply a run's settings to its language model. UserError for those that do not fit it."""
-    from flowrl.models.language.head import float32_head
+def check_image_steps(policy: "ImageTokenPolicy", run: RunSettings) -> None:
+    """UserError for numbers of tokens in a run's settings that are not an image's."""
+    policy.check_steps(run.algorithm().steps, "recipe.length")
+    policy.check_steps(run.evaluation_steps, "evaluate.steps")
 
-    if m.head_dtype is not None:
-        float32_head(policy.model)
-    if run.train.share_prompts:
-        policy.share_prompts()
-    policy.configure(
+
+def text_use(run: RunSettings, m: LanguageSettings) -> "TextUse":
+    """A run's settings of its language model."""
+    from flowrl.models.language.use import TextUse
+
+    return TextUse(
         system=m.system,
         stop=m.stop,
         temperature=run.evaluate.temperature,
         template=m.template,
         steps=m.steps,
+        environment=m.environment,
         adapt_vision=m.lora is not None and m.lora.vision,
+        share_prompts=run.train.share_prompts,
+        float32_head=m.head_dtype is not None,
     )
-    if m.environment is not None:
-        policy.reply_by(m.environment)
 
 
 def refuse_images(run: RunSettings, source: str) -> None:
@@ -267,18 +289,19 @@ def refuse_images(run: RunSettings, source: str) -> None:
         raise images_refused(pictured)
 
 
-def refuse_long_stops(policy: "CausalPolicy") -> None:
+def refuse_long_stops(stops: "Stops") -> None:
     """UserError for a text that ends completions and that a server could not end them at."""
-    if policy.stop_texts is not None:
+    if stops.texts is not None:
         raise UserError(
-            f"model.stop: {policy.stop_texts.texts[0]!r} has several tokens in this tokenizer, "
+            f"model.stop: {stops.texts.texts[0]!r} has several tokens in this tokenizer, "
             "but a server ends completions at single tokens: choose a text with a single token"
         )
 
 
-def _connect(
-    policy: "CausalPolicy", run: RunSettings, m: LanguageSettings, s: Server, folder: Path
-) -> None:
+def _server(
+    run: RunSettings, m: LanguageSettings, folder: Path, model: Any, stops: "Stops"
+) -> "CompletionsServer":
+    """The server that samples instead of the model whose weights it gets."""
     from accelerate import PartialState
 
     from flowrl.models.language.served_adapters import Adapters, InStep, Weights
@@ -288,7 +311,9 @@ def _connect(
     from rewards.serving.requests import Patience
     from samplers.completions import TextPlan
 
-    refuse_long_stops(policy)
+    assert m.server is not None
+    s = m.server
+    refuse_long_stops(stops)
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
         client = Client(s.url, s.token, patience)
@@ -301,19 +326,19 @@ def _connect(
     kept: InStep | None = None
     if s.sync == "lora":
         prefix = "" if vllm else f"{s.model}:"
-        kept = Adapters(policy.model, served, client, client if vllm else beside, prefix, main)
+        kept = Adapters(model, served, client, client if vllm else beside, prefix, main)
     elif s.sync == "weights":
         base = place(m.language)
         base = str(Path(base).absolute()) if Path(base).is_dir() else base
-        kept = Weights(policy.model, served, s.model, beside, owner, base, main)
+        kept = Weights(model, served, s.model, beside, owner, base, main)
     algorithm = run.algorithm()
     (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
-    server = CompletionsServer(
+    return CompletionsServer(
         client,
         s.model,
-        tuple(policy.stop),
-        policy.model.config.get_text_config().vocab_size,
+        tuple(stops.tokens),
+        model.config.get_text_config().vocab_size,
         plan.temperature,
         kept,
         grouped=s.requests == "group",
@@ -321,7 +346,6 @@ def _connect(
         quantized=s.quantized,
         patience=s.patience,
     )
-    policy.serve_from(server)
 
 
 def modular_source(m: ModelSettings) -> "ModularSource | None":

@@ -80,15 +80,15 @@ def chart_sheet(charts: Sequence[Chart]) -> str:
     """A grid of charts as one SVG file, for pages that show only images.
 
     ValueError if no curve has values."""
-    kept = [chart for chart in charts if not chart.empty]
-    if not kept:
+    filled = [chart for chart in charts if not chart.empty]
+    if not filled:
         raise ValueError("no curve has a value")
-    columns, step = min(SHEET_COLUMNS, len(kept)), HIGH + SHEET_TITLE
+    columns, step = min(SHEET_COLUMNS, len(filled)), HIGH + SHEET_TITLE
     placed = [
         (chart, Plot(chart), i % columns * WIDE, i // columns * step)
-        for i, chart in enumerate(kept)
+        for i, chart in enumerate(filled)
     ]
-    size = {"wide": columns * WIDE, "high": -(-len(kept) // columns) * step, "title": SHEET_TITLE}
+    size = {"wide": columns * WIDE, "high": -(-len(filled) // columns) * step, "title": SHEET_TITLE}
     return str(from_template("sheet.svg", {"placed": placed, **size}))
 
 
@@ -160,8 +160,8 @@ class Plot:
     def _columns(self) -> list[list[float]]:
         """The values of each line at the union of all iterations; 0 where a line has no value."""
         xs = sorted({x for line in self.lines for x, _ in line.points})
-        known = [dict(line.points) for line in self.lines]
-        return [[values.get(x, 0.0) for x in xs] for values in known]
+        lines = [dict(line.points) for line in self.lines]
+        return [[values.get(x, 0.0) for x in xs] for values in lines]
 
     @property
     def shapes(self) -> Iterator[Shape]:
@@ -196,8 +196,8 @@ class Plot:
             {"name": line.name, "points": [[x, float(f"{y:.5g}")] for x, y in line.points]}
             for line in self.lines
         ]
-        found: dict[str, Any] = {"range": [self.left, self.right], "lines": lines}
-        return json.dumps(found | {"box": [LEFT, WIDE - RIGHT, WIDE]})
+        view: dict[str, Any] = {"range": [self.left, self.right], "lines": lines}
+        return json.dumps(view | {"box": [LEFT, WIDE - RIGHT, WIDE]})
 
     @property
     def newest(self) -> float:
@@ -209,14 +209,14 @@ class Plot:
     @property
     def words(self) -> str:
         """Text description of the chart for screen readers."""
-        parts = []
+        sentences = []
         for line in self.lines:
             (x0, y0), (x1, y1) = line.points[0], line.points[-1]
             ends = f"from {number(y0)} at iteration {x0:.0f} to {number(y1)} at iteration {x1:.0f}"
             low, high = (f(y for _, y in line.points) for f in (min, max))
-            parts.append(f"{line.name} {ends}, between {number(low)} and {number(high)}")
+            sentences.append(f"{line.name} {ends}, between {number(low)} and {number(high)}")
         unit = f" in {self.chart.unit}" if self.chart.unit else ""
-        return f"{self.chart.title}{unit}: {'; '.join(parts)}"
+        return f"{self.chart.title}{unit}: {'; '.join(sentences)}"
 
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
@@ -240,5 +240,5 @@ def _tick(value: float, step: float) -> str:
     return number(value, max(1, places + size + 1))
 
 
-def _colour(line: Curve, place: int) -> int:
-    return (place if line.colour is None else line.colour) % len(LINE_COLOURS)
+def _colour(line: Curve, index: int) -> int:
+    return (index if line.colour is None else line.colour) % len(LINE_COLOURS)

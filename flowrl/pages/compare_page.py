@@ -65,7 +65,7 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
     values = {
         "title": f"{', '.join(names)[:200]}: comparison",
         "heading": f"{len(runs)} runs compared", "chips": names, "interactive": True,
-        "sections": [(anchor, title) for anchor, title, there in sections if there],
+        "sections": [(anchor, title) for anchor, title, present in sections if present],
         "names": names, "facts": facts, "same": same, "differences": differences,
         "charts": list(_charts(named)), "colours": len(LINE_COLOURS),
         "samples": samples, "settings": settings, **_samples_note(named),
@@ -104,10 +104,10 @@ def training_reward(run: RunFolder) -> str:
 
 def _by(named: NamedRuns, of: Callable[[RunFolder], str]) -> dict[str, NamedRuns]:
     """Runs by a text that says what they have in common."""
-    found: dict[str, dict[str, RunFolder]] = {}
+    groups: dict[str, dict[str, RunFolder]] = {}
     for name, run in named.items():
-        found.setdefault(of(run), {})[name] = run
-    return dict(found)
+        groups.setdefault(of(run), {})[name] = run
+    return dict(groups)
 
 
 def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[str, Any]]]:
@@ -116,7 +116,7 @@ def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[st
         (f"held-out {name}", [_gain(run, name) for run in named.values()])
         for name in dict.fromkeys(name for run in named.values() for name in run.judges)
     ]
-    rest = {
+    others = {
         "recipe": lambda run: run.recipe,
         "progress": state,
         "diversity left": _diversity,
@@ -124,7 +124,7 @@ def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[st
         "alarms": lambda run: f"{run.raised:.0f}",
     }
     same: list[tuple[str, Any]] = []
-    for title, of in rest.items():
+    for title, of in others.items():
         values = [(of(run), "") for run in named.values()]
         if len({*values}) > 1:
             rows.append((title, values))
@@ -134,15 +134,15 @@ def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[st
 
 
 def _gain(run: RunFolder, name: str) -> tuple[str, str]:
-    points, found = run.column(f"held_out/{name}"), last_gain(run, name)
-    if found is None:
+    points, gain = run.column(f"held_out/{name}"), last_gain(run, name)
+    if gain is None:
         return number(points[-1][1] if points else None), ""
-    return found.values, found.words
+    return gain.values, gain.words
 
 
 def _diversity(run: RunFolder) -> str:
-    kept = kept_diversity(run)
-    return number(None) if kept is None else f"{100 * kept:.0f} %"
+    diversity = kept_diversity(run)
+    return number(None) if diversity is None else f"{100 * diversity:.0f} %"
 
 
 def _pairs(named: NamedRuns) -> list[tuple[str, str]]:
@@ -157,12 +157,12 @@ def difference(a: EvaluationRecord, b: EvaluationRecord, name: str) -> MeanInter
     means = [
         dict(
             zip(
-                each.digests,
-                prompt_means(score_column(each, name), prompt_places(each)),
+                run.digests,
+                prompt_means(score_column(run, name), prompt_places(run)),
                 strict=True,
             )
         )
-        for each in (a, b)
+        for run in (a, b)
     ]
     common = [digest for digest in means[0] if digest in means[1]]
     now, base = (np.array([side[digest] for digest in common], dtype=float) for side in means)
@@ -175,15 +175,15 @@ _DIFFERENCE = ("reward", "difference", "95 % interval", "prompts in both", "nois
 def _differences(named: NamedRuns) -> Iterator[list[Any]]:
     for first, second in _pairs(named):
         for name in shared_judges(named):
-            found = [
+            columns = [
                 [e for e in named[run].evaluations if name in e.scores] for run in (first, second)
             ]
             kinds = {reward_settings(named[run], name) for run in (first, second)}
-            if all(found) and len(kinds) > 1:
+            if all(columns) and len(kinds) > 1:
                 dash, why = number(None), "other settings: not comparable"
                 yield [f"{first} \N{MINUS SIGN} {second}", name, (dash, ""), dash, "0", dash, why]
-            elif all(found):
-                a, b = (each[-1] for each in found)
+            elif all(columns):
+                a, b = (column[-1] for column in columns)
                 yield [f"{first} \N{MINUS SIGN} {second}", name, *_cells(a, b, name)]
 
 
@@ -192,10 +192,10 @@ def _cells(a: EvaluationRecord, b: EvaluationRecord, name: str) -> list[Any]:
     dash = number(None)
     if not gain.n:
         return [(dash, ""), dash, "0", dash, "no prompt in common"]
-    sure, known = gain.low > 0 or gain.high < 0, gain.low == gain.low
-    bounds = f"{signed(gain.low)} to {signed(gain.high)}" if known else dash
+    sure, bounded = gain.low > 0 or gain.high < 0, gain.low == gain.low
+    bounds = f"{signed(gain.low)} to {signed(gain.high)}" if bounded else dash
     paired = a.seed == b.seed and a.digests == b.digests and a.per_prompt == b.per_prompt
-    verdict = "more than chance" if sure else "may be chance" if known else "needs two prompts"
+    verdict = "more than chance" if sure else "may be chance" if bounded else "needs two prompts"
     value = (signed(gain.value), sign(gain.value) if sure else "")
     return [value, bounds, str(gain.n), "the same" if paired else "differs", verdict]
 
@@ -223,21 +223,25 @@ def _charts(named: NamedRuns) -> Iterator[Chart]:
 
 def _lasts(named: NamedRuns) -> dict[str, EvaluationRecord]:
     """Each run's last evaluation with samples; empty unless all runs have one."""
-    found = {n: [e for e in run.evaluations if e.same] for n, run in named.items()}
-    return {n: some[-1] for n, some in found.items()} if all(found.values()) else {}
+    evaluations = {n: [e for e in run.evaluations if e.same] for n, run in named.items()}
+    return (
+        {n: recorded[-1] for n, recorded in evaluations.items()}
+        if all(evaluations.values())
+        else {}
+    )
 
 
 def _samples_note(named: NamedRuns) -> dict[str, Any]:
     lasts = list(_lasts(named).values())
     return {
-        "alike": len({each.seed for each in lasts}) == 1,
+        "alike": len({evaluation.seed for evaluation in lasts}) == 1,
         "kind": lasts[0].kind if lasts else "",
         "when": "" if _differ(lasts) else f", after iteration {lasts[0].iteration}",
     }
 
 
 def _differ(lasts: Sequence[EvaluationRecord]) -> bool:
-    return len({each.iteration for each in lasts}) != 1
+    return len({evaluation.iteration for evaluation in lasts}) != 1
 
 
 def _samples(named: NamedRuns) -> list[list[tuple[str, str, SampleRecord]]]:
@@ -246,9 +250,11 @@ def _samples(named: NamedRuns) -> list[list[tuple[str, str, SampleRecord]]]:
     lasts = _lasts(named)
     if not lasts:
         return []
-    shown = {n: {_spot(each, s): s for s in each.same} for n, each in lasts.items()}
+    shown = {
+        n: {_spot(evaluation, s): s for s in evaluation.same} for n, evaluation in lasts.items()
+    }
     first = next(iter(shown.values()))
-    common = [spot for spot in first if all(spot in some for some in shown.values())]
+    common = [spot for spot in first if all(spot in of_run for of_run in shown.values())]
     return [list(_row_samples(named, lasts, shown, spot)) for spot in common]
 
 

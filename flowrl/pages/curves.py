@@ -20,6 +20,7 @@ STATISTIC_NAMES = {
     "image/edges": ("Share of pixels on edges", "0 to 1"),
     "image/entropy": ("Entropy of colours", "bits"),
     "image/diversity": ("Diversity within a prompt", "distance per pixel"),
+    "image/surprise": ("Surprise of a token", "nats"),
     "text/length": ("Length", "tokens"),
     "text/stopped": ("Texts that end by themselves", "share"),
     "text/empty": ("Empty texts", "share"),
@@ -68,13 +69,15 @@ class RunCharts:
         ]
         rest = [_single(run, name, name, "") for name in run.names if name not in used]
         every.append(("Other metrics", "", rest))
-        groups = [(title, note, [c for c in some if not c.empty]) for title, note, some in every]
+        groups = [
+            (title, note, [c for c in charts if not c.empty]) for title, note, charts in every
+        ]
         deciding = _deciding(run, [chart for *_, charts in groups for chart in charts])
         folded = (
             (title, note, [c for c in charts if c not in deciding])
             for title, note, charts in groups
         )
-        return cls(deciding, [each for each in folded if each[2]])
+        return cls(deciding, [section for section in folded if section[2]])
 
     @property
     def folded(self) -> int:
@@ -160,11 +163,11 @@ def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
         (_CLIPPED, f"Clipped shares{lag}", "share"),
         (_RATIOS, f"Ratio of new to old policy{lag}", ""),
     ):
-        known = [name for name in names if name in run.names]
-        used.update(known)
+        present = [name for name in names if name in run.names]
+        used.update(present)
         code = "ratio" if names is _RATIOS else "clipped_low, clipped_high"
-        if known:
-            yield Chart(title, [Curve(names[n], run.column(n)) for n in known], code, unit)
+        if present:
+            yield Chart(title, [Curve(names[n], run.column(n)) for n in present], code, unit)
     averages = [n for n in run.names if n.startswith("kl_") and n not in POLICY_NAMES]
     for name in [*averages, *(name for name in POLICY_NAMES if name in run.names)]:
         used.add(name)
@@ -174,8 +177,8 @@ def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 
 def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    own = [name.removeprefix("held_out/") for name in run.names]
-    for name in dict.fromkeys(n for n in own if n.startswith(("image/", "text/"))):
+    names = [name.removeprefix("held_out/") for name in run.names]
+    for name in dict.fromkeys(n for n in names if n.startswith(("image/", "text/"))):
         held_out = Curve("held-out samples", run.column(f"held_out/{name}"), marks=True)
         used |= {name, f"held_out/{name}", f"held_out_std/{name}", f"held_out_gain_error/{name}"}
         title, unit = STATISTIC_NAMES.get(name, (name, ""))
@@ -205,8 +208,8 @@ def _waiting(run: RunFolder) -> Chart:
 
 def busy_seconds(m: Mapping[str, float]) -> float:
     """Seconds of each sampling worker for an iteration's samples."""
-    own = sum(v for n, v in m.items() if n.startswith(OF_WORKERS))
-    return (own - m.get(f"{OF_WORKERS}replicas", 0.0)) / max(m["workers/joined"], 1.0)
+    seconds = sum(v for n, v in m.items() if n.startswith(OF_WORKERS))
+    return (seconds - m.get(f"{OF_WORKERS}replicas", 0.0)) / max(m["workers/joined"], 1.0)
 
 
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:

@@ -184,8 +184,8 @@ def cut_back_records(run: Path, iteration: int) -> None:
     for name in (STARTS, ALARMS):
         path = run / RECORDS_FOLDER / name
         if path.is_file():
-            kept = [each for each in _lines(run, name) if each.iteration <= iteration]
-            write_whole(path, "".join(f"{_json(each)}\n" for each in kept))
+            records = [record for record in _lines(run, name) if record.iteration <= iteration]
+            write_whole(path, "".join(f"{_json(record)}\n" for record in records))
 
 
 def thin_out(run: Path, every: int, best: int | None) -> None:
@@ -196,11 +196,13 @@ def thin_out(run: Path, every: int, best: int | None) -> None:
     The spacing depends only on the newest iteration, so an interrupted run ends with the same
     records as an uninterrupted one."""
     for kind in ("evaluation", "tree"):
-        found = sorted((done, path) for path, done in _numbered(run) if path.name.startswith(kind))
-        last, spacing = max((done for done, _ in found), default=0), every
+        numbered = sorted(
+            (done, path) for path, done in _numbered(run) if path.name.startswith(kind)
+        )
+        last, spacing = max((done for done, _ in numbered), default=0), every
         while last > MOST_EVALUATIONS * spacing:
             spacing *= 2
-        for done, path in found[1:]:
+        for done, path in numbered[1:]:
             if done not in (best, last) and done % spacing:
                 path.unlink()
 
@@ -224,28 +226,28 @@ def read_alarms(run: Path) -> list[AlarmRecord]:
 
 
 def _records(run: Path, kind: str) -> list[Any]:
-    found: list[Any] = []
+    records: list[Any] = []
     for path, _ in _numbered(run):
         if path.name.startswith(kind):
             with suppress(OSError, ValidationError):
-                found.append(_READERS[kind].validate_json(path.read_bytes()))
-    return found
+                records.append(_READERS[kind].validate_json(path.read_bytes()))
+    return records
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    path, found = run / RECORDS_FOLDER / name, list[Any]()
+    path, records = run / RECORDS_FOLDER / name, list[Any]()
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValidationError):  # a kill may leave the last line torn
-            found.append(_READERS[name].validate_json(line))
-    return found
+            records.append(_READERS[name].validate_json(line))
+    return records
 
 
 def _numbered(run: Path) -> list[tuple[Path, int]]:
     folder = run / RECORDS_FOLDER
     files = folder.iterdir() if folder.is_dir() else ()
     matches = ((path, _NUMBERED.fullmatch(path.name)) for path in files)
-    found = [(path, int(match[2])) for path, match in matches if match is not None]
-    return sorted(found, key=lambda each: each[1])
+    numbered = [(path, int(match[2])) for path, match in matches if match is not None]
+    return sorted(numbered, key=lambda pair: pair[1])
 
 
 def _json(record: Any) -> str:

@@ -32,37 +32,39 @@ VaryingTable = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
 
 
 def report_rewards(
-    given: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
+    arguments: EvaluateRewards, objects: Mapping[str, Reward] = {}, notes: Sequence[str] = ()
 ) -> Path:
     """Evaluate rewards and write a report; returns the folder with the page and the JSON.
     `objects` are additional rewards by label, passed from Python; `notes` are sentences that come
     first."""
-    found = measure_rewards(given, objects, notes)
-    page = found.folder / "evaluation.html"
-    write_whole(page, reward_page(found, given.examples, given.seed))
-    print(table(found.tree))
-    print(f"\npage: {page}\nnumbers: {found.folder / 'evaluation.json'}")
-    return found.folder
+    measured = measure_rewards(arguments, objects, notes)
+    page = measured.folder / "evaluation.html"
+    write_whole(page, reward_page(measured, arguments.examples, arguments.seed))
+    print(table(measured.tree))
+    print(f"\npage: {page}\nnumbers: {measured.folder / 'evaluation.json'}")
+    return measured.folder
 
 
-def reward_page(found: Measured, examples: int, seed: int) -> str:
+def reward_page(measured: Measured, examples: int, seed: int) -> str:
     """The page as HTML."""
-    tree, data = found.tree, found.tree["dataset"]
+    tree, data = measured.tree, measured.tree["dataset"]
     rewards, ties = tree["rewards"], tree["ties"]
     order = sorted(rewards, key=lambda name: -_low(rewards[name]["accuracy"][ties].value))
-    known = {name: rewards[name]["accuracy"][ties] for name in order}
+    accuracies = {name: rewards[name]["accuracy"][ties] for name in order}
     values = {
         "title": f"Rewards on {data['name']}", "heading": f"Which reward to trust: {data['name']}",
         "chips": [f"layout {data['layout']}"], "sections": [], "interactive": False,
-        "tree": tree, "data": data, "rewards": rewards, "known": known, "axis": ShareAxis.of(known),
+        "tree": tree, "data": data, "rewards": rewards, "known": accuracies,
+        "axis": ShareAxis.of(accuracies),
         "tie_rule": TIE_RULES[ties], "level": percent(tree["level"], 0),
         "treatments": _treatments(tree, order), "differences": _differences(tree),
         "ranks": {name: r["rank"] for name, r in rewards.items() if r.get("rank")},
         "held": {name: r["robustness"] for name, r in rewards.items() if r.get("robustness")},
         "position": _position(tree), "costs": _costs(tree),
-        "strip": edit_strip(found.outcomes, found.preferences, found.gallery, seed),
+        "strip": edit_strip(measured.outcomes, measured.preferences, measured.gallery, seed),
         "wrong": [
-            wrong_pairs(each, found.preferences, found.gallery, examples) for each in found.outcomes
+            wrong_pairs(outcome, measured.preferences, measured.gallery, examples)
+            for outcome in measured.outcomes
         ],
     }  # fmt: skip
     return str(from_template("rewards.html", values))
@@ -76,8 +78,10 @@ class ShareAxis:
     high: float
 
     @classmethod
-    def of(cls, known: Mapping[str, MeanInterval]) -> "ShareAxis":
-        ends = [x for e in known.values() for x in (e.value, e.low, e.high) if math.isfinite(x)]
+    def of(cls, accuracies: Mapping[str, MeanInterval]) -> "ShareAxis":
+        ends = [
+            x for e in accuracies.values() for x in (e.value, e.low, e.high) if math.isfinite(x)
+        ]
         low = math.floor(10 * min([*ends, 0.5]) + 1e-9) / 10
         return cls(low, max(math.ceil(10 * max([*ends, 0.5]) - 1e-9) / 10, low + 0.1))
 
@@ -137,17 +141,17 @@ def edit_strip(
 ) -> tuple[str, list[tuple[GivenImage, list[tuple[str, float]]]]]:
     """A sample's prompt, and the sample unedited and after every edit, with all scores."""
     scored = [(a, a.score) for a in outcomes if a.score is not None and a.changed]
-    known = np.all([~np.isnan(c) for a, _ in scored for c in a.changed.values()], 0)
-    if not scored or not known.any():
+    scored_rows = np.all([~np.isnan(c) for a, _ in scored for c in a.changed.values()], 0)
+    if not scored or not scored_rows.any():
         return "", []
-    row = int(np.flatnonzero(known)[0])
-    found = []
+    row = int(np.flatnonzero(scored_rows)[0])
+    strip = []
     for edit in ("unedited", *EDITS):
-        how = change(EDITS[edit], seed) if edit in EDITS else None
+        change_of = change(EDITS[edit], seed) if edit in EDITS else None
         columns = [(a.name, a.changed[edit] if edit in EDITS else score) for a, score in scored]
-        shown = _image(edit, gallery.samples([row], how).media[0])
-        found.append((shown, [(name, float(column[row])) for name, column in columns]))
-    return p.items[row].prompt, found
+        shown = _image(edit, gallery.samples([row], change_of).media[0])
+        strip.append((shown, [(name, float(column[row])) for name, column in columns]))
+    return p.items[row].prompt, strip
 
 
 def wrong_pairs(
@@ -170,7 +174,7 @@ def _pair(a: RewardResult, p: Preferences, gallery: Gallery, i: int) -> list[Jud
         scores = a.score[rows[0]], a.score[rows[1]]
     people = bool(p.label[i] > 0.5)
     of = zip(media, scores, (people, not people), strict=True)
-    return [(_image(prompt, each), float(score), chosen) for each, score, chosen in of]
+    return [(_image(prompt, media), float(score), chosen) for media, score, chosen in of]
 
 
 def _image(name: str, media: Tensor) -> GivenImage:

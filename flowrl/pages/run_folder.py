@@ -115,8 +115,8 @@ class RunFolder:
     @cached_property
     def names(self) -> list[str]:
         """All metrics, in the order of their first appearance."""
-        found = dict.fromkeys(name for line in self.metrics for name in line)
-        return [name for name in found if name != "iteration"]
+        names = dict.fromkeys(name for line in self.metrics for name in line)
+        return [name for name in names if name != "iteration"]
 
     def column(self, name: str) -> list[tuple[float, float]]:
         """(iteration, value) wherever the metric is a finite number."""
@@ -143,9 +143,9 @@ class RunFolder:
         names = [name.removeprefix("held_out_std/") for name in std]
         if not names:
             names = [n.removeprefix("held_out/") for n in self.names if n.startswith("held_out/")]
-        kept = [name for name in names if not name.startswith(("image/", "text/"))]
+        scores = [name for name in names if not name.startswith(("image/", "text/"))]
         order = self.evaluations[-1].scores if self.evaluations else ()
-        return sorted(kept, key=lambda name: list(order).index(name) if name in order else 99)
+        return sorted(scores, key=lambda name: list(order).index(name) if name in order else 99)
 
     @property
     def best(self) -> int | None:
@@ -169,10 +169,10 @@ def _votes(folder: Path) -> Iterator[str]:
     """Sentences of the answers in `votes/`, the newest first. Unreadable ones are left out."""
     for path in sorted(folder.glob("votes/*/answer.json"), reverse=True)[:MOST_ANSWERS]:
         try:
-            found = json.loads(path.read_bytes()[:MOST_ANSWER_BYTES])
+            answer = json.loads(path.read_bytes()[:MOST_ANSWER_BYTES])
         except (OSError, ValueError, RecursionError):
             continue
-        lines = found.get("sentences") if isinstance(found, dict) else None
+        lines = answer.get("sentences") if isinstance(answer, dict) else None
         if isinstance(lines, list):
             yield from (f"{path.parent.name}: {line}" for line in lines if isinstance(line, str))
 
@@ -196,38 +196,39 @@ def chosen_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's settings that differs from the defaults or has no default, as a tree of
     plain data. A page may be made from an untrusted folder, so no file that it names is imported:
     all settings of a user's own recipe count as chosen."""
-    known = _defaults(RunSettings)
+    defaults = _defaults(RunSettings)
     recipe = settings.get("recipe")
     name = recipe.get("name") if isinstance(recipe, Mapping) else None
     if isinstance(name, str) and name in RECIPE_SETTINGS:
-        known["recipe"] = {**_defaults(RECIPE_SETTINGS[name]), "name": PydanticUndefined}
-    known["model"] = {kind.KIND: None for kind in MODEL_KINDS}  # older files have null for others
+        defaults["recipe"] = {**_defaults(RECIPE_SETTINGS[name]), "name": PydanticUndefined}
+    # older files have null for the other kinds
+    defaults["model"] = {kind.KIND: None for kind in MODEL_KINDS}
     for kind in MODEL_KINDS:
-        known["model"] |= _defaults(kind)
-    return _differing(settings, known)
+        defaults["model"] |= _defaults(kind)
+    return _differing(settings, defaults)
 
 
 def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
     """Defaults by their names in a file; for a part without a default, the defaults of its
     fields."""
-    found: dict[str, Any] = {}
-    for name, known in kind.model_fields.items():
-        value = known.get_default(call_default_factory=True, validated_data={})
-        part = known.annotation
+    values: dict[str, Any] = {}
+    for name, setting in kind.model_fields.items():
+        value = setting.get_default(call_default_factory=True, validated_data={})
+        part = setting.annotation
         if value is not PydanticUndefined:
-            found[known.alias or name] = _PLAIN.dump_python(value, mode="json", by_alias=True)
+            values[setting.alias or name] = _PLAIN.dump_python(value, mode="json", by_alias=True)
         elif isinstance(part, type) and issubclass(part, BaseModel):
-            found[known.alias or name] = _defaults(part)
-    return found
+            values[setting.alias or name] = _defaults(part)
+    return values
 
 
-def _differing(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in given.items():
-        default = known.get(name, PydanticUndefined)
+def _differing(chosen: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    differing: dict[str, Any] = {}
+    for name, value in chosen.items():
+        default = defaults.get(name, PydanticUndefined)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             if inner := _differing(value, default):
-                found[name] = inner
+                differing[name] = inner
         elif value != default:
-            found[name] = value
-    return found
+            differing[name] = value
+    return differing

@@ -38,8 +38,11 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def run_page(run: RunFolder) -> str:
     """The page as HTML."""
-    charts, trees = RunCharts.of(run), [TreeView(each) for each in run.trees]
-    unseen, extremes = Unseen.of(run.settings), [each for each in run.evaluations if each.best]
+    charts, trees = RunCharts.of(run), [TreeView(record) for record in run.trees]
+    unseen, extremes = (
+        Unseen.of(run.settings),
+        [record for record in run.evaluations if record.best],
+    )
     shown = shown_evaluations(run.evaluations, run.best)
     plans: dict[str, int] = {}
     for start in run.starts:
@@ -60,12 +63,12 @@ def run_page(run: RunFolder) -> str:
     ]
     values = {
         "title": f"{run.name}: report", "heading": run.name, "chips": [run.recipe, state(run)],
-        "sections": [(anchor, title) for anchor, title, there in sections if there],
+        "sections": [(anchor, title) for anchor, title, present in sections if present],
         "interactive": True, "run": run, "cards": list(_cards(run)),
         "findings": [e for e in (*_sentences(run), *run.votes, unseen.no_judge) if e],
         "rows": list(_rows(shown)), "shown": shown, "extremes": extremes[-1:],
         "charts": charts, "unseen": unseen.sentence if run.judges else "",
-        "trees": trees[-1:] if len({each.tree.iteration for each in trees}) < 2 else trees,
+        "trees": trees[-1:] if len({view.tree.iteration for view in trees}) < 2 else trees,
         "plans": plans, "starts": _starts(run),
         "alarms_first": first, "alarms_off": _off(run),
         "chosen": settings_rows(run.chosen), "every": settings_rows(run.settings),
@@ -103,7 +106,7 @@ def summary_html(run: RunFolder) -> str:
         for card in _cards(run)
     )
     findings = Markup("").join(
-        Markup("<li>{}</li>").format(each) for each in (*_sentences(run), *run.votes)
+        Markup("<li>{}</li>").format(sentence) for sentence in (*_sentences(run), *run.votes)
     )
     page = run.folder / REPORT
     link = Markup('<p><a href="{}">the whole page</a></p>').format(page) if page.is_file() else ""
@@ -167,7 +170,7 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
     if len(points) < 2 or iteration not in points:
         return None
     base, now = next(iter(points.values())), points[iteration]
-    records = {each.iteration: each for each in run.evaluations}
+    records = {evaluation.iteration: evaluation for evaluation in run.evaluations}
     first, last = records.get(int(next(iter(points)))), records.get(iteration)
     if first is not None and last is not None and _paired(first, last, name):
         scores, before = score_column(last, name), score_column(first, name)
@@ -180,7 +183,7 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
 
 def _paired(first: EvaluationRecord, last: EvaluationRecord, name: str) -> bool:
     same = first.digests == last.digests and first.seed == last.seed
-    lengths = {len(each.scores.get(name, ())) for each in (first, last)}
+    lengths = {len(evaluation.scores.get(name, ())) for evaluation in (first, last)}
     return same and len(lengths) == 1 and lengths != {0}
 
 
@@ -203,20 +206,20 @@ class Card(NamedTuple):
 
 def _cards(run: RunFolder) -> Iterator[Card]:
     for name in run.held_out_scores:
-        points, found = run.column(f"held_out/{name}"), last_gain(run, name)
+        points, gain = run.column(f"held_out/{name}"), last_gain(run, name)
         shown = f"held-out {shown_score(name)}"
-        if found is not None:
-            yield Card(shown, found.values, found.words, True)
+        if gain is not None:
+            yield Card(shown, gain.values, gain.words, True)
         elif points:
             yield Card(shown, number(points[-1][1]), "the base model")
-    if (kept := kept_diversity(run)) is not None:
-        yield Card("diversity", f"{100 * kept:.0f} %", "of the base's")
+    if (diversity := kept_diversity(run)) is not None:
+        yield Card("diversity", f"{100 * diversity:.0f} %", "of the base's")
     rewards = run.column("reward")
     if rewards:
         value = f"{number(rewards[0][1])} {ARROW} {number(rewards[-1][1])}"
         yield Card("training reward", value, "first and last iteration", True)
-    each = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
-    yield Card("iterations", f"{run.done:,} of {run.planned:,}", each)
+    per_iteration = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
+    yield Card("iterations", f"{run.done:,} of {run.planned:,}", per_iteration)
     yield Card("training time", duration_text(run.seconds), "without evaluations")
     yield Card("alarms", f"{run.raised:.0f}", "off" if _off(run) else "")
 
@@ -240,32 +243,34 @@ def _sentences(run: RunFolder) -> Iterator[str]:
     if run.starts and (differs := run.starts[-1].facts.get(UNLIKE)):
         yield Markup("Evaluations are unlike training: {}.").format(differs)
     for name in run.judges:
-        found = last_gain(run, name)
-        if found is not None:
-            yield Markup("The held-out score <b>{}</b> {}").format(name, found.verdict)
+        gain = last_gain(run, name)
+        if gain is not None:
+            yield Markup("The held-out score <b>{}</b> {}").format(name, gain.verdict)
     best = run.best
     if best is not None and len(run.column(f"held_out/{run.key}")) > 1:
         when = "the base model" if best == 0 else f"iteration {best}"
         text = Markup("{} is highest at {}; its weights are in <code>best/{}</code>.")
         yield text.format(run.key, when, f"{best:06d}")
-    kept = kept_diversity(run)
-    if kept is not None and kept < 0.6:
-        share = f"{100 * kept:.0f} %"
-        yield f"The samples of a prompt became alike: their diversity is {share} of the base's."
+    diversity = kept_diversity(run)
+    if diversity is not None and diversity < 0.6:
+        yield (
+            "The samples of a prompt became alike: their diversity is "
+            f"{100 * diversity:.0f} % of the base's."
+        )
 
 
 def shown_evaluations(
     every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
     """The first, best and last evaluations, and as many evenly spaced ones in between as fit."""
-    some = [each for each in every if each.same]
-    if not some:
+    recorded = [evaluation for evaluation in every if evaluation.same]
+    if not recorded:
         return []
-    size = max(sum(len(sample.media) for sample in each.same) for each in some)
-    room = min(len(some), MOST_SHOWN, max(2, most_bytes // max(1, size)))
-    places = {round(i * (len(some) - 1) / max(1, room - 1)) for i in range(room)}
-    places |= {i for i, each in enumerate(some) if each.iteration == best}
-    return [some[i] for i in sorted(places)]
+    size = max(sum(len(sample.media) for sample in evaluation.same) for evaluation in recorded)
+    room = min(len(recorded), MOST_SHOWN, max(2, most_bytes // max(1, size)))
+    places = {round(i * (len(recorded) - 1) / max(1, room - 1)) for i in range(room)}
+    places |= {i for i, evaluation in enumerate(recorded) if evaluation.iteration == best}
+    return [recorded[i] for i in sorted(places)]
 
 
 @dataclass(frozen=True)
@@ -285,15 +290,17 @@ def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
     if not shown:
         return
     key = shown[0].key
-    for place in sorted(set.intersection(*({s.place for s in each.same} for each in shown))):
-        row = [(e.iteration, next(s for s in e.same if s.place == place)) for e in shown]
+    for sample_place in sorted(
+        set.intersection(*({s.place for s in evaluation.same} for evaluation in shown))
+    ):
+        row = [(e.iteration, next(s for s in e.same if s.place == sample_place)) for e in shown]
         base = row[0][1].scores.get(key)
         scores = [sample.scores.get(key) for _, sample in row]
         changes = [0.0 if None in (base, score) else score - base for score in scores]  # type: ignore[operator]
-        each = zip(row, scores, changes, strict=True)
+        cells = zip(row, scores, changes, strict=True)
         yield [
             OverRun(iteration, sample, s, c, key in sample.scores)
-            for (iteration, sample), s, c in each
+            for (iteration, sample), s, c in cells
         ]
 
 

@@ -125,14 +125,14 @@ def _saved_image(path: Path) -> Image.Image | None:
 
 def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
     """Read saved lines, by prompt; unreadable lines are left out."""
-    found: defaultdict[str, deque[Line]] = defaultdict(deque)
+    lines: defaultdict[str, deque[Line]] = defaultdict(deque)
     for text in path.read_bytes().splitlines():
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             line = json.loads(text)
-            kept = {"text": str(line["text"]), "score": line["score"]}
-            if kept["score"] in (None, ABSTAINS) or isinstance(kept["score"], float):
-                found[line["prompt"]].append(kept)
-    return found
+            fields = {"text": str(line["text"]), "score": line["score"]}
+            if fields["score"] in (None, ABSTAINS) or isinstance(fields["score"], float):
+                lines[line["prompt"]].append(fields)
+    return lines
 
 
 def _change(before: ShownScore, after: ShownScore) -> str:

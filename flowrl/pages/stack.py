@@ -51,8 +51,8 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def count(n: int, unit: str) -> str:
-    return f"{n:,} {unit}" if n == 1 else f"{n:,} {unit}s"
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def code_span(value: object) -> Markup:
@@ -86,7 +86,7 @@ def _engine(**more: Any) -> Environment:
         **more,
     )
     filters = (number, signed, sign, fixed, duration_text, count, code_span, table_cell)
-    engine.filters |= {each.__name__: each for each in filters}
+    engine.filters |= {function.__name__: function for function in filters}
     return engine
 
 
@@ -105,9 +105,9 @@ def varying(
     """Head and rows of a table without constant columns (if there are several rows), and the
     constant columns as (name, value). The first column always stays."""
     same = [k for k in range(1, len(head)) if len(rows) > 1 and len({str(r[k]) for r in rows}) == 1]
-    kept = [k for k in range(len(head)) if k not in same]
+    columns = [k for k in range(len(head)) if k not in same]
     return (
-        [head[k] for k in kept],
-        [[row[k] for k in kept] for row in rows],
+        [head[k] for k in columns],
+        [[row[k] for k in columns] for row in rows],
         [(head[k], rows[0][k]) for k in same],
     )

@@ -83,9 +83,9 @@ class TreeView:
 
     def advantage(self, leaf: int) -> float | None:
         """Mean advantage of a leaf's trained decisions."""
-        known = [level.advantages[level.node[leaf]] for level in self.tree.levels]
-        some = [each for each in known if each is not None]
-        return sum(some) / len(some) if some else None
+        advantages = [level.advantages[level.node[leaf]] for level in self.tree.levels]
+        numbers = [advantage for advantage in advantages if advantage is not None]
+        return sum(numbers) / len(numbers) if numbers else None
 
     def last_advantage(self, leaf: int) -> float | None:
         levels = self.tree.levels
@@ -121,13 +121,15 @@ class TreeView:
     @property
     def dots(self) -> Iterator[Dot]:
         levels = self.tree.levels
-        most = max((abs(a or 0.0) for each in levels for a in each.advantages), default=0.0) or 1.0
-        some = any(each.trained for each in levels)
+        most = (
+            max((abs(a or 0.0) for level in levels for a in level.advantages), default=0.0) or 1.0
+        )
+        any_trained = any(level.trained for level in levels)
         for k, level in enumerate(levels):
             splits = k + 1 < len(levels) and len({*levels[k + 1].node}) > len({*level.node})
             for node in dict.fromkeys(level.node):
                 value = level.values[node] if splits else None
-                yield self._dot(k, node, most, some and not level.trained, value)
+                yield self._dot(k, node, most, any_trained and not level.trained, value)
 
     def _dot(self, k: int, node: int, most: float, resting: bool, value: float | None) -> Dot:
         """A node's dot, coloured by its advantage; small in an untrained step if other steps are
@@ -137,16 +139,16 @@ class TreeView:
         learned = "not trained on" if advantage is None else f"advantage {signed(advantage)}"
         if resting and advantage is not None:
             learned += ", in a step that is not trained"
-        own = level.texts[node] if level.texts else ""
-        where = self._step(k) if self.text or own else f"step {self._step(k)}"
-        where = f"{where}, node {node + 1}" + (f" ({own})" if own else "")
+        text_of_node = level.texts[node] if level.texts else ""
+        where = self._step(k) if self.text or text_of_node else f"step {self._step(k)}"
+        where = f"{where}, node {node + 1}" + (f" ({text_of_node})" if text_of_node else "")
         words = f"{where}: value {number(level.values[node])}, {learned}"
         depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
         x, y, radius = self.x(k), self.y(level, node), 3.5 if resting else 6.0
-        lower = bool(own) and y > self.start(0)  # its line comes from above
-        value = level.values[node] if own else value
+        lower = bool(text_of_node) and y > self.start(0)  # its line comes from above
+        value = level.values[node] if text_of_node else value
         label = y + 18 if lower else y - 10
-        shown = own if len(own) <= FITS else f"{own[: FITS - 1]}…"
+        shown = text_of_node if len(text_of_node) <= FITS else f"{text_of_node[: FITS - 1]}…"
         return Dot(
             x=x,
             y=y,

@@ -29,11 +29,11 @@ class Unseen:
             if isinstance(prompts, Mapping)
             else (prompts, None)
         )
-        raised = {_identity(each) for each in _specs(settings, "rewards")}
+        raised = {_identity(spec) for spec in _specs(settings, "rewards")}
         judged = _specs(settings, "held_out_rewards") or _specs(settings, "rewards")
         labels = {True: list[str](), False: list[str]()}
-        for each in judged:
-            labels[_identity(each) in raised].append(_label(each))
+        for spec in judged:
+            labels[_identity(spec) in raised].append(_label(spec))
         return cls(held_out not in (None, train), labels[False], labels[True])
 
     @property
@@ -41,13 +41,13 @@ class Unseen:
         """Describe the prompts and rewards behind held-out scores in a sentence."""
         prompts = "Prompts from another source than training's" if self.prompts else ""
         prompts = prompts or "The prompts of training"
-        parts = []
+        clauses = []
         if self.judges:
-            parts.append(f"by {_list(self.judges)}, which training does not raise")
+            clauses.append(f"by {_list(self.judges)}, which training does not raise")
         if self.trained:
             also = "also " if self.judges else ""
-            parts.append(f"{also}by {_list(self.trained)}, which training raises")
-        scored = f", scored {'; '.join(parts)}" if parts else ""
+            clauses.append(f"{also}by {_list(self.trained)}, which training raises")
+        scored = f", scored {'; '.join(clauses)}" if clauses else ""
         return f"{prompts}{scored}."
 
     @property
@@ -62,17 +62,17 @@ class Unseen:
 
 
 def _specs(settings: SettingsTree, key: str) -> list[Any]:
-    found = settings.get(key)
-    return list(found) if isinstance(found, list | tuple) else []
+    specs = settings.get(key)
+    return list(specs) if isinstance(specs, list | tuple) else []
 
 
 def _identity(spec: Any) -> str:
     """A reward's name and settings, without label and weight."""
     if not isinstance(spec, Mapping):
         return json.dumps([str(spec), {}])
-    own = {k: v for k, v in spec.items() if k not in ("name", "label", "weight", "settings")}
+    outer = {k: v for k, v in spec.items() if k not in ("name", "label", "weight", "settings")}
     inner = spec.get("settings")
-    whole = {**inner, **own} if isinstance(inner, Mapping) else own
+    whole = {**inner, **outer} if isinstance(inner, Mapping) else outer
     return json.dumps([str(spec.get("name")), whole], sort_keys=True, default=str)
 
 

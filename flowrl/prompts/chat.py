@@ -72,6 +72,23 @@ def of_sharegpt(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "role": _SPEAKERS[value["from"]], "content": value.get("value")}
 
 
+def message_of(value: Any) -> ChatMessage | None:
+    """A message with role and content in their place, whichever form it has; None for anything
+    else."""
+    if not isinstance(value, Mapping):
+        return None
+    found = of_sharegpt(value)
+    return found if isinstance(found.get("role"), str) else None
+
+
+def with_system(messages: Sequence[Any], system: Any) -> Sequence[Any]:
+    """The messages behind a system message, unless there is none or they begin with one."""
+    first = message_of(messages[0]) if messages else None
+    if not isinstance(system, str) or not system or (first or {}).get("role") == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
 def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     """The text of a message's content, without its images."""
     if isinstance(content, str):

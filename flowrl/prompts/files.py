@@ -1,4 +1,4 @@
-"""Read prompt files as rows: jsonl, json, csv, txt and parquet, with limits on their contents.
+"""Read prompt files as rows: jsonl, json, csv, tsv, txt and parquet, with limits on their contents.
 
 A row is a mapping with the same columns for every row; missing values are None.
 """
@@ -10,9 +10,10 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from flowrl.errors import UserError
 from flowrl.paths import find
@@ -28,11 +29,16 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
 _EXACT_DIGITS = 15  # of a float; with more it would be another number
-_NO_HUB_NAME = {".tsv", ".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
+_PACKED = {".tar", ".tgz", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z"}
+_NO_HUB_NAME = {*_PACKED, ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 
 class _Damage(Exception):
     """A clause about the error in a file."""
+
+
+class _BadCells(ValueError):
+    """A record that is not of CSV, with its line."""
 
 
 def read_rows(data: DataSource, place: str) -> PromptRows:
@@ -75,7 +81,10 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
     source, suffix = data.source, path.suffix.lower()
     if suffix not in READERS:
         known = ", ".join(READERS)
-        raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; use one of {known}")
+        way = "unpack it, and " if suffix in _PACKED else ""
+        raise UserError(
+            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {known}"
+        )
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
@@ -87,7 +96,7 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
     except OSError as error:
         raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
     rows = _same_columns(found.rows, source, place)
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv"):
         for name in set(rows[0] if rows else ()) - {data.column}:
             _convert(rows, name)
     return PromptRows(rows, found.places)
@@ -198,23 +207,62 @@ def _read_txt(path: Path) -> PromptRows:
     return PromptRows([{"text": line} for _, line in pairs], [at for at, _ in pairs])
 
 
-def _read_csv(path: Path) -> PromptRows:
-    text = _text(path)
+def cell_rows(text: str, comma: str) -> PromptRows:
+    """The rows of a table whose cells are separated by `comma`, below their names.
+
+    A table of tabs whose quotes are not those of CSV has none: each line is a row, and quotes
+    belong to its texts, as in PartiPrompts.tsv. ValueError for a table that cannot be read."""
+    try:
+        return _cell_rows(text, comma, csv.QUOTE_MINIMAL)
+    except _BadCells as error:
+        if comma == "\t":
+            return _cell_rows(text, comma, csv.QUOTE_NONE)
+        names = text.partition("\n")[0]
+        other = next((mark for mark in ";\t|" if names.count(mark) > names.count(comma)), None)
+        if other is not None:
+            raise ValueError(
+                f"its cells are separated by {other!r}: save it with commas, or as jsonl"
+            ) from error
+        raise ValueError(str(error)) from error
+
+
+def _cell_rows(text: str, comma: str, quoting: Literal[0, 3]) -> PromptRows:
     rows: list[Row] = []
     places: list[str] = []
+    lines = io.StringIO(text, newline="")
+    reader = csv.DictReader(lines, delimiter=comma, quoting=quoting, strict=True)
     try:
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        names = list(reader.fieldnames or [])
-        if len(set(names)) < len(names):
-            raise _Damage("two columns have the same name")
-        for cells in reader:
-            if None in cells:
-                raise _Damage(f"line {reader.line_num}: more cells than columns")
-            rows.append(dict(cells))
-            places.append(f"line {reader.line_num}")
+        names = [name for name in reader.fieldnames or () if name]
     except csv.Error as error:
-        raise _Damage(f"not valid CSV ({_short(error)})") from error
+        raise _BadCells(f"line 1: not valid CSV ({_short(error)})") from error
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
+    for cells in _records(reader):
+        if any(cells.pop(None, ())):  # type: ignore[call-overload] cells without a column
+            raise ValueError(f"line {reader.line_num}: more cells than columns")
+        rows.append(dict(cells))
+        places.append(f"line {reader.line_num}")
     return PromptRows(rows, places)
+
+
+def _records(reader: "csv.DictReader[str]") -> Iterator[dict[str, Any]]:
+    """The records of a table. _BadCells names the line at which one begins that has no end."""
+    while True:
+        begin = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _BadCells(f"line {begin}: not valid CSV ({_short(error)})") from error
+        yield cells
+
+
+def _read_cells(path: Path, comma: str) -> PromptRows:
+    try:
+        return cell_rows(_text(path), comma)
+    except ValueError as error:
+        raise _Damage(_short(error)) from error
 
 
 def _convert(rows: Sequence[Row], name: str) -> None:
@@ -279,7 +327,8 @@ READERS: dict[str, Callable[[Path], PromptRows]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".txt": _read_txt,
-    ".csv": _read_csv,
+    ".csv": partial(_read_cells, comma=","),
+    ".tsv": partial(_read_cells, comma="\t"),
     ".parquet": _read_parquet,
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.chat import has_images, read_chat
-from flowrl.prompts.conversations import with_prompts_found
+from flowrl.prompts.conversations import spoken_in, with_prompts_found
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
 from rewards.perception.files import PIECE
@@ -75,7 +75,7 @@ class PromptSet:
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
-        """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub data set.
+        """Read a file (jsonl, json, txt, csv, tsv, parquet), a folder or a hub data set.
 
         UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
         prompt that is not a text, with its line (or row, from 1).
@@ -87,7 +87,7 @@ class PromptSet:
         """Read a data set with its selection of rows and columns. Raises the same UserErrors as
         `read`."""
         table, at = read_rows(data, place), f"{place}: {data.source}"
-        column = data.column
+        column = data.columns.get(data.column, data.column)
         if column == "prompt":
             table = with_prompts_found(table, at)
         if data.source.lower().endswith(".txt") and column == "prompt":
@@ -99,7 +99,7 @@ class PromptSet:
         inside = "" if column in ("prompt", "text") else f", {column}"
         folder = find(data.source).parent  # images are relative to the file
         texts = [
-            _prompt(cell(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
+            _prompt(spoken_in(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
             for row, where in zip(table.rows, table.places, strict=True)
         ]
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]

@@ -125,6 +125,11 @@ def _remedy(row: Row, name: str, at: str) -> str:
     likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
     if likely:
         return f": set column: {likely[0]}"
+    if names == ["image"] or names == ["video"]:
+        return (
+            f": its {names[0]}s have no texts; put metadata.jsonl beside them, with file_name and "
+            f"{name} in each line"
+        )
     if not at.lower().endswith((".csv", ".tsv")):
         return f": set column: {names[0]}" if len(names) == 1 else ""
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):

@@ -14,9 +14,9 @@ from flowrl.errors import UserError
 CreditName = Literal["group", "gdpo", "aapo", "best_gap"]
 
 
-def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
-    """Transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
-    the credit does not use.
+def credit_chain(name: CreditName, standardize: Standardize) -> tuple[Transform, ...]:
+    """Transforms of a credit; `standardize` is the recipe's own. UserError for a blend that the
+    credit does not use.
 
     group     the recipe's own; with blend, groups without spread get the batch's advantage
     gdpo      each reward standardised by itself, then their sum standardised over the batch
@@ -25,18 +25,22 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
               replaces the paper's reference sample (arXiv:2505.14264)
     best_gap  the margin of a group's best sample over the second best (arXiv:2503.19595)
     """
-    if own.blend and name in ("gdpo", "best_gap"):
+    if standardize.blend and name in ("gdpo", "best_gap"):
         raise UserError(f"credit: {name} does not use blend: leave it out")
-    if not 0 <= own.blend <= 1:
-        raise UserError(f"blend must be between 0 and 1, not {own.blend}")
-    whole = Standardize("batch", own.correction, own.eps, centre="batch")
-    known: dict[CreditName, tuple[Transform, ...]] = {
-        "group": (own,),
-        "gdpo": (Standardize("group", own.correction, own.eps), Sum(partial=True), whole),
-        "aapo": (Augmented(own),),
+    if not 0 <= standardize.blend <= 1:
+        raise UserError(f"blend must be between 0 and 1, not {standardize.blend}")
+    whole = Standardize("batch", standardize.correction, standardize.eps, centre="batch")
+    chains: dict[CreditName, tuple[Transform, ...]] = {
+        "group": (standardize,),
+        "gdpo": (
+            Standardize("group", standardize.correction, standardize.eps),
+            Sum(partial=True),
+            whole,
+        ),
+        "aapo": (Augmented(standardize),),
         "best_gap": (BestGap(),),
     }
-    return known[name]
+    return chains[name]
 
 
 def credit_tracker(name: str) -> Callable[[], Tracker]:

@@ -67,9 +67,9 @@ def rests_on(kind: BasisKind, *arrays: str) -> Callable[[F], F]:
 
 def evidence_of(recipe: Callable[..., Any]) -> Evidence:
     """The evidence for a recipe of flowrl."""
-    seen = _seen().get(recipe.__name__, {})
+    record = _seen().get(recipe.__name__, {})
     sources: Sources = recipe.__dict__["sources"]
-    return Evidence(sources, seen.get("gain"), seen.get("interval"), bool(seen.get("gpu")))
+    return Evidence(sources, record.get("gain"), record.get("interval"), bool(record.get("gpu")))
 
 
 @cache

@@ -25,7 +25,8 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.averages import Refresh
-from flowrl.losses.ratio import Anchor, Surrogate
+from flowrl.losses.base import Anchor
+from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.evidence import rests_on
 from samplers import (
@@ -51,9 +52,9 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
     return (Anchor(kl),) if kl else ()
 
 
-def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
-    """The kernel itself, or the kernel with that name in `known`."""
-    return known[kernel] if isinstance(kernel, str) else kernel
+def named(kernel: str | Kernel, kernels: Mapping[str, Kernel]) -> Kernel:
+    """The kernel itself, or the kernel with that name in `kernels`."""
+    return kernels[kernel] if isinstance(kernel, str) else kernel
 
 
 Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
@@ -110,8 +111,8 @@ def flow_grpo_fast(
 def each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
     """DanceGRPO's and MixGRPO's advantage: each reward by itself, with the unbiased std, then the
     weighted sum."""
-    own = Standardize(scale, correction=1, eps=1e-8)
-    return Estimator((own, Clip(), Sum(partial=True), *after))
+    standardize = Standardize(scale, correction=1, eps=1e-8)
+    return Estimator((standardize, Clip(), Sum(partial=True), *after))
 
 
 @rests_on("arrays", "dance_flow_step", "dance_ddim_step")
@@ -150,14 +151,14 @@ def _position(name: ScheduleName, every: int, stride: int, back: bool) -> Window
         raise UserError(
             f"schedule: {name} never moves, so it cannot roll back: leave roll_back out"
         )
-    known: dict[str, WindowPosition] = {
+    positions: dict[str, WindowPosition] = {
         "progressive": Progressive(every, stride, back),
         "random": Random(),
         "decaying": Decaying(every, stride=stride, roll_back=back),
         "exponential": ExponentiallyDecaying(every, stride=stride, roll_back=back),
         "frozen": Frozen(),
     }
-    return known[name]
+    return positions[name]
 
 
 @rests_on("arrays", "mixgrpo_step", "mixgrpo_window_schedule")
@@ -230,11 +231,11 @@ def gardo(
     DINOv2's, theirs DINOv3's.
     """
     gate = ProxyGate(auxiliary, share)
-    own = Standardize(scale=None) if distance is None else Diverse(distance)
+    baseline = Standardize(scale=None) if distance is None else Diverse(distance)
     return Algorithm(
         steps=steps,
         plan=Chain(kernel or FlowSDE(eta), group),
-        advantage=Estimator((own, Clip(), gate)),
+        advantage=Estimator((baseline, Clip(), gate)),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=(Anchor(kl, "recent", gated=True),)),
         averages=(Average("recent", Decay(start=1.0), Refresh(refresh, refresh_kl)),),

@@ -62,8 +62,8 @@ def _depth_by_depth(
             f"siblings is a share of the advantage and must be in [0, 1], not {siblings}"
         )
     even = (EvenDepths(depth_weight),) if depth_weight else ()
-    own = Standardize(scale, correction=1, eps=1e-8)
-    levels = TwoLevel(siblings, 1 - siblings, own) if siblings else own
+    standardize = Standardize(scale, correction=1, eps=1e-8)
+    levels = TwoLevel(siblings, 1 - siblings, standardize) if siblings else standardize
     return Estimator((Sum(), levels, *width, Clip(), *even), fusion)
 
 

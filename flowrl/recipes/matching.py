@@ -13,7 +13,10 @@ from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
-from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
+from flowrl.losses.base import Anchor
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.regression import NFT, Weighted
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
@@ -24,14 +27,14 @@ TimesName = Literal["discrete", "discrete_with_init", "discrete_wo_init", "logit
 
 def awm_times(name: TimesName) -> Times:
     """AWM's five ways to draw noise levels, with its names and numbers."""
-    known: dict[str, Times] = {
+    times: dict[str, Times] = {
         "discrete": Discrete(0.9, "any"),
         "discrete_with_init": Discrete(0.9, "with"),
         "discrete_wo_init": Discrete(0.9, "without"),
         "logit_normal": LogitNormal(3.0, 0.01),
         "uniform": Uniform(0.2, 3.0),
     }
-    return known[name]
+    return times[name]
 
 
 @rests_on("arrays", "mm_awm_loss", "mm_awm_weightings", "mm_awm_time_samplers", "mm_awm_sa_solver")

@@ -45,8 +45,8 @@ class RecipeTable(Mapping[str, Recipe]):
     """Recipes by name: flowrl's own, then contributed ones, whose file is imported when its recipe
     is asked for."""
 
-    def __init__(self, own: Mapping[str, Recipe], contributed: Sequence[str]) -> None:
-        self._own, self._contributed = own, tuple(contributed)
+    def __init__(self, included: Mapping[str, Recipe], contributed: Sequence[str]) -> None:
+        self._own, self._contributed = included, tuple(contributed)
 
     def __getitem__(self, name: str) -> Recipe:
         if name in self._contributed:

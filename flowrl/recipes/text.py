@@ -45,20 +45,22 @@ def sampling_settings(
     rule = {"temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
 
     def decorate(recipe: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-        def whole(**given: Any) -> Algorithm:
-            chosen = {name: given.pop(name, value) for name, value in rule.items()}
-            made = recipe(**given)
-            plan: Any = made.plan
-            return replace(made, plan=replace(plan, **chosen))
+        def whole(**settings: Any) -> Algorithm:
+            chosen = {name: settings.pop(name, value) for name, value in rule.items()}
+            algorithm = recipe(**settings)
+            plan: Any = algorithm.plan
+            return replace(algorithm, plan=replace(plan, **chosen))
 
         update_wrapper(whole, recipe)
         whole.__name__ = name or recipe.__name__
-        own = signature(recipe)
+        of_recipe = signature(recipe)
         more = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=type(value))
             for name, value in rule.items()
         ]
-        whole.__dict__["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
+        whole.__dict__["__signature__"] = of_recipe.replace(
+            parameters=[*of_recipe.parameters.values(), *more]
+        )
         return whole
 
     return decorate
@@ -73,9 +75,9 @@ def texts(
     return Algorithm(length, planner, Estimator(tuple(credit)), likelihood, loss, tracker=tracker)
 
 
-def penalty(kl: float, place: KlPlace, each: bool = False) -> tuple[Transform, ...]:
+def penalty(kl: float, kl_in: KlPlace, each: bool = False) -> tuple[Transform, ...]:
     """The transform that subtracts the KL from the reward, or none if the KL is in the loss."""
-    if place == "loss":
+    if kl_in == "loss":
         return ()
     if kl <= 0:
         raise UserError(f"kl_in: reward needs kl above 0, not {kl}")

@@ -15,7 +15,8 @@ from flowrl.credit.turns import Baseline, GreedyBaseline, LengthBaseline, Whiten
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.token import Token
 from flowrl.losses.off_policy import AdvantageRegression
-from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import Reinforce
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors

@@ -14,6 +14,7 @@ from flowrl.evaluation.sources import Source, read_media
 from flowrl.models.image_check import DECODED
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.prompts.conversations import answer_in
 from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
 from flowrl.settings import LanguageSettings, RunSettings
@@ -180,14 +181,13 @@ def _texts(given: GivenSettings) -> GivenFile:
 
 
 def _completion(value: Any, at: str) -> str:
-    """A text, or the assistant's message at the end of a chat."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        if value[-1].get("role") != "assistant":
-            raise UserError(f"{at}: the chat does not end with an assistant message")
-        value = value[-1].get("content")
-    if not isinstance(value, str) or not value:
+    """A text, the assistant's message, or the one at the end of a chat."""
+    text = answer_in(value)
+    if text is None and isinstance(value, list):
+        raise UserError(f"{at}: the chat does not end with an assistant message")
+    if not isinstance(text, str) or not text:
         raise UserError(f"{at} is {value!r:.50}, not a text")
-    return value
+    return text
 
 
 def read_sample(item: GivenItem, frames: int) -> Tensor:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.algorithm import Algorithm
-from flowrl.budget.spending import Rationed, open_budget
+from flowrl.budget.spending import DrawRequest, Rationed, open_budget
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -155,6 +155,12 @@ class Session:
         """The rewards that report numbers for the log, or have a member that does."""
         rewards = self.rewards.items()
         return {label: each for label, each in rewards if [*parts_of(each, Reports)]}
+
+    def draw_request(self, iteration: int) -> DrawRequest:
+        """What an iteration asks of the prompts: how many, and by which of the tracker's weights,
+        as they stand now."""
+        weights = None if self.tracker is None else self.tracker.weights(len(self.prompts))
+        return DrawRequest(self.prompts, self.draw_count, self.run.train.seed, iteration, weights)
 
     def placed(self, iteration: int, draws: Draws) -> Draws:
         """The draws of an iteration without rows that nothing can win. Collective."""

@@ -65,10 +65,9 @@ def saved_sizes(learner: Learner) -> dict[str, Any]:
     return {**found, "setting": _setting(learner)}
 
 
-def take_sizes(learner: Learner, saved: Mapping[str, Any] | None) -> bool:
-    """Restore call sizes from a checkpoint; False if it has none, or `train.rows_per_call` has
-    changed since."""
-    if saved is None or saved["setting"] != _setting(learner):
+def take_sizes(learner: Learner, saved: Mapping[str, Any]) -> bool:
+    """Restore call sizes from a checkpoint; False if `train.rows_per_call` has changed since."""
+    if saved["setting"] != _setting(learner):
         return False
     learner.policy.sizes.take(saved["train"])
     learner.evaluator.sizes.take(saved["evaluate"])

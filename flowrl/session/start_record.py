@@ -273,7 +273,7 @@ def _names_media(value: Any) -> bool:
 def _ends(run: RunSettings) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
     for each in (run, run.prompt_writer):
-        if each is not None and isinstance(each.model, LanguageSettings):
+        if each is not None and isinstance(each.model, LanguageSettings) and each.writes_texts:
             given = each.given is not None and each.given.kind != "images"
             yield from changed_ends(place_of_model(each.model.language), each.model, given)
 

@@ -8,6 +8,7 @@ copy of the same layers is the default here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from rewards.perception.embedding import Towers, in_batches, pil_images, transformers_towers
 from rewards.perception.hub import HubName, weights_file
 from rewards.perception.image_model import ImageModelSettings
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile
 from rewards.types import Inline, Reward, Samples
 
@@ -64,7 +66,7 @@ def load(
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `head` is a file with the linear layers, by default from the hub."""
-    file = weights_file("aesthetic", "head", head, (REPOSITORY, FILE))
-    layers = head_of(torch.load(file, map_location="cpu", weights_only=True), f"aesthetic: {file}")
+    file = Path(weights_file("aesthetic", "head", head, (REPOSITORY, FILE)))
+    layers = head_of(weights_of_file("aesthetic", file), f"aesthetic: {file}")
     towers = transformers_towers(model, common.place)
     return common.over_frames("aesthetic", Aesthetic(towers, layers, common.batch))

@@ -42,7 +42,7 @@ from rewards.perception.embedding import (
 )
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName, fetched, model_path
-from rewards.perception.qwen import weights_of_file
+from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, OneOrMore, Reward, Samples
 
 CHAT_OPENING = (

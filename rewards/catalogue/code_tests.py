@@ -60,7 +60,7 @@ from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
 from rewards.sandbox.external import configuration_file, configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import NEEDED_COLUMN, Inline, Reward, Samples, cell
 
 LOST_PROTECTIONS = {
     "network": "it could reach the network",
@@ -122,7 +122,7 @@ class TestColumns:
     reference  a program that wins, or a list of them: tried before the row is drawn
     """
 
-    column: TestColumn = "tests"
+    column: Annotated[TestColumn, NEEDED_COLUMN] = "tests"
     function: str = ""
     reference: str = "reference"
 

@@ -41,9 +41,9 @@ from rewards.perception.embedding import (
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.plain_vit import PlainVit, blocks_in, vit_entries
-from rewards.perception.qwen import weights_of_file
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
-from rewards.types import Inline, Reward
+from rewards.types import Inline, NeededColumn, Reward
 
 BACKBONE = "checkpoints/dino_vitbase16_pretrain.pth"  # where their package keeps DINO's own file
 TOWERS = ("dino_vitb16", "clip_vitb16", "open_clip_vitb16")
@@ -138,7 +138,7 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
 def load(
     folder: ReadFile,
     dino: ReadFile | None = None,
-    column: str = "reference",
+    column: NeededColumn = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `folder`: the unpacked zip; `dino`: DINO's backbone, if the folder has no

@@ -18,7 +18,7 @@ from torch import Tensor
 from rewards.answers.boxes import last_box
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples, cell
+from rewards.types import NeededColumn, Reward, Samples, cell
 
 _NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
 ANSWER_FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}
@@ -134,7 +134,7 @@ class ExactAnswer:
 def load(
     kind: Literal["number", "text", "exact"] = "number",
     find: str = "all",
-    column: str = "answer",
+    column: NeededColumn = "answer",
 ) -> Reward:
     """kind   number: equal as exact numbers where both are numbers, otherwise as `text`;
            text: equal except for case and whitespace; exact: equal

@@ -8,9 +8,9 @@ torchvision does since 0.17.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -28,6 +28,7 @@ from rewards.perception.hub import weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.pixels import PixelPreparation
+from rewards.perception.weight_files import stored_in
 from rewards.rights import NameInFolder, ReadFile, Right, is_bare, need
 from rewards.types import Inline, Reward
 
@@ -59,9 +60,9 @@ class Letterbox:
 
 def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
     """Read the weights from the published file, or from `checkpoint`."""
-    file = weights_file("hps", "checkpoint", checkpoint, (REPOSITORY, FILES[version]))
-    stored = torch.load(file, map_location="cpu", weights_only=True)
-    if "state_dict" not in stored:
+    file = Path(weights_file("hps", "checkpoint", checkpoint, (REPOSITORY, FILES[version])))
+    stored = stored_in("hps", file)
+    if not isinstance(stored, dict) or "state_dict" not in stored:
         raise ValueError(f"hps: {file} has no entry state_dict, unlike HPSv2's files")
     return stored["state_dict"]
 

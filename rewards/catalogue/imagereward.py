@@ -13,6 +13,7 @@ missing entry is refused.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
 from rewards.perception.pixels import PixelPreparation
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile
 from rewards.types import Inline, Reward, Samples
 
@@ -188,10 +190,10 @@ def load(
 ) -> Reward:
     """Load the reward. `checkpoint` is a file in the form of ImageReward.pt, by default the
     hub's."""
-    file = weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE))
+    file = Path(weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE)))
     from transformers import AutoTokenizer
 
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    state = weights_of_file("imagereward", file)
     seen = part(state, VISION)
     if not seen:
         raise ValueError(f"imagereward: {file} has no {VISION}* entries, unlike the hub's file")

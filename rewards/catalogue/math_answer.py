@@ -36,7 +36,7 @@ from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.perception.packages import needs_math_verify
 from rewards.serving.workers import Workers
-from rewards.types import Reward, Samples, cell
+from rewards.types import NeededColumn, Reward, Samples, cell
 
 READING = 60.0  # seconds to read one right answer: a busy machine must not end a run
 
@@ -185,7 +185,7 @@ class MathAnswer:
 
 def load(
     find: Literal["any", "boxed"] = "any",
-    column: str = "answer",
+    column: NeededColumn = "answer",
     seconds: float = 5.0,
     processes: int = 2,
 ) -> Reward:

@@ -39,7 +39,7 @@ from rewards.perception.embedding import (
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.pickled_module import tensors_of
-from rewards.perception.qwen import weights_of_file
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Reward, Samples, Share
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rewards.catalogue.sequence_classifier import label_index, limit_of
 from rewards.perception.chat_frame import templated
-from rewards.perception.embedding import DtypeName, Placement
+from rewards.perception.embedding import DtypeName, Placement, loaded_with_info
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.perception.strings import step_ends
@@ -159,7 +159,7 @@ def load(
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
     place, source = Placement.of(device, dtype), model_path(model)
-    loaded, info = AutoModelForTokenClassification.from_pretrained(source, output_loading_info=True)
+    loaded, info = loaded_with_info(AutoModelForTokenClassification.from_pretrained, source)
     if info["missing_keys"]:
         raise ValueError(
             f"process_reward: {model} has no trained {', '.join(sorted(info['missing_keys']))}: "

@@ -18,6 +18,7 @@ diffusers started the adjustment at .05. ShieldGemma 2, which is gated, is not i
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,6 +36,7 @@ from rewards.perception.embedding import (
 )
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
+from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, Reward, Samples
 
 CHECKERS = {
@@ -121,14 +123,12 @@ def concepts(model: str, place: Placement) -> Judged:
 
 def checker_weights(model: str) -> dict[str, Tensor]:
     """Read `model.safetensors` or `pytorch_model.bin`."""
-    from safetensors.torch import load_file
     from transformers.utils.hub import cached_file
 
     for name in ("model.safetensors", "pytorch_model.bin"):
         file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
         if file is not None:
-            whole = name.endswith(".safetensors")
-            return load_file(file) if whole else torch.load(file, "cpu", weights_only=True)
+            return weights_of_file("safety", Path(file))
     raise ValueError(f"safety: {model} has neither model.safetensors nor pytorch_model.bin")
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.chat_frame import templated
-from rewards.perception.embedding import DtypeName, Placement
+from rewards.perception.embedding import DtypeName, Placement, loaded_with_info
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import OneOrMore, Reward, Samples
@@ -160,9 +160,7 @@ def load(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     place, source = Placement.of(device, dtype), model_path(model)
-    loaded, info = AutoModelForSequenceClassification.from_pretrained(
-        source, output_loading_info=True
-    )
+    loaded, info = loaded_with_info(AutoModelForSequenceClassification.from_pretrained, source)
     if info["missing_keys"]:
         raise ValueError(
             f"sequence_classifier: {model} has no trained "

@@ -27,7 +27,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_pil
 from rewards.perception.references import read_references, reference_key
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import Inline, NeededColumn, Reward, Samples, cell
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
 Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
@@ -82,7 +82,7 @@ def dino(model: str, place: Placement) -> Embed:
 def load(
     kind: Literal["clip", "dino"] = "clip",
     model: HubName | None = None,
-    column: str = "reference",
+    column: NeededColumn = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     """Load the reward. `column` holds each prompt's reference image: a path or its bytes."""

@@ -28,7 +28,7 @@ from rewards.judging.panel import SHORT_ANSWER, Messages, Panel, PanelSettings
 from rewards.judging.token_mass import first_token_mass
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect, items
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import Inline, NeededColumn, Reward, Samples, cell
 
 ONE_WORD = " Answer in one word."
 YES = ("Yes", "yes", " yes", " Yes")
@@ -115,7 +115,7 @@ def load(
     server: Inline[PanelSettings],
     kind: Literal["arithmetic", "geometric"] = "geometric",
     tokenizer: HubName = "Qwen/Qwen3-VL-8B-Instruct",
-    column: str = "vqa_list",
+    column: NeededColumn = "vqa_list",
 ) -> Reward:
     """Load the reward. `tokenizer` must be that of the served model; it determines the first tokens
     of the answers."""

@@ -43,8 +43,8 @@ from rewards.perception.qwen import (
     refuse_others,
     split_names,
     video_patches,
-    weights_of_file,
 )
+from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Positive, Reward, Samples
 

@@ -27,6 +27,7 @@ from rewards.fitted.davidson import VoteModel
 from rewards.fitted.heads import LinearHead
 from rewards.perception.features import FeatureReward
 from rewards.perception.files import READER
+from rewards.perception.weight_files import damage_of
 from rewards.types import parts_of
 
 FITTED_FORMAT = 1
@@ -169,6 +170,8 @@ def _record(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_RECORD:
             raise ValueError(f"more than {MOST_RECORD} bytes")
+        if what := damage_of(path):
+            raise ValueError(f"it {what}")
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())[:200]})") from error
@@ -191,6 +194,8 @@ def _arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
     try:
         if path.stat().st_size > MOST_HEAD:
             raise ValueError(f"more than {MOST_HEAD} bytes")
+        if what := damage_of(path):
+            raise ValueError(f"it {what}")
         data = path.read_bytes()
         arrays = read_tensors(data)
     except (OSError, ValueError, SafetensorError) as error:

@@ -33,7 +33,8 @@ _STAND_INS = (
 )
 
 # other forms: beginning, endings of files that have it, clause with the fix
-_ZIPPED = (".zip", ".bin", ".pt", ".pth", ".ckpt", ".npz", ".whl", ".xlsx", ".jar")
+# torch.save writes zip archives, and some programs call theirs .pth.tar
+_ZIPPED = (".zip", ".bin", ".pt", ".pth", ".ckpt", ".tar", ".npz", ".whl", ".xlsx", ".jar")
 _IMAGES = ("", ".png", ".apng", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _FORMS = (
     (re.compile(rb"PAR1"), (".parquet",), "is a parquet file: give it the ending .parquet"),

@@ -8,6 +8,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -20,6 +21,7 @@ from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
+from rewards.perception.weight_files import READ_ERRORS, check_loaded_weights
 from rewards.types import Samples
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -51,12 +53,25 @@ class Placement:
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
 
 
+def loaded_with_info(load: Callable[..., Any], source: str) -> tuple[Any, Mapping[str, Any]]:
+    """Load a model by its `from_pretrained`, with what it says of its weights. ValueError if its
+    files are damaged, or belong to another model."""
+    if (folder := Path(source)).is_dir():
+        check_loaded_weights(folder)
+    try:
+        return load(source, output_loading_info=True)
+    except (*READ_ERRORS, OSError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"{source} cannot be loaded: {why}") from error
+
+
 def complete(load: Callable[..., Any], source: str) -> Any:
     """Load a model by its `from_pretrained`.
 
-    ValueError if its files lack weights, which transformers fills in with random numbers.
+    ValueError if its files are damaged, or lack weights, which transformers fills in with random
+    numbers.
     """
-    model, info = load(source, output_loading_info=True)
+    model, info = loaded_with_info(load, source)
     learned = dict(model.named_parameters())
     missing = sorted(key for key in info["missing_keys"] if key in learned)
     if missing:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from rewards.perception.weight_files import check_texts_beside
 from rewards.rights import Right, need
 
 HUB_NAME = "a hub name or a folder"
@@ -37,23 +38,32 @@ def model_path(model: str) -> str:
     """Find a model: a folder, as given or below the project's folder, or a name on the hub.
 
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
-    of these places.
+    of these places, or if a folder's configuration or tokenizer is not what its name says.
     """
-    own = Path(__file__).resolve().parents[2] / model
-    if Path(model).is_dir():
-        return model
-    if own.is_dir():
-        return str(own)
+    if (folder := folder_of_model(model)) is not None:
+        check_texts_beside(folder)
+        return str(folder)
     return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+def folder_of_model(model: str) -> Path | None:
+    """The folder of a model that is not on the hub: as given, or below the project's folder."""
+    places = Path(model), Path(__file__).resolve().parents[2] / model
+    return next((place for place in places if place.is_dir()), None)
 
 
 def check_model_name(place: str, model: str) -> None:
     """ValueError, which begins with `place`, for what is neither a folder nor a possible name on
-    the hub, such as ./mine. Asks no network."""
+    the hub, such as ./mine, and for a folder whose configuration or tokenizer is not what its name
+    says. Asks no network."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if Path(model).is_dir() or (Path(__file__).resolve().parents[2] / model).is_dir():
+    if (folder := folder_of_model(model)) is not None:
+        try:
+            check_texts_beside(folder)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
         return
     try:
         validate_repo_id(model)

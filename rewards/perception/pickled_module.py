@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._utils import _rebuild_tensor_v2
 
+from rewards.perception.weight_files import check_file
+
 
 def _parameter(data: Any, *_: Any) -> Any:
     """The tensor of a parameter, without its hooks and attributes."""
@@ -79,13 +81,18 @@ def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
     ValueError, one sentence, if the file is damaged or holds no module.
     """
     try:
+        check_file(file)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
+    try:
         with zipfile.ZipFile(file) as parts:
             if any(name.endswith("constants.pkl") for name in parts.namelist()):
                 raise ValueError(f"{who}: {file} is a TorchScript program, not a pickled module")
         whole = torch.load(file, map_location="cpu", pickle_module=_AS_MODULE, weights_only=False)
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"{who}: {file} is not a complete file of torch.save (torch 1.6 or newer)"
+            f"{who}: {file} is not a complete file of torch.save (torch 1.6 or newer): "
+            "download it again"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         why = " ".join(str(error).split())[:200]

@@ -13,7 +13,6 @@ classes. Vectors of rotary frequencies stay in float32, whatever the weights are
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -271,26 +270,3 @@ def refuse_others(who: str, others: Mapping[str, Tensor], head: str | tuple[str,
     extra = sorted(n for n in others if not n.startswith(head) and n != "lm_head.weight")
     if extra:
         raise ValueError(f"{who}: the file has entries of another model: {', '.join(extra[:4])}")
-
-
-def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
-    """Read a safetensors or torch file; from a torch file, the weights under the key `inside` if
-    present.
-
-    ValueError if it is damaged or holds anything but tensors.
-    """
-    from pickle import UnpicklingError
-
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{who}: {file} cannot be read: {str(error)[:200]}") from error
-    state = state.get(inside, state) if isinstance(state, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{who}: {file} does not hold tensors")
-    return state

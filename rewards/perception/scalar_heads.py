@@ -16,8 +16,8 @@ from rewards.perception.qwen import (
     open_backbone,
     refuse_others,
     split_names,
-    weights_of_file,
 )
+from rewards.perception.weight_files import weights_of_file
 
 TOKEN = "<|Reward|>"
 INSTRUCTION_TAIL = f"\nPlease provide the overall ratings of this image: {TOKEN}\n\nEND\n"

@@ -56,19 +56,19 @@ class GuidedRoute(RouteAround):
 
     @property
     def asks(self) -> frozenset[RouteRequest]:
-        own: set[RouteRequest] = {"moved", "slope" if self.guide.by == "slope" else "score"}
-        return self.inner.asks | own
+        asked: set[RouteRequest] = {"moved", "slope" if self.guide.by == "slope" else "score"}
+        return self.inner.asks | asked
 
     def work(self, plan: StepTree, k: int) -> StepWork:
-        own = self.inner.work(plan, k)
+        work = self.inner.work(plan, k)
         if not self.guide.moves(plan, k):
-            return own
+            return work
         ends = 2 if self.guide.by == "probes" else 0
         said = "guided by a slope" if ends == 0 else "guided by probes"
-        return own._replace(
-            evaluations=own.evaluations + ends * plan.states[k],
-            predicted=own.predicted + max(1, ends) * plan.states[k],
-            words=", ".join(filter(None, (own.words, said))),
+        return work._replace(
+            evaluations=work.evaluations + ends * plan.states[k],
+            predicted=work.predicted + max(1, ends) * plan.states[k],
+            words=", ".join(filter(None, (work.words, said))),
         )
 
     def begin(self, passage: Passage) -> Descent:
@@ -108,7 +108,7 @@ class GuidedWalk(Walk):
         if edges is None:
             return after, None
         times = plan.states[k + 1] // plan.states[k]
-        mean, std, pushed = (of_children(times, each) for each in (*plain, pushed))
+        mean, std, pushed = (of_children(times, tensor) for tensor in (*plain, pushed))
         moved = (pushed - mean).flatten(1).square().mean(1).sqrt() / std
         return after, GuidedEdges(**vars(edges), moved=moved)
 

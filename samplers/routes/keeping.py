@@ -57,13 +57,13 @@ class KeepingDescent(DescentAround):
 
 def kept_steps(plan: Plan) -> tuple[int, ...]:
     """The steps whose states a plan's route keeps, in rising order."""
-    kept = (each.keep for each in plan.route.layers if isinstance(each, KeepingRoute))
-    return next(kept, ())
+    steps = (route.keep for route in plan.route.layers if isinstance(route, KeepingRoute))
+    return next(steps, ())
 
 
 def bridge_of(plan: Plan) -> int | None:
     """The kept step that gradients of earlier ones pass through, if there is one."""
-    bridges = (each.bridge for each in plan.route.layers if isinstance(each, KeepingRoute))
+    bridges = (route.bridge for route in plan.route.layers if isinstance(route, KeepingRoute))
     return next(bridges, None)
 
 

@@ -74,8 +74,8 @@ class LookedRoute(RouteAround):
 
     @property
     def asks(self) -> frozenset[RouteRequest]:
-        own: set[RouteRequest] = {"seen"}
-        return self.inner.asks | own
+        asked: set[RouteRequest] = {"seen"}
+        return self.inner.asks | asked
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
         at, last = self.looks.at, len(plan.steps) - 1
@@ -91,17 +91,17 @@ class LookedRoute(RouteAround):
         return None
 
     def work(self, plan: StepTree, k: int) -> StepWork:
-        own = self.inner.work(plan, k)
+        work = self.inner.work(plan, k)
         if k not in self.looks.at:
-            return own
+            return work
         states, more = plan.states[k], self.looks.more(plan.sigmas, k)
         what = "its projection" if more == 0 else f"its completion of {1 + more} steps"
         scored = f"{states} {'state' if states == 1 else 'states'} scored by {what}"
-        return own._replace(
-            evaluations=own.evaluations + states * more,
-            predicted=own.predicted + states,
-            stored=own.stored + states,
-            words=", ".join(filter(None, (own.words, scored))),
+        return work._replace(
+            evaluations=work.evaluations + states * more,
+            predicted=work.predicted + states,
+            stored=work.stored + states,
+            words=", ".join(filter(None, (work.words, scored))),
         )
 
     def begin(self, passage: Passage) -> Descent:

@@ -52,11 +52,11 @@ class Particles(NamedTuple):
     spent: Tensor  # log of all potentials that a particle's line was weighed with
     log_weight: Tensor  # of the potentials since it was last resampled
 
-    def take(self, index: Int[Tensor, "n k"], drawn: Tensor) -> "Particles":
-        """Resample the rows where `drawn` [n 1] is true, and make their weights equal."""
-        index = torch.where(drawn, index, torch.arange(index.shape[1], device=index.device))
+    def take(self, index: Int[Tensor, "n k"], resampled: Tensor) -> "Particles":
+        """Resample the rows where `resampled` [n 1] is true, and make their weights equal."""
+        index = torch.where(resampled, index, torch.arange(index.shape[1], device=index.device))
         reward, spent, log_weight = (a.gather(1, index) for a in self)
-        return Particles(reward, spent, torch.where(drawn, 0.0, log_weight))
+        return Particles(reward, spent, torch.where(resampled, 0.0, log_weight))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class FeynmanKac:
         """Resample: (parent of each particle, the new particles), with one key per draw."""
         n, k = particles.log_weight.shape
         few = effective(particles.log_weight) < self.threshold * k
-        drawn = (few | (not self.adaptive))[:, None]
+        resampled = (few | (not self.adaptive))[:, None]
         index = systematic(particles.log_weight, uniform(keys), k)
-        kept = torch.arange(k).expand(n, k)
-        return torch.where(drawn, index, kept), particles.take(index, drawn)
+        unmoved = torch.arange(k).expand(n, k)
+        return torch.where(resampled, index, unmoved), particles.take(index, resampled)

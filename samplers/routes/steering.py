@@ -56,8 +56,10 @@ def importance(
 ) -> Int[Tensor, " m"]:
     """Resample `keep` rows per draw with weights exp(strength * score), with one key per draw."""
     group = len(score) // len(keys)
-    known = torch.where(score.isfinite(), strength * score, -math.inf).cpu()
-    index = systematic(known.view(-1, group), uniform([(*k, "importance") for k in keys]), keep)
+    log_weights = torch.where(score.isfinite(), strength * score, -math.inf).cpu()
+    index = systematic(
+        log_weights.view(-1, group), uniform([(*k, "importance") for k in keys]), keep
+    )
     return sent(_flat(index, group), score.device)
 
 
@@ -84,8 +86,8 @@ class SteeredRoute(RouteAround):
 
     @property
     def asks(self) -> frozenset[RouteRequest]:
-        own: set[RouteRequest] = {"score"}
-        return self.inner.asks | own
+        asked: set[RouteRequest] = {"score"}
+        return self.inner.asks | asked
 
     def refuses(self, plan: StepTree, layers: tuple[Route, ...]) -> str | None:
         if any(step.train or step.branch > 1 for step in plan.steps):
@@ -93,8 +95,8 @@ class SteeredRoute(RouteAround):
         return None
 
     def work(self, plan: StepTree, k: int) -> StepWork:
-        own = self.inner.work(plan, k)
-        return own._replace(predicted=own.predicted + own.width) if k in self.how.at else own
+        work = self.inner.work(plan, k)
+        return work._replace(predicted=work.predicted + work.width) if k in self.how.at else work
 
     def begin(self, passage: Passage) -> Descent:
         answer = passage.answer("score", "a plan with steering needs an intermediate reward")

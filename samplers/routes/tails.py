@@ -115,9 +115,9 @@ class TwoLeaps:
         k, j = self._ends(steps, rng)
         keep: set[int] = set()
         for start, end in ((k, j), (j, steps)):
-            found = evenly_spaced(start, end, self.order)
-            later = {step + 1 for step in found[2:]} - {steps}  # whose velocity is a difference
-            keep |= {*found, *later}
+            nodes = evenly_spaced(start, end, self.order)
+            later = {step + 1 for step in nodes[2:]} - {steps}  # whose velocity is a difference
+            keep |= {*nodes, *later}
         route = KeepingRoute(tuple(sorted(keep)), j)
         return (Plan(steps_of(sigmas), roots=self.group, route=route),)
 
@@ -129,13 +129,13 @@ class TwoLeaps:
         if self.spread is None:
             j = rng.randrange(max(1, steps - reach), steps)
             return rng.randrange(j), j
-        shares = [rng.gammavariate(each, 1.0) for each in self.spread]
-        parts = [round(share / sum(shares) * steps) for share in shares]
-        parts[shares.index(max(shares))] += steps - sum(parts)
-        parts = [max(1, part) for part in parts]
-        parts[parts.index(max(parts))] += steps - sum(parts)
-        after = min(parts[0], reach - 1)  # what is cut off here lies before k: j - k stays
-        return steps - after - parts[1] - 1, steps - after - 1
+        shares = [rng.gammavariate(shape, 1.0) for shape in self.spread]
+        lengths = [round(share / sum(shares) * steps) for share in shares]
+        lengths[shares.index(max(shares))] += steps - sum(lengths)
+        lengths = [max(1, length) for length in lengths]
+        lengths[lengths.index(max(lengths))] += steps - sum(lengths)
+        after = min(lengths[0], reach - 1)  # what is cut off here lies before k: j - k stays
+        return steps - after - lengths[1] - 1, steps - after - 1
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class SomeSteps:
         return (Plan(steps_of(sigmas), roots=self.group, route=route),)
 
     def _drawn(self, start: int, end: int, count: int, rng: random.Random) -> list[int]:
-        left, found = list(range(start, end)), list[int]()
+        left, chosen = list(range(start, end)), list[int]()
         for _ in range(count):
             weights = [(step - start + 1) ** self.late for step in left]
-            found.append(left.pop(rng.choices(range(len(left)), weights)[0]))
-        return sorted(found)
+            chosen.append(left.pop(rng.choices(range(len(left)), weights)[0]))
+        return sorted(chosen)

@@ -122,15 +122,15 @@ class ThinnedDescent:
         at.v = walk.look(at.x, sigma)
         x0, draws = at.x - sigma * at.v, len(walk.draws)
         score = self.score(self.wide, x0, walk.prompt(x0)).view(draws, -1)
-        kept = extremes(score, self.how.width(k)) + score.shape[1] * torch.arange(draws)[:, None]
-        rows = sent(kept.flatten(), at.x.device)
+        chosen = extremes(score, self.how.width(k)) + score.shape[1] * torch.arange(draws)[:, None]
+        rows = sent(chosen.flatten(), at.x.device)
         edges[:] = [_taken(edge, rows) for edge in edges]
         self.wide = replace(self.wide, roots=self.how.width(k))
         return at.rows(rows)
 
 
 def _taken(edges: Edges, rows: Tensor) -> Edges:
-    columns = {each.name: getattr(edges, each.name) for each in fields(edges)}
+    columns = {column.name: getattr(edges, column.name) for column in fields(edges)}
     taken = {name: column[rows] for name, column in columns.items() if isinstance(column, Tensor)}
     return replace(edges, **{**taken, "prompt": picked(edges.prompt, rows)})
 
@@ -145,11 +145,11 @@ def extremes(score: Float[Tensor, "n m"], keep: int) -> Int[Tensor, "n keep"]:
     n, m = score.shape
     if not 1 <= keep <= m:
         raise ValueError(f"cannot keep {keep} of {m} samples")
-    known = score.isfinite()
-    order = score.double().masked_fill(~known, torch.inf).argsort(dim=1, stable=True)
+    scored = score.isfinite()
+    order = score.double().masked_fill(~scored, torch.inf).argsort(dim=1, stable=True)
     chosen = torch.empty(n, keep, dtype=torch.long)
     for row in range(n):
-        count = int(known[row].sum())
+        count = int(scored[row].sum())
         if count <= keep:
             chosen[row] = order[row, :keep].cpu()
             continue

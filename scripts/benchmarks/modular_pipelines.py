@@ -42,8 +42,6 @@ READ = {
     "differ in size",
     "HeliosPyramidDistilledModularPipeline": "nests a loop of steps in a loop of chunks, whose "
     "states differ in size",
-    "MiniMaxH3ModularPipeline": "steps its video and its sound at different levels (shifts 12 and "
-    "3) in one step, and our samplers have one list of levels for all parts",
     "MiniMaxMusic3ModularPipeline": "makes sound alone, chunk after chunk, and rewards need RGB",
     "WanAnimate2ModularPipeline": "denoises segment after segment in one call, each from the last "
     "frames of the one before",

@@ -172,6 +172,20 @@ MODULAR_CLAIMS = (
     "ERNIE-Image) are left out: a prompt stands for itself. Text blocks encode with their "
     "guiders on, whatever the scale, since those of Wan and LTX fail without.",
     "",
+    "MiniMax-H3 steps its video and its sound by two schedulers, at levels of their own in one "
+    "step (shifts 12 and 3). Schedules that differ by a shift have levels whose odds s / (1 - s) "
+    "differ by a factor, here 4, and a flow at such a level is, times a number of the level, the "
+    "flow at the other one whose data is 4 times as large. So the sound is trained at the video's "
+    "levels with its data times 4: Euler's steps are the same, densities differ by a constant, and "
+    "a kernel's noise, in its share of the level, is as large for the sound as for the video. "
+    "Losses on velocities weigh the sound's error 1 to 4 times as much as its own velocity's, the "
+    "more the lower the level. Levels of two schedulers that no shift explains are refused. Its "
+    "`steps` are its call's `num_inference_steps`, which count the last level too: 17 are 16 "
+    "evaluations. It makes one sample a call, in packed tokens of the text, the sound and the "
+    "video. Keyframes in columns of the prompts, which put tokens in front that no step changes, "
+    "are refused; references, which are objects in Python, are not driven, and their network is "
+    "not loaded.",
+    "",
     "Both forms of SD3, Qwen-Image, Wan 2.1, Wan 2.2, LTX-Video and FLUX.2 call the network and "
     "step alike to the bit, with guidance too. FLUX.1 differs by 5e-7, since its blocks pass "
     "one time for all rows, whose embedding is a product of another shape. SDXL differs by 1e-5 "

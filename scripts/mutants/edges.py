@@ -55,7 +55,7 @@ ROWS = (
      "test_anywhere.py::test_the_other_ending_of_a_file_is_offered"),
     ("columns-read", "flowrl/run/evaluate/start_checks.py", 'if name not in (*taken, "prompt")', "if True", COLUMNS),
     ("columns-vision", "flowrl/run/evaluate/start_checks.py",
-     "elif not isinstance(policy, CausalPolicy) or policy.vision is not None:", "else:", COLUMNS),
+     "if policy.vision is not None:", "if True:", COLUMNS),
     ("folder-kind", "flowrl/session/atomic.py", 'path.is_dir() == (wanted == "file")', "False", FOLDERS),
     ("checkpoints-gone", "flowrl/run/save/checkpoint.py", "    _refuse_lost(folder)\n    return None", "    return None",
      "run/test_interruptions.py::test_a_run_whose_checkpoints_are_gone_is_refused_and_loses_nothing"),

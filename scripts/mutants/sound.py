@@ -3,6 +3,8 @@
 PARTS = "likelihoods/test_modalities.py"
 MODELS = "models/test_sound.py"
 REWARDS = "rewards/test_sound_rewards.py"
+SHIFTED = "samplers/test_part_levels.py"
+LEVELS = "models/test_parts_at_own_levels.py"
 
 # fmt: off
 ROWS = (
@@ -11,7 +13,7 @@ ROWS = (
     ("sound-mean-of-a-part", "samplers/layout.py", "part.mean(1) for part", "part.sum(1) for part",
      PARTS),
     ("sound-free-entries", "samplers/kernels.py",
-     "layout.means(kept) / layout.means(free.to(kept))", "layout.means(kept)", PARTS),
+     "layout.means(counted) / layout.means(free.to(counted))", "layout.means(counted)", PARTS),
     ("sound-order-of-parts", "flowrl/likelihoods/rows.py",
      "known.get(name, nothing) for name in layout.names", "known[name] for name in parts", PARTS),
     ("sound-step-of-a-part", "flowrl/likelihoods/transition.py",
@@ -22,16 +24,33 @@ ROWS = (
      "logp = mean_log_prob(g, rows.x_next, rows.free, rows.layout).detach()", PARTS),
     ("sound-last-credit", "flowrl/likelihoods/matching.py",
      "a.cpu().view(len(a), -1, count)[:, -1]", "a.cpu().view(len(a), -1, count)[:, 0]", PARTS),
-    ("sound-nft-size", "flowrl/losses/ratio.py",
+    ("sound-nft-size", "flowrl/losses/regression.py",
      "entries(error.detach().abs(), None, rows.layout)",
      "entries(error.detach().abs(), None, None)", PARTS),
-    ("sound-nft-constant-size", "flowrl/losses/ratio.py",
+    ("sound-nft-constant-size", "flowrl/losses/regression.py",
      "entries(error.detach().abs(), None, rows.layout)",
      "entries(error.abs(), None, rows.layout)", PARTS),
     ("sound-weights-of-a-route", "flowrl/credit/advantages.py", "weights=context.weights[at]",
      "weights=context.weights[: len(at)]", PARTS),
     ("sound-scores-of-a-route", "rewards/types.py", "Scores(self.values[:, at], self.scored[:, at]",
      "Scores(self.values[:, at], self.scored[:, : len(at)]", PARTS),
+    ("levels-shift", "samplers/part_levels.py", "sigma / (data + (1 - data) * sigma)",
+     "sigma / (1 + (data - 1) * sigma)", SHIFTED),
+    ("levels-state", "samplers/part_levels.py", "x: x * factor)", "x: x)", SHIFTED),
+    ("levels-velocity", "samplers/part_levels.py", "(1 - data) * x + data / factor * v",
+     "data / factor * v", SHIFTED),
+    ("levels-own-velocity", "samplers/part_levels.py", "factor / data * (v - (1 - data) * x)",
+     "v - (1 - data) * x", SHIFTED),
+    ("levels-of-a-scheduler", "flowrl/models/diffusers/call/loop/loop.py",
+     "part.times(own_level(levels, size), places)", "part.times(levels, places)", LEVELS),
+    ("levels-rising", "flowrl/models/diffusers/call/levels/schedule.py", "rising=flow and rises,",
+     "rising=False,", LEVELS),
+    ("levels-no-shift", "flowrl/models/diffusers/call/levels/part_schedules.py",
+     "if away > NEAR_LEVEL:", "if False:", LEVELS),
+    ("levels-decoded", "flowrl/models/diffusers/policy.py", "x0 = self.loop.data(x0)", "pass",
+     LEVELS),
+    ("levels-second-network", "flowrl/models/diffusers/modular/folder.py",
+     "wanted = components_reached(pipe._blocks, given)", "wanted = set(pipe.components)", LEVELS),
     ("sound-level-of-a-row", "flowrl/models/diffusers/call/drive/received.py",
      "return other * self._beside(other)", "return other * self._beside(other).flip(0)", MODELS),
     ("sound-steps-of-a-loop", "flowrl/models/diffusers/call/drive/scheduler_standin.py",

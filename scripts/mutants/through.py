@@ -41,7 +41,7 @@ ROWS = (
     ("ratio-overflow", "flowrl/losses/ratio.py", "torch.where(advantage > 0, log_ratio.clamp(max=_LARGE), log_ratio).exp()",
      "log_ratio.exp()",
      "losses/test_losses.py"),
-    ("region-overflow", "flowrl/losses/divergence.py", "kept = log_ratio.masked_fill(low | high, 0.0)", "kept = log_ratio",
+    ("region-overflow", "flowrl/losses/divergence.py", "inside = log_ratio.masked_fill(low | high, 0.0)", "inside = log_ratio",
      "losses/test_group_losses.py"),
 )
 # fmt: on

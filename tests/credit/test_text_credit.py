@@ -276,7 +276,14 @@ def test_tempo_is_the_sum_over_paths_and_grpo_where_nothing_branches():
 
 def test_levels_of_ids():
     level = NodeLevel.of(torch.tensor([7, 7, 3, 9, 9, 9]), 3)
-    assert level.first.tolist() == [[2, 0], [3, -1]] and level.place.tolist() == [1, 1, 0, 2, 2, 2]
+    assert level.first.tolist() == [[2, 0], [3, -1]] and level.node_of_leaf.tolist() == [
+        1,
+        1,
+        0,
+        2,
+        2,
+        2,
+    ]
     column = torch.arange(6.0)[:, None]
     assert level.total(column)[..., 0].tolist() == [[2, 1], [12, 0]]
     assert level.at_nodes(column)[..., 0].tolist() == [[2, 0], [3, 0]]

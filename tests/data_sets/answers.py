@@ -49,6 +49,10 @@ def math500(answer: str) -> dict[str, Any]:
     }
 
 
+def hendrycks(solution: str) -> dict[str, Any]:
+    return {"problem": QUESTION, "level": "Level 3", "type": "Algebra", "solution": solution}
+
+
 def minerva(end: str) -> dict[str, Any]:
     solution = f"With \\[\nl=v t\n\\] we have\n\\[\nl={end}"
     return {"problem": QUESTION, "solution": solution, "type": "Ropes (Spring 2006)", "idx": 0}
@@ -163,6 +167,36 @@ FORMS: dict[str, AnswerForm] = {
         ),
         "HuggingFaceH4/MATH-500, test.jsonl, as lighteval's math_500 and others read it",
         {"column": "problem"},
+    ),
+    "MATH": AnswerForm(
+        (
+            (hendrycks(r"Since \boxed{5} is too small, it is $\boxed{\frac{3}{4}}$."),
+             boxed(r"\dfrac34", "0.75"), boxed("5", "4/3")),
+            (hendrycks(r"Hence $\boxed{x = \left\{1, 2\right\}}$."),
+             boxed(r"\{2, 1\}"), boxed(r"\{1\}")),
+            (hendrycks(r"That is \fbox{12}."), boxed("12"), boxed("21")),
+        ),
+        "hendrycks/math, MATH/train/*/*.json; math_equivalence.py and dataset/MATH.py of that "
+        "repository: the last \\boxed or \\fbox is the answer",
+        {"column": "problem"},
+        {"name": "math_answer", "column": "solution"},
+    ),
+    "math12k": AnswerForm(
+        (({"problem": QUESTION, "answer": r"\frac{3}{4}"}, boxed("3/4"), boxed("4/3")),),
+        "hiyouga/math12k, as the examples of hiyouga/EasyR1 read it",
+        {"column": "problem"},
+        suffix="parquet",
+    ),
+    "DeepMath-103K, of TRL": AnswerForm(
+        (
+            ({"prompt": [{"content": QUESTION, "role": "user"}], "solution": r"\dfrac{1}{2}"},
+             boxed("0.5"), boxed("2")),
+            ({"prompt": [{"content": QUESTION, "role": "user"}], "solution": "Yes"},
+             boxed(r"\text{Yes}", "Yes"), boxed("No")),
+        ),
+        "trl-lib/DeepMath-103K, as TRL's pages of GRPO train on it: prompt and solution",
+        reward={"name": "math_answer", "column": "solution"},
+        suffix="parquet",
     ),
     "Minerva": AnswerForm(
         (

@@ -40,6 +40,17 @@ def said(*turns: str) -> list[dict[str, str]]:
     return [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
 
 
+def theirs(*turns: str) -> list[dict[str, str]]:
+    """Messages in ShareGPT's form."""
+    names = ("human", "gpt") * len(turns)
+    return [{"from": name, "value": turn} for name, turn in zip(names, turns, strict=False)]
+
+
+def written(text: str) -> list[dict[str, Any]]:
+    """An answer as a message of parts, as models of images and texts have them."""
+    return [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
+
+
 def parts(name: str) -> dict[str, Any]:
     return {"model": "m", "response_content": [["image", name]]}
 
@@ -92,6 +103,79 @@ FORMS: dict[str, PreferenceForm] = {
             }
         ],
         "trl-lib/ultrafeedback_binarized, as readers of its columns use it",
+    ),
+    "LLaMA-Factory, sharegpt": PreferenceForm(
+        "texts",
+        "json",
+        [
+            {
+                "conversations": theirs("Hi", "Hello", QUESTION),
+                "chosen": {"from": "gpt", "value": GOOD},
+                "rejected": {"from": "gpt", "value": BAD},
+            },
+            {
+                "conversations": theirs(QUESTION),
+                "system": "Be brief.",
+                "chosen": {"from": "gpt", "value": GOOD},
+                "rejected": {"from": "gpt", "value": BAD},
+            },
+        ],
+        "data/README.md of hiyouga/LLaMA-Factory at 015ff251: pairs of its sharegpt form",
+        pairs=2,
+    ),
+    "LLaMA-Factory, alpaca": PreferenceForm(
+        "texts",
+        "json",
+        [
+            {"instruction": "Add.", "input": "two and two", "chosen": GOOD, "rejected": BAD},
+            {"instruction": QUESTION, "input": "", "chosen": GOOD, "rejected": BAD},
+        ],
+        "the same: pairs of its alpaca form",
+        pairs=2,
+    ),
+    "ShareGPT, two conversations": PreferenceForm(
+        "texts",
+        "jsonl",
+        [{"chosen": theirs(QUESTION, GOOD), "rejected": theirs(QUESTION, BAD)}],
+        "FastChat's messages in the form of UltraFeedback",
+    ),
+    "RLAIF-V": PreferenceForm(
+        "texts",
+        "parquet",
+        [
+            {
+                "images": [image(BETTER)],
+                "prompt": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image", "text": None},
+                            {"type": "text", "text": QUESTION},
+                        ],
+                    }
+                ],
+                "chosen": written(GOOD),
+                "rejected": written(BAD),
+            }
+        ],
+        "TRL's examples/datasets/rlaif-v.py: prompt, chosen and rejected as messages of parts",
+    ),
+    "PKU-SafeRLHF": PreferenceForm(
+        "plain_texts",
+        "jsonl",
+        [
+            {"prompt": QUESTION, "response_0": GOOD, "response_1": BAD, "better_response_id": 0},
+            {"prompt": QUESTION, "response_0": BAD, "response_1": GOOD, "better_response_id": 1},
+        ],
+        "the card of PKU-Alignment/PKU-SafeRLHF: better_response_id counts responses from 0",
+        pairs=2,
+        options={
+            "columns": {
+                "a_text": "response_0",
+                "b_text": "response_1",
+                "label": "better_response_id",
+            }
+        },
     ),
     "ImageRewardDB, groups": PreferenceForm(
         "imagereward_db",

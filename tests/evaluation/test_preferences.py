@@ -12,7 +12,9 @@ from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import LAYOUTS, ReadOptions, load_preferences, preference_label
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.evaluation.tables import rows_of
+from flowrl.prompts import PromptSet
 from rewards.perception.moving import spaced
+from tests.support import runs
 
 ANY = ReadOptions()
 
@@ -78,7 +80,7 @@ def test_a_sample_of_several_pairs_is_one_sample_and_groups_are_contiguous(tmp_p
     assert told(found) == [("1.png", "2.png", 1), ("1.png", "3.png", 0), ("2.png", "4.png", 1)]
 
 
-def test_pick_a_pic_has_bytes_and_rows_without_a_label(tmp_path):
+def test_pick_a_pic_has_bytes_and_rows_without_a_label(tmp_path, capsys):
     rows = [
         {"caption": "c", "jpg_0": picture(9), "jpg_1": picture(200), "label_0": 0.0, "label_1": 1.0}
         | {"has_label": label}
@@ -88,6 +90,12 @@ def test_pick_a_pic_has_bytes_and_rows_without_a_label(tmp_path):
     assert found.layout == "pickapic" and found.label.tolist() == [0.0] and found.unlabelled == 1
     media = Gallery(found.items).samples([0, 1]).media
     assert media.mean((1, 2, 3)).mul(255).round().tolist() == [9.0, 200.0]
+    file = tmp_path / "pick.parquet"
+    assert PromptSet.read(str(file), "prompt", "here").texts == ("c", "c")
+    words = ("--rewards", "brightness", "--robust", "0", "--out", tmp_path / "out")
+    assert runs.flowrl("evaluate-rewards", file, *words) == 0
+    said = capsys.readouterr().out
+    assert "2 samples, 1 pairs, 1 rows without a judgement left out" in said
 
 
 def test_rankings_give_all_pairs_the_best_first_and_equal_ranks_are_ties(tmp_path):

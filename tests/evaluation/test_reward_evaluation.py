@@ -180,10 +180,11 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
     ):
         assert runs.flowrl("evaluate-rewards", PAIRS, *words) == 2
         assert said in capsys.readouterr().err
-    rows = [{"prompt": "p", "a": "x.png", "b": "y.png", "label": "a"}]
-    path = write(tmp_path, rows, {})
+    rows = [{"prompt": p, "a": "x.png", "b": "y.png", "label": "a"} for p in ("p", "q")]
+    path = write(tmp_path, rows, {})  # files that several samples share
     assert runs.flowrl("evaluate-rewards", path, "--rewards", "brightness") == 2
-    assert "no sample can be read: x.png: no such file" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no sample can be read: x.png: no such file; paths begin at" in said
 
 
 def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeypatch):

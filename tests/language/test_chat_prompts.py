@@ -4,6 +4,7 @@ import pytest
 
 from flowrl.errors import UserError
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.prompts import Chat
 from tests.support import tiny_lm
 
@@ -17,9 +18,7 @@ ALTERNATE = (
 
 
 def policy(system: str | None = None, chat: bool = True) -> CausalPolicy:
-    made = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat))
-    made.configure(system=system, stop=(), temperature=1.0)
-    return made
+    return CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), use=TextUse(system=system))
 
 
 @pytest.mark.parametrize(

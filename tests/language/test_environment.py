@@ -13,7 +13,6 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
-from flowrl.settings import EnvironmentSettings
 from samplers.completions import Completions
 from samplers.token_support import TokenSupport
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
@@ -59,9 +58,8 @@ def test_nobody_is_asked_after_the_end_or_the_last_turn(policy):
     assert len(asked) == int(ended.clamp(max=2).sum())
 
 
-def test_the_function_does_not_hear_the_token_that_ends_a_turn(policy):
-    policy.configure(system=None, stop=["a"], temperature=1.0)
-    policy.environment, heard = replace(policy.environment, stop=tuple(policy.stop)), []
+def test_the_function_does_not_hear_the_token_that_ends_a_turn(tmp_path):
+    policy, heard = made(tmp_path, stop=["a"]), []
     policy.environment.__dict__["function"] = lambda prompt, meta, turns: heard.extend(turns)
     found, _ = rollout(policy)
     assert ((found.ids == 2) & found.written).any() and any(heard)
@@ -233,10 +231,7 @@ def flaky(prompt, meta, turns, tried={}):
 
 def failing(tmp_path, name, **settings):
     (tmp_path / "failing.py").write_text(FAILING)
-    made_policy = made(tmp_path)
-    how = EnvironmentSettings(name=f"{tmp_path / 'failing.py'}:{name}", turns=3, **settings)
-    made_policy.reply_by(how)
-    return made_policy
+    return made(tmp_path, name, file="failing.py", **settings)
 
 
 def test_an_exception_is_a_reply_or_the_end_of_its_text_or_of_the_run(tmp_path):
@@ -267,7 +262,7 @@ def test_a_function_is_tried_again(tmp_path):
     assert found.from_environment.any()
 
 
-def test_rows_are_answered_side_by_side_with_the_same_bits(policy):
+def test_rows_are_answered_side_by_side_with_the_same_bits(policy, tmp_path):
     found, _ = rollout(policy)
     function, running, most = policy.environment.function, [], []
 
@@ -278,7 +273,7 @@ def test_rows_are_answered_side_by_side_with_the_same_bits(policy):
         running.pop()
         return function(*said)
 
-    policy.reply_by(policy.environment.how.model_copy(update={"at_once": 5}))
+    policy = made(tmp_path, at_once=5)
     policy.environment.__dict__["function"] = slow
     other, _ = rollout(policy)
     assert 1 < max(most) <= 5

@@ -13,6 +13,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.language import proofs, token_scores
 from flowrl.models.language.given_texts import completion_rows
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.models.policy import Batch, Policy, RolloutLike
 from samplers.completions import Completions, Segments, TextRollout
 from tests.support import tiny_lm
@@ -245,8 +246,7 @@ def test_prompts_beyond_the_context_are_refused_before_anything_is_drawn():
 
 
 def test_further_stop_tokens_end_a_text(policy):
-    stopping = CausalPolicy(policy.model, policy.tokenizer)
-    stopping.configure(system=None, stop=[":"], temperature=1.0)
+    stopping = CausalPolicy(tiny_lm.llama(), policy.tokenizer, use=TextUse(stop=[":"]))
     found = rollout(stopping, Completions(30))
     last = found.ids.gather(1, found.lengths[:, None] - 1)[:, 0][found.stopped]
     assert set(last.tolist()) == {1, 2 + tiny_lm.LETTERS.index(":")}
@@ -258,12 +258,12 @@ def test_the_chat_template_frames_prompts_and_plain_text_is_left_alone():
     read = chat.tokenizer.decode
     assert read(plain.encode("bad")) == "bad"
     bare = read(chat.encode("bad"))
-    chat.configure(system="dig", stop=(), temperature=1.0)
-    framed = read(chat.encode("bad"))
+    dig = TextUse(system="dig")
+    framed = read(CausalPolicy(chat.model, chat.tokenizer, use=dig).encode("bad"))
     assert bare.endswith("bad a:") and "dig" not in bare
     assert framed.endswith("bad a:") and framed.index("dig") < framed.index("bad")
     with pytest.raises(UserError, match="no chat template"):
-        plain.configure(system="dig", stop=(), temperature=1.0)
+        CausalPolicy(plain.model, plain.tokenizer, use=dig)
     with pytest.raises(UserError, match="no token"):
         plain.encode("")
 

@@ -9,6 +9,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.stop_texts import StopTexts
+from flowrl.models.language.use import Stops, TextUse
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.read import check_plan, run_from
 from samplers.completions import Completions, Forks, Segments, TextPlan
@@ -22,9 +23,7 @@ RULE = {"temperature": 0.8, "top_p": 0.95, "top_k": 5, "min_p": 0.05}
 
 
 def policy(*stop: str, chat: bool = False) -> CausalPolicy:
-    made = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat))
-    made.configure(system=None, stop=stop, temperature=1.0)
-    return made
+    return CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), use=TextUse(stop=stop))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_prompt_s_own_text_ends_no_completion():
 def test_stop_texts_of_one_token_stay_tokens_and_others_are_checked():
     made = policy("j", "ab")
     j = made.tokenizer("j").input_ids[0]
-    assert made.stop == [1, j] and made.stop_texts == StopTexts(("ab",), made.tokenizer)
+    assert made.stops == Stops([1, j], StopTexts(("ab",), made.tokenizer))
     assert "stops at '<end>', 'j', 'ab'" in made.proofs(["a"], 3)[0]
     with pytest.raises(UserError, match=r"model.stop: '' has no tokens"):
         policy("")
@@ -128,12 +127,12 @@ def test_an_environment_replies_where_a_turn_ended_at_a_stop_text(tmp_path):
     (tmp_path / "guess.py").write_text(GUESS)
     made = policy("ab", chat=True)
     how = EnvironmentSettings(name=f"{tmp_path / 'guess.py'}:reply", turns=3)
-    replies = Replies(how, made.tokenizer, tuple(made.stop), made.stop_texts)
+    replies = Replies(how, made.tokenizer, tuple(made.stops.tokens), made.stops.texts)
     ids = made.tokenizer("cab").input_ids
     assert replies.said(ids) == "c" and replies.said([*ids[:1], 1]) == "c"
     made.tokenizer.chat_template = tiny_lm.CHAT.replace(
         "{{ m['content'] }} ", "{{ m['content'] }}<end> "
     )
     tokens = made.tokenizer
-    assert replies.encode("hi", [made.stop[0]]) == tokens(" u:hi<end> a:").input_ids
+    assert replies.encode("hi", [made.stops.tokens[0]]) == tokens(" u:hi<end> a:").input_ids
     assert replies.encode("hi", tokens("cab").input_ids) == tokens("<end> u:hi<end> a:").input_ids

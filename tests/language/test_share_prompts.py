@@ -16,6 +16,7 @@ from flowrl.iteration import update
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, run_from
@@ -36,6 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "pairs": {"name": "text_dpo", "length": 6, "group": 4},
 }
 ALL = Packing(math.inf)  # everything that neighbours share
+SHARED = TextUse(share_prompts=True)
 
 
 @pytest.fixture(scope="module")
@@ -133,16 +135,14 @@ def test_texts_share_a_pack_where_that_lowers_the_cost_of_a_text():
 
 @pytest.mark.parametrize("make", [tiny_lm.llama, tiny_lm.gpt2])
 def test_the_start_proves_it(make):
-    policy = CausalPolicy(make(), tiny_lm.tokenizer())
-    policy.share_prompts()
+    policy = CausalPolicy(make(), tiny_lm.tokenizer(), use=SHARED)
     assert any("evaluated once" in line for line in policy.proofs(["ab:", "cdefg:"], 3))
     assert policy.open(["ab:"], [{}], 3).policy.packing == policy.packing
 
 
 def test_a_model_that_ignores_the_mask_is_refused():
     model = tiny_lm.llama()
-    policy = CausalPolicy(model, tiny_lm.tokenizer())
-    policy.share_prompts()
+    policy = CausalPolicy(model, tiny_lm.tokenizer(), use=SHARED)
     inner, forward = model.base_model, model.base_model.forward
 
     def deaf(*args: Any, **named: Any) -> Any:
@@ -166,7 +166,7 @@ def test_windows_and_other_layers_are_refused():
                                           max_window_layers=1))  # fmt: skip
     for model in (window, layers):
         with pytest.raises(UserError, match=r"train.share_prompts: .*set train.share_prompts: fal"):
-            CausalPolicy(model, tiny_lm.tokenizer()).share_prompts()
+            CausalPolicy(model, tiny_lm.tokenizer(), use=SHARED)
     flash = tiny_lm.llama()
     flash.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(UserError, match="flash_attention_2 attention takes no mask"):

@@ -16,6 +16,7 @@ from flowrl.models.language.environment import Replies
 from flowrl.models.language.given_texts import completion_tokens
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.turns import turn_template
+from flowrl.models.language.use import TextUse
 from flowrl.session import start_record
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import EnvironmentSettings
@@ -74,10 +75,10 @@ class Model:
     @classmethod
     def of(cls, name: str, role: str = "user", stop: tuple[str, ...] = ()) -> "Model":
         made = byte_tokenizer(TEMPLATES[name], OWN_ENDS.get(name, "<EOS>"))
-        policy = CausalPolicy(tiny_lm.llama(), made)
-        policy.configure(system=None, stop=stop, temperature=1.0)
-        policy.reply_by(EnvironmentSettings(name="own.py:reply", role=role))
-        return cls(made, policy.stop, policy.environment)
+        how = EnvironmentSettings(name="own.py:reply", role=role)
+        policy = CausalPolicy(tiny_lm.llama(), made, use=TextUse(stop=stop, environment=how))
+        assert policy.environment is not None
+        return cls(made, policy.stops.tokens, policy.environment)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids
@@ -285,9 +286,7 @@ def test_a_run_of_an_older_version_names_the_rule_that_changed(tmp_path, templat
 
 
 def test_a_reward_of_turns_sees_no_stop_token_or_text_at_a_turn_s_end(tmp_path):
-    made = environments.made(tmp_path)
-    made.configure(system=None, stop=["a", "be"], temperature=1.0)
-    made.reply_by(made.environment.how)
+    made = environments.made(tmp_path, stop=["a", "be"])
     found, batch = environments.rollout(made)
     rows = batch.beginnings(found, batch.media(found))
     texts = [text for row in rows for text in row[:-1]]

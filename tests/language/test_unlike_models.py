@@ -17,9 +17,11 @@ from flowrl.media.statistics import merged_means
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.token_scores import has_separate_head
+from flowrl.session.progress import Progress
 from samplers.completions import Completions
 from samplers.generate import TokenRequest
-from tests.support import environments, tiny_lm
+from tests.support import environments, text_runs, tiny_lm
+from tests.support.iterations import iterate
 
 SMALL = {
     "vocab_size": 14, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -75,6 +77,25 @@ def test_gpt2_takes_adapters_and_peft_reads_them(tmp_path):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
     again = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     torch.testing.assert_close(again(input_ids=ids).logits, after)
+
+
+def test_dropout_and_outputs_beyond_the_tokenizer_change_no_ratio(tmp_path):
+    """GPT-2's dropout of 0.3, and more outputs than the tokenizer has tokens, as models padded for
+    speed have: the first ratio is 1, the first KL 0, and every sampled id can be decoded."""
+    model = tiny_lm.gpt2()
+    model.resize_token_embeddings(24, mean_resizing=False)
+    model.save_pretrained(tmp_path / "lm")
+    tiny_lm.tokenizer().save_pretrained(tmp_path / "lm")
+    recipe = {**text_runs.GRPO, "kl": 0.01}
+    session = text_runs.session(tmp_path / "lm", tmp_path, recipe)
+    policy = session.learner.policy
+    assert isinstance(policy, CausalPolicy)
+    assert policy.model.get_output_embeddings().out_features == 24 > len(policy.tokenizer)
+    progress = Progress()
+    first = iterate(session, progress).metrics
+    assert first["ratio"] == pytest.approx(1, abs=1e-5) and abs(first["kl"]) < 1e-6
+    assert not any(module.training for module in policy.model.modules())
+    assert iterate(session, progress).metrics["reward"] >= 0
 
 
 def test_a_recurrent_model_begins_every_call_anew():

@@ -140,6 +140,19 @@ def test_sampling_and_training_agree_with_the_model_s_own_call(policies, kind, r
     assert moved.tolist() == [False] * 3 + [True] * 3 + [False] * 3, "only of the row whose images"
 
 
+@torch.no_grad()
+def test_images_of_any_shape_share_a_call(policies):
+    """A single pixel, a thread, and images smaller and larger than the model's own."""
+    policy, shapes = policies["llava"], [(1, 1), (60, 2), (5, 7), (20, 20), (13, 70)]
+    rows = [{"image": picture(i, *shape)} for i, shape in enumerate(shapes)]
+    policy.rows_per_call = None
+    batch = policy.open(["a"] * len(rows), rows, 4)
+    (rollout,) = batch.rollouts(Completions(1), tuple(range(len(rows))), seed=0, iteration=0)
+    for n, length in enumerate(rollout.lengths.tolist()):
+        wanted = direct(policy, "a", rows[n], rollout.ids[n, :length].tolist())
+        torch.testing.assert_close(rollout.logp[n, :length].double(), wanted, atol=2e-5, rtol=1e-4)
+
+
 def test_columns_of_tokens_are_padded_with_the_prompts(policies, monkeypatch):
     policy, seen = policies["qwen"], dict[str, Tensor]()
     plain = policy.model.generate

@@ -13,7 +13,8 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, Weighting
 from flowrl.likelihoods.rows import MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.ratio import NFT, Surrogate
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.regression import NFT
 from flowrl.settings.sections.recipe_kinds import recipe_kind
 from rewards.types import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, roll

@@ -7,8 +7,9 @@ from flowrl.credit.advantages import Clip, Context, Estimator, Rescale
 from flowrl.likelihoods.matching import Matching, weighting
 from flowrl.likelihoods.rows import Evaluation, TransitionRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.base import metric_values
-from flowrl.losses.ratio import NFT, Anchor, Surrogate
+from flowrl.losses.base import Anchor, metric_values
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.regression import NFT
 from samplers import CPS
 from tests import golden_api as api
 from tests.support.golden_tools import (

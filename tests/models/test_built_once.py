@@ -122,6 +122,36 @@ def test_other_rooms_do_not_finish_models():
     assert found == ELSEWHERE, "call a method of the model, or pass it to its constructor"
 
 
+BUILT = {  # the models' classes, and the methods that their constructors call
+    "diffusers/policy.py": ("PipelinePolicy", {"__init__", "_hold"}),
+    "own/policy.py": ("OwnPolicy", {"__init__"}),
+    "language/policy.py": ("CausalPolicy", {"__init__"}),
+    "image_tokens/policy.py": ("ImageTokenPolicy", {"__init__"}),
+    "rewritten.py": ("RewrittenPolicy", {"__init__"}),
+}
+SEEN_LATER = {
+    "OwnPolicy.decode: self.form": "the form of the samples that a user's model returns, which "
+    "only its first call shows",
+}
+
+
+def test_a_model_is_finished_by_its_constructor():
+    """What a run's settings say about a model are arguments of the constructor: no method that a
+    caller might forget, or call twice, sets them afterwards."""
+    late = {
+        f"{name}.{method.name}: {ast.unparse(target)}"
+        for file, (name, constructing) in BUILT.items()
+        for kind in ast.walk(parsed(FLOWRL / "models" / file))
+        if isinstance(kind, ast.ClassDef) and kind.name == name
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef) and method.name not in constructing
+        for node in ast.walk(method)
+        for target in targets(node)
+        if isinstance(target.value, ast.Name) and target.value.id == "self"
+    }
+    assert late == set(SEEN_LATER), "make it an argument of the constructor"
+
+
 def test_models_are_not_copied_or_written_past_their_class():
     for path in (FLOWRL / "models").rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from flowrl.errors import UserError
 from flowrl.models.language.head import float32_head
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.models.shards import GatheredCalls
 from flowrl.processes.sharding import replicated
 from tests.processes.test_processes import KL, REWARDS, job
@@ -162,9 +163,9 @@ def test_what_is_outside_of_blocks_is_one_shard_of_one_dtype():
         model.requires_grad_(False)
         assert not replicated(calls) and torch.equal(head(torch.ones(1, 16)), whole)
         assert head.copy is None
-    policy = CausalPolicy(tiny_vlm.llava(), tiny_lm.tokenizer())
+    use = TextUse(adapt_vision=True)
+    policy = CausalPolicy(tiny_vlm.llava(), tiny_lm.tokenizer(), use=use)
     policy.model.requires_grad_(False)
-    policy.adapt_vision = True
     policy.add_lora(rank=2, alpha=2, targets=None, seed=0)
     with pytest.raises(UserError, match=r"model\.lora\.vision: FSDP2"):
         replicated(GatheredCalls(policy.model, policy.model.get_decoder()))

@@ -131,6 +131,20 @@ def test_sharegpts_messages_are_those_of_roles(tmp_path):
         read({"source": file(tmp_path, [{"prompt": [{"from": "human"}]}])})
 
 
+def test_the_column_system_begins_a_conversation_of_sharegpts(tmp_path):
+    """LLaMA-Factory's README: the column is the system message, unless the messages have one."""
+    turns = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+    first = {"from": "system", "value": "be kind"}
+    rows = [
+        {"conversations": turns, "system": "be brief"},
+        {"conversations": turns, "system": None},
+        {"conversations": [first, *turns], "system": "be brief"},
+    ]
+    source = {"source": file(tmp_path, rows), "column": "conversations", "drop_reply": True}
+    roles = [[m["content"] for m in chat.messages] for chat in read(source).texts]
+    assert roles == [["be brief", "1 + 1?"], ["1 + 1?"], ["be kind", "1 + 1?"]]
+
+
 def test_a_chat_is_a_text_to_rewards_and_messages_to_the_template(tmp_path):
     shots = [SYSTEM, USER, REPLY, {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]
     source = {"source": file(tmp_path, [ROWS[0], {"prompt": shots}, {"prompt": [USER, REPLY]}])}
@@ -420,3 +434,69 @@ def test_the_end_of_a_name_may_be_in_capitals(tmp_path):
 @pytest.mark.parametrize("text", ["\u200b", "\ufeff \u2060", " "])
 def test_a_prompt_that_shows_nothing_is_empty(tmp_path, text):
     assert "line 1: the prompt is empty" in refused(file(tmp_path, [{"prompt": text}]))
+
+
+def test_a_table_of_tabs_has_quotes_in_its_texts(tmp_path):
+    """The rows of PartiPrompts.tsv: some prompts begin with a quote that does not end the cell."""
+    rows = ["Prompt\tCategory", '"hello" on a sign\tWords', 'a 2" nail\tThings', "a robot\tThings"]
+    (tmp_path / "parti.tsv").write_text("\n".join(rows) + "\n")
+    found = read({"source": str(tmp_path / "parti.tsv"), "column": "Prompt"})
+    assert found.texts == ('"hello" on a sign', 'a 2" nail', "a robot")
+    assert [row["Category"] for row in found.meta] == ["Words", "Things", "Things"]
+    table, _ = rows_of(tmp_path / "parti.tsv")
+    assert [row["Prompt"] for row in table] == list(found.texts)
+    (tmp_path / "quoted.tsv").write_text('prompt\tn\n"two\nlines\t"\t1\n')
+    quoted = read({"source": str(tmp_path / "quoted.tsv")})
+    assert quoted.texts == ("two\nlines\t",) and quoted.meta[0]["n"] == 1
+
+
+def test_a_csv_with_other_separators_names_them(tmp_path):
+    text = 'prompt;note;weight\r\n"a red circle; large";"two\r\nlines";0,5\r\n'
+    (tmp_path / "excel.csv").write_text(text)
+    sentence = refused({"source": str(tmp_path / "excel.csv")})
+    assert_in("its cells are separated by ';': save it with commas, or as jsonl", sentence)
+    with pytest.raises(UserError, match="separated by ';'"):
+        rows_of(tmp_path / "excel.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [('prompt\na\n"b, c\nd\n', 3), ('"prompt\na\n', 1), ('prompt\n"a"b\n', 2)]
+)
+def test_a_record_without_an_end_is_told_by_its_line(tmp_path, text, line):
+    (tmp_path / "open.csv").write_text(text)
+    assert_in(f"line {line}: not valid CSV", refused({"source": str(tmp_path / "open.csv")}))
+    with pytest.raises(UserError, match=f"line {line}: not valid CSV"):
+        rows_of(tmp_path / "open.csv")
+
+
+def test_columns_may_name_the_prompt_itself(tmp_path):
+    rows = [{"question": "1 + 1?", "chosen": "2"}]
+    found = read({"source": file(tmp_path, rows), "columns": {"prompt": "question"}})
+    assert found.texts == ("1 + 1?",) and found.meta[0]["prompt"] == "1 + 1?"
+
+
+def test_conversations_that_do_not_end_with_an_answer_are_left_out_and_told(tmp_path):
+    human, gpt = {"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}
+    rows = [{"conversations": turns} for turns in ([human, gpt], [human], [], [human, gpt])]
+    with pytest.warns(UserWarning, match=r"2 of 4 rows left out: .* \(line 2\)"):
+        found = read({"source": file(tmp_path, rows)})
+    assert found.texts == ("1 + 1?",) * 2 and [r["completion"] for r in found.meta] == ["2"] * 2
+
+
+def test_a_folder_of_images_alone_says_where_texts_stand(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (4, 4)).save(folder / "a.png")
+    Image.new("RGB", (4, 4)).save(folder / "b.png")
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.png"}\n{"file_name": "b.png"}\n')
+    sentence = refused({"source": str(folder)})
+    assert_in("its images have no texts; put metadata.jsonl beside them", sentence)
+    lines = [{"file_name": f"{n}.png", "prompt": f"a {n}"} for n in "ab"]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read({"source": str(folder)}).texts == ("a a", "a b")
+
+
+@pytest.mark.parametrize("ending", [".tar", ".zip"])
+def test_an_archive_is_to_be_unpacked(tmp_path, ending):
+    (tmp_path / f"a{ending}").write_bytes(b"x")
+    assert_in("unpack it, and use one of", refused({"source": str(tmp_path / f"a{ending}")}))

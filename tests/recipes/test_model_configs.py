@@ -39,6 +39,7 @@ WANTED = {
     "qwen_image", "qwen_image_edit", "z_image", "z_image_turbo", "sdxl", "sd15", "sana",
     "wan21_1b", "wan21_14b", "wan22_a14b", "wan22_5b", "hunyuan_video15", "ltx_video", "ltx2",
     "ltx2_3", "cogvideox_5b", "anima", "flux3_klein", "ltx25",
+    "minimax_h3",
 }  # fmt: skip
 CHEAP = ("sd35_medium", "wan21_1b")
 
@@ -123,7 +124,9 @@ FAMILY = {
     "sdxl": "SDXL", "sd15": "SD1.5", "sana": "Sana", "wan21_1b": "Wan 2.1", "wan21_14b": "Wan 2.1",
     "wan22_a14b": "Wan 2.2", "ltx_video": "LTX-Video", "cogvideox_5b": "CogVideoX",
 }  # fmt: skip
-IN_BLOCKS = {"anima": "anima", "flux3_klein": "flux3", "ltx25": "ltx25"}
+IN_BLOCKS = {
+    "anima": "anima", "flux3_klein": "flux3", "ltx25": "ltx25", "minimax_h3": "minimax_h3",
+}  # fmt: skip
 OTHERS: dict[str, Callable[[], Any]] = {
     "flux2_klein": partial(zoo, "Flux2KleinPipeline"),
     "flux2_klein_distilled": distilled,

@@ -287,6 +287,11 @@ PUBLISHED: dict[str, Table] = {
         {k: v for k, v in ON_GSM8K.items() if k != "model.lora"}, recipe__clip=0.2,
         model__language="Qwen/Qwen2.5-7B-Instruct", train__lr=3e-5, model__lora__rank=32,
     ),
+    "text_grpo_janus_pro_7b": {
+        "recipe.length": 576, "recipe.group": 8, "recipe.kl": 0.01, "recipe.temperature": 1.0,
+        "model.image.guidance": 5.0, "model.dtype": "bfloat16", "model.lora": None,
+        "prompts.per_iteration": 16, "train.lr": 1e-6, "train.iterations": 1600,
+    },
     "text_rloo_qwen25_gsm8k": of(ON_GSM8K, recipe__kl_in="reward"),
     "text_gspo_qwen25_gsm8k": of(
         WHOLE, model__language="Qwen/Qwen2.5-3B-Instruct", recipe__length=8192, recipe__group=16,

@@ -19,7 +19,10 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows, with_table
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
+from flowrl.losses.base import Anchor, Entries
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.regression import NFT, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.table import EMPTY, Table
 from rewards import Scores

@@ -82,6 +82,12 @@ SCORES = [  # answer, score in 0..1 or None for unscored
     ("Score: 4/10", None),
     ("Score: -3", None),
     ("Score: 3-4", None),
+    ("Score: 10", None),
+    ("Score: 4e-1", None),
+    ("Score: 4 out of 10", None),
+    ("There are 5 reasons, so it deserves much", None),
+    ("<think>Score: 1</think>\nScore: 5", 1.0),
+    ("**Final Score: 3.5** (good)", 0.625),
     (EDIT, None),
     ("Alignment Score:\n Image 1: 0.43\n Image 2: 0.57", None),
 ]
@@ -127,6 +133,13 @@ NOISE = (
     *("<think>" * 200, "Image 1 " * 300, " " * 3000, "0." + "0" * 400 + "1", '"' * 999, "\ud800"),
 )
 READERS = (score_in, verdict_in, yes_in, expected_in, which_in, questions_in)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_an_answer_without_content_is_unscored_whatever_it_thought(reader):
+    message = {"content": None, "reasoning_content": "Score: 5. Image 1 is better. Yes"}
+    with pytest.raises(Unparsable):
+        reader(completion({"choices": [{"message": message}]}))
 
 
 def answer(text: str) -> Completion:

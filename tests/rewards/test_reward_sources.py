@@ -108,6 +108,17 @@ def test_a_file_that_is_not_there_is_told_before_weights(name, maker, setting):
     check_files(name, {setting: "flowrl/demo/shapes-taste"}, maker)
 
 
+PAGE = "<!doctype html>\n<html><head><title>config.json at main</title></head></html>\n"
+
+
+@pytest.mark.parametrize(("name", "maker", "setting"), NAMED_FILES)
+def test_a_page_in_place_of_a_file_is_told_before_weights(name, maker, setting, tmp_path):
+    for file in (tmp_path / "weights.safetensors", tmp_path / "config.json"):
+        file.write_text(PAGE)
+    with pytest.raises(ValueError, match=f"{name}.*: {setting}: .*is an HTML page, not the file"):
+        check_files(name, {setting: str(tmp_path)}, maker)
+
+
 def test_files_of_inner_rewards_are_told_too_and_by_plan():
     assert {"fitted", "process_reward", "hpsv3"} <= {name for name, _, _ in NAMED_FILES}
     with pytest.raises(ValueError, match="path: no such file or folder: nonexist"):

@@ -109,7 +109,7 @@ def test_slips_are_told_by_check_and_by_load(own, name, settings, message):
     ("source", "message"),
     [
         ("def f(samples:\n    pass\n", "broken.py, line 1: "),
-        ("import no_such_library\n", "broken.py: No module named 'no_such_library'"),
+        ("import no_such_library\n", "broken.py, line 1: No module named 'no_such_library'"),
     ],
 )
 def test_a_broken_file_is_told_with_its_name_and_again_after_mending(tmp_path, source, message):
@@ -123,7 +123,7 @@ def test_a_broken_file_is_told_with_its_name_and_again_after_mending(tmp_path, s
 
 def test_a_file_beside_and_a_module_are_answered_with_what_to_write(tmp_path):
     (tmp_path / "own.py").write_text("from helper import k\n")
-    with pytest.raises(ValueError, match=r"own\.py: No module named 'helper'$"):
+    with pytest.raises(ValueError, match=r"own\.py, line 1: No module named 'helper'$"):
         load(f"{tmp_path / 'own.py'}:warm")
     (tmp_path / "helper.py").write_text("k = 1\n")
     way = rf"'helper'; helper\.py lies beside it: export PYTHONPATH={tmp_path}$"

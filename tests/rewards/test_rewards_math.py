@@ -72,6 +72,13 @@ RIGHT = [
     ("<answer>blue</answer>", "<answer>Blue</answer>"),
     ("<answer>$x+1$</answer>", "1+x"),
     ("<answer>so 72 clips</answer>", "72"),
+    (r"\boxed{007}. The last digits of 2,143,007 are 007. So, \boxed{007}.", "7"),
+    (r"\boxed{x=1 \text{ or } x=-4}", r"x=-4 \text{ or } x=1"),
+    (r"\boxed{\{1,2,5,6\}}", r"\{1,5\} \cup \{2,6\}"),
+    ("#### 96\n" + "and a second look agrees with it. " * 12, "96"),
+    (r"\boxed{20\%}", "0.2"),
+    (r"\boxed{2.5}", r"2\frac{1}{2}"),
+    ("it is $2,500", "2500"),
 ]
 WRONG = [
     (r"\boxed{\frac{1}{3}}", "0.5"),
@@ -90,6 +97,9 @@ WRONG = [
     (r"\boxed{0.3}", r"0.\overline{3}"),
     (r"\boxed{(1, 2)}", "[1,2)"),
     (r"\boxed{6 \text{ or } 7}", "7"),
+    (r"\boxed{x=-4}", r"x=-4 \text{ or } x=1"),
+    (r"\boxed{9\sqrt(2)}", "9"),
+    (r"\boxed{(5,3)}", "(3,5)"),
     *(
         (rf"\boxed{{{given}}}", wanted)
         for given, wanted in (

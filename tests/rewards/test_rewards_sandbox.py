@@ -213,7 +213,9 @@ def test_a_program_cannot_stand_for_what_a_test_means():
 
 
 STOPPED = {
-    "a loop": "while True: pass",
+    "a loop that ignores signals": "import signal\nfor s in (signal.SIGTERM, signal.SIGINT, "
+    "signal.SIGALRM, signal.SIGXCPU):\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+    "children without end": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "a loop inside": "def f(x):\n    while True: pass",
     "sleep": "import time\ntime.sleep(60)",
     "memory": "def f(x):\n    return len(bytearray(10**10)) * 0 + x + 1",

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
 
+from flowrl.errors import UserError
 from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.update import denominators
 from flowrl.losses.base import reduced
+from flowrl.prompts.chat import Chat
 from flowrl.session import given_file
 from flowrl.session.start_record import StartRecord, changes
 from flowrl.settings.read import run_from
@@ -168,7 +171,7 @@ def test_pairs_that_the_model_sees_as_one_sample_have_no_gradient(pairs) -> None
     kept = pairs.given.kept.latents
     collect(pairs, 0)
     first = next(iter(kept.values()))
-    kept.update({item: first for item in kept})
+    kept.update(dict.fromkeys(kept, first))
     experience = collect(pairs, 0)
     kept.clear()
     assert not any(rows.mask.any() for rows in experience.rows)
@@ -377,26 +380,97 @@ def test_a_sample_that_cannot_be_decoded_ends_no_run(pipeline, tmp_path, monkeyp
     assert "other rows are drawn instead" in error
 
 
-@pytest.mark.parametrize("form", ["hh", "messages", "sharegpt"])
+ASKED, ANSWERS = "a red ball", ("two dogs", "a cat")
+SYSTEM = {"role": "system", "content": "be brief"}
+USER = {"role": "user", "content": ASKED}
+EARLIER = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+def in_sharegpt(*turns: str) -> list[dict[str, str]]:
+    names = ("human", "gpt") * len(turns)
+    return [{"from": name, "value": turn} for name, turn in zip(names, turns, strict=False)]
+
+
+# rows without a prompt: what is given, a row, and the messages of its prompt
+CONVERSATIONS: dict[str, tuple[str, dict[str, Any], list[dict[str, str]]]] = {
+    "hh": (
+        "pairs",
+        {side: f"\n\nHuman: {ASKED}\n\nAssistant: {answer}"
+         for side, answer in zip(("chosen", "rejected"), ANSWERS, strict=True)},
+        [USER],
+    ),
+    "messages": (
+        "texts", {"messages": [USER, {"role": "assistant", "content": ANSWERS[0]}]}, [USER],
+    ),
+    "messages of parts": (
+        "texts",
+        {"messages": [{**USER, "content": [{"type": "text", "text": ASKED}]},
+                      {"role": "assistant", "content": [{"type": "text", "text": ANSWERS[0]}]}]},
+        [USER],
+    ),
+    "sharegpt": ("texts", {"conversations": in_sharegpt(ASKED, ANSWERS[0])}, [USER]),
+    "sharegpt with a system message": (
+        "texts", {"conversations": in_sharegpt(ASKED, ANSWERS[0]), "system": "be brief"},
+        [SYSTEM, USER],
+    ),
+    "sharegpt with two system messages": (
+        "texts",
+        {"conversations": [{"from": "system", "value": "be brief"},
+                           *in_sharegpt(ASKED, ANSWERS[0])], "system": "be long"},
+        [SYSTEM, USER],
+    ),
+    "sharegpt, pairs": (
+        "pairs",
+        {"conversations": in_sharegpt("hi", "ho", ASKED),
+         "chosen": {"from": "gpt", "value": ANSWERS[0]},
+         "rejected": {"from": "gpt", "value": ANSWERS[1]}, "system": ""},
+        [*EARLIER, USER],
+    ),
+    "messages, pairs": (
+        "pairs",
+        {"messages": [SYSTEM, USER],
+         "chosen": {"role": "assistant", "content": ANSWERS[0]},
+         "rejected": {"role": "assistant", "content": ANSWERS[1]}},
+        [SYSTEM, USER],
+    ),
+    "alpaca": (
+        "texts", {"instruction": ASKED, "input": "", "output": ANSWERS[0]}, [USER],
+    ),
+    "alpaca with all columns": (
+        "texts",
+        {"instruction": "a red", "input": "ball", "output": ANSWERS[0], "system": "be brief",
+         "history": [["hi", "ho"]]},
+        [SYSTEM, *EARLIER, {"role": "user", "content": "a red\nball"}],
+    ),
+    "alpaca, pairs": (
+        "pairs", {"instruction": ASKED, "chosen": ANSWERS[0], "rejected": ANSWERS[1]}, [USER],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CONVERSATIONS)
 def test_conversations_are_given_texts(tmp_path, form):
     """Pairs without a prompt share their beginning; supervised chats end with their completion."""
-    question, answers = "a red ball", ("two dogs", "a cat")
-    if form == "hh":
-        kind = "pairs"
-        row = {
-            side: f"\n\nHuman: {question}\n\nAssistant: {answer}"
-            for side, answer in zip(("chosen", "rejected"), answers, strict=True)
-        }
-    elif form == "sharegpt":
-        kind = "texts"
-        turns = zip(("human", "gpt"), (question, answers[0]), strict=True)
-        row = {"conversations": [{"from": who, "value": text} for who, text in turns]}
-    else:
-        kind = "texts"
-        turns = zip(("user", "assistant"), (question, answers[0]), strict=True)
-        row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    kind, row, messages = CONVERSATIONS[form]
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
     given = GivenSettings(file=str(tmp_path / "t.jsonl"), kind=kind)
     file = given_file._texts(given)
-    assert list(file.prompts.texts) == [question]
-    assert [item.sample for item in file.items] == list(answers[: file.group])
+    (prompt,) = file.prompts.texts
+    read = list(prompt.messages) if isinstance(prompt, Chat) else [{**USER, "content": prompt}]
+    assert read == messages
+    assert [item.sample for item in file.items] == list(ANSWERS[: file.group])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "make it red", "input": "a.png", "output": "b.png"},
+        {"instruction": "make it red", "input": "a.JPG", "chosen": "b", "rejected": "c"},
+        {"instruction": "add", "output": ""},
+        {"instruction": "add", "output": "x", "history": [["one"]]},
+    ],
+)
+def test_columns_of_edits_are_not_alpacas(tmp_path, row):
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=r"has no column 'prompt'.*set column: instruction"):
+        given_file._texts(GivenSettings(file=str(tmp_path / "t.jsonl"), kind="texts"))

@@ -114,7 +114,8 @@ def folder(tmp_path):
         ([ROW, ROW | {"prompt": ""}], ["pairs.jsonl, row 2", "prompt is empty"]),
         ([ROW | {"rejected": None}], ["row 1", "neither a path nor the bytes"]),
         ([{"prompt": "a ball", "image": "a.png"}], ["match no known layout", "prompt, image"]),
-        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["ties, or name one"]),
+        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["pairs are ties"]),
+        ([ROW | {"rejected": ROW["chosen"]}], ["or name one sample twice"]),
         ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": 7}], ["row 1", "the label is 7"]),
     ],
 )

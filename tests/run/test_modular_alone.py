@@ -16,7 +16,8 @@ from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 pytestmark = pytest.mark.slow
 
 torch.set_num_threads(1)
-ALONE = ("anima", "flux3", "ltx25")
+ALONE = ("anima", "flux3", "ltx25", "minimax_h3")
+UNGUIDED = ("minimax_h3",)  # whose calls take no guidance
 RESIZES = "anima"  # by torchvision, for which a stand-in does in this process
 ADAPTER = Path("adapter") / "pytorch_lora_weights.safetensors"
 
@@ -27,17 +28,17 @@ def settings(name: str, at: Path) -> dict[str, Any]:
     (at / "prompts.txt").write_text("a red cube\ntwo blue cat\n")
     prompts = {"train": str(at / "prompts.txt"), "held_out": str(at / "prompts.txt")}
     return {
-        "recipe": {"name": "flow_grpo", "steps": 3, "group": 2},
+        "recipe": {"name": "flow_grpo", "steps": 4 if name in UNGUIDED else 3, "group": 2},
         "model": {
             "pipeline": str(at / "pipeline"),
-            "guidance": 3.0,
+            "guidance": None if name in UNGUIDED else 3.0,
             "call": dict(MODULAR_CALLS[name]),
             "lora": {"rank": 2},
         },
         "prompts": prompts | {"per_iteration": 2},
         "rewards": ["brightness"],
         "train": {"iterations": 2, "lr": 1e-3},
-        "evaluate": {"steps": 3, "every": 2, "samples": 2},
+        "evaluate": {"steps": 4 if name in UNGUIDED else 3, "every": 2, "samples": 2},
     }
 
 

@@ -148,7 +148,7 @@ def written(model: Path, device: str, room: int) -> tuple[Any, int]:
     asked = TokenRequest(contexts, keys, torch.full((3,), room), 1.0, 0.9)
     calls = list[int]()
     policy.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    return Generation(policy.model, [*policy.stop, *range(8, 14)])(asked), len(calls)
+    return Generation(policy.model, [*policy.stops.tokens, *range(8, 14)])(asked), len(calls)
 
 
 @pytest.mark.parametrize("room", [1, 24])

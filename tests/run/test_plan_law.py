@@ -1,6 +1,7 @@
 """What plan accepts, a start accepts: over shipped configurations, refused pipelines, and
 machine-made combinations of settings."""
 
+import importlib
 import json
 import random
 import re
@@ -23,6 +24,7 @@ from flowrl.run.watch.start_check import (
 )
 from flowrl.settings.model.server import Server
 from flowrl.settings.read import override, read_run, run_from
+from rewards.load import columns_needed, names
 from rewards.perception.packages import REWARD_PACKAGES
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.runs import flowrl
@@ -238,3 +240,52 @@ def test_a_check_may_stumble_over_what_is_refused_and_over_nothing_else(monkeypa
     monkeypatch.setattr(start_check, "_checks", lambda *_, **__: iter([stumble, refuse]))
     with pytest.raises(KeyError):
         list(refusals(run))
+
+
+NEEDS_COLUMNS = {  # rewards of the catalogue that score no row without a column
+    "exact_answer": "answer", "math_answer": "answer", "code_tests": "tests",
+    "soft_tifa": "vqa_list", "similarity": "reference", "dreamsim": "reference",
+}  # fmt: skip
+
+
+def columns_tree(folder: Path, reward: Any, **held_out: Any) -> dict[str, Any]:
+    (folder / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "tests": ["a"]}\n')
+    (folder / "h.jsonl").write_text('{"prompt": "1+1=", "solution": "2"}\n')
+    return {
+        "recipe": {"name": "text_grpo", "length": 5}, "model": {"language": "flowrl/demo/sums-lm"},
+        "prompts": {"train": str(folder / "p.jsonl"), "per_iteration": 1, **held_out},
+        "rewards": [reward],
+    }  # fmt: skip
+
+
+def test_the_catalogues_columns_are_marked() -> None:
+    found = {}
+    for name in names():
+        if "load" in vars(importlib.import_module(f"rewards.catalogue.{name}")):
+            for _, column in columns_needed(name, {}):
+                found[name] = column
+    assert found == NEEDS_COLUMNS
+
+
+@pytest.mark.parametrize("name", NEEDS_COLUMNS)
+def test_a_column_that_no_row_has_is_refused_by_plan_as_by_a_start(
+    tmp_path: Path, name: str
+) -> None:
+    run = run_from(columns_tree(tmp_path, {"name": name, "column": "anwser"}), "run")
+    words = "no row of prompts.train has a column 'anwser' (column); it has prompt, answer, tests"
+    assert any(f"reward {name}: {words}: name another" in line for line in refusals(run))
+
+
+def test_columns_of_held_out_rows_and_of_members_are_asked_for(tmp_path: Path) -> None:
+    held = {"held_out": str(tmp_path / "h.jsonl")}
+    run = run_from(columns_tree(tmp_path, {"name": "exact_answer"}, **held), "run")
+    said = "reward exact_answer: no row of prompts.held_out has a column 'answer'"
+    assert any(said in line for line in refusals(run))
+    with pytest.raises(UserError, match=r"no row of prompts\.held_out has a column"):
+        check_start(run)
+    inner = {"name": "clipped", "reward": {"name": "math_answer", "column": "a"}, "low": 0.0}
+    run = run_from(columns_tree(tmp_path, inner), "run")
+    assert any("has a column 'a' (column)" in line for line in refusals(run))
+    shared = {"name": "by_row", "column": "set", "rewards": {"sums": {"name": "exact_answer"}}}
+    run = run_from(columns_tree(tmp_path, shared, **held), "run")
+    assert not any("has a column" in line for line in refusals(run))

@@ -130,9 +130,6 @@ def test_checkpoints_hold_the_sizes_until_the_setting_changes(pipeline, tmp_path
     (folder / "state.json").write_text(json.dumps(state))
     with pytest.raises(UserError, match="not a number of rows"):
         checkpoint.restore(again, folder, Alarms())
-    state.pop("call_sizes")  # as older versions wrote it
-    (folder / "state.json").write_text(json.dumps(state))
-    checkpoint.restore(again, folder, Alarms())
 
 
 def test_what_is_an_out_of_memory_error_of_the_model():

@@ -243,7 +243,7 @@ def written(device, room):
     asked = TokenRequest(contexts, keys, torch.full((rows,), room), 1.0, 0.9, spread=True)
     seen = []
     policy.model.register_forward_pre_hook(lambda *_: seen.append(1))
-    stop = [*policy.stop, *range(8, 14)]  # likely ones, so that all texts end early
+    stop = [*policy.stops.tokens, *range(8, 14)]  # likely ones, so that all texts end early
     return Generation(policy.model, stop)(asked), len(seen)
 
 for room in (1, 24):

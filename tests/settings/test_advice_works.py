@@ -59,6 +59,7 @@ QUANTIZED = {"backend": "bitsandbytes", "bits": 8}
 LM = {"model.pipeline": DROP, "model.language": "lm", "recipe.name": "text_grpo"}
 TEXTS_OF = {"file": "g.jsonl", "kind": "texts"}
 IMAGES_OF = {"file": "g.jsonl", "kind": "images"}
+ENGINE = {"url": "http://127.0.0.1:1"}
 SUPERVISED = {"name": "text", "loss": "reinforce"}
 MATCHED = {"name": "rwr", "anchor": 0.0}
 CASES = [
@@ -111,6 +112,38 @@ CASES = [
         {"model.head_dtype": DROP},
     ),
     Advice(
+        "{}: the model writes images (image), and {}: leave it out",
+        LM | {"model.image": {}, "model.stop": ["a"]},
+        {"model.stop": DROP},
+    ),
+    Advice(
+        "lora.vision: the model writes images",
+        LM | {"model.image": {}, "model.lora": {"vision": True}},
+        {"model.lora": {"rank": 2}},
+    ),
+    Advice(
+        "second row of guidance shares nothing with others",
+        LM | {"model.image": {}, "train.share_prompts": True},
+        {"train.share_prompts": DROP},
+    ),
+    Advice(
+        "and files of images have none",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}, "given": TEXTS_OF}
+        | {"recipe": SUPERVISED},
+        {"given": DROP},
+    ),
+    Advice(
+        "images by tokens are trained by recipes for texts",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}},
+        {"recipe": "text_grpo"},
+    ),
+    Advice(
+        "a joint run's images are a pipeline's",
+        {"model.pipeline": DROP, "model.language": "lm", "model.image": {}}
+        | {"recipe": {"name": "joint", "text": "text_grpo", "image": "flow_grpo"}},
+        {"recipe": "text_grpo"},
+    ),
+    Advice(
         "quantized weights take no gradient",
         {"model.quantization": QUANTIZED, "model.lora": None},
         {"model.lora": {"rank": 2}},
@@ -146,7 +179,7 @@ CASES = [
         {"model.lora": {"rank": 2}},
     ),
     Advice(
-        "offload_experts moves weights between calls, which is incompatible with \"\n",
+        'offload_experts moves weights between calls, which is incompatible with "\n',
         {"model.offload_experts": True, "model.compile": True},
         {"model.compile": DROP},
     ),
@@ -320,7 +353,8 @@ CASES = [
     Advice(
         "leaves no prompts to sample",
         {
-            "recipe": {"name": "nft"}, "prompts.per_iteration": 1,
+            "recipe": {"name": "nft"},
+            "prompts.per_iteration": 1,
             "given": {"file": "g.jsonl", "kind": "images", "share": 0.5},
         },
         {"prompts.per_iteration": 4},
@@ -370,7 +404,280 @@ CASES = [
         {"recipe": {"name": "refl", "modalities": {"video": ["brightness"]}}},
         {"recipe": {"name": "refl"}},
     ),
-]  # fmt: skip
+    Advice(
+        "model.guidance.through: {} uses no reward's gradient",
+        {"model.guidance": {"through": "cond"}},
+        {"model.guidance": DROP},
+    ),
+    Advice(
+        "all samples are given; set workers.",
+        {"recipe": MATCHED, "given": IMAGES_OF, "workers.sampling": 1},
+        {"workers.sampling": 0},
+    ),
+    Advice(
+        "need independent samples, but this",
+        LM | {"recipe": {"name": "text_tree"}, "model.environment": {"name": "e.py:f"}},
+        {"model.environment": DROP},
+    ),
+    Advice(
+        "servers do not say which tokens top-p",
+        LM | {"recipe": {"name": "text_grpo", "top_p": 0.9}, "model.server": SERVER},
+        {"recipe": {"name": "text_grpo", "top_p": 1, "top_k": 0, "min_p": 0}},
+    ),
+    Advice(
+        "share steps or come in pairs: leave it out",
+        {"recipe": {"name": "branch_grpo"}, "budget.repeat": 2},
+        {"budget.repeat": DROP},
+    ),
+    Advice(
+        "sets belongs to held_out_rewards",
+        {"rewards": [{"name": "brightness", "sets": ["a"]}]},
+        {"rewards": [{"name": "by_row", "rewards": {"a": "brightness"}, "otherwise": "abstain"}]},
+    ),
+    Advice(
+        "{} are not unique; remove one",
+        {"rewards": [{"name": "brightness"}, {"name": "brightness"}]},
+        {"rewards": [{"name": "brightness"}, {"name": "brightness", "label": "b"}]},
+    ),
+    Advice(
+        "give one of held_out, hours and samples",
+        {"train.until": {}},
+        {"train.until": {"hours": 1.0}},
+    ),
+    Advice(
+        "never moves, so it cannot roll back",
+        {"recipe": {"name": "mix_grpo", "schedule": "random", "roll_back": True}},
+        {"recipe": {"name": "mix_grpo", "schedule": "random"}},
+    ),
+    Advice(
+        "rate is 0, so all samples have the weight 1",
+        {"recipe": {"name": "rwr", "rate": 0}},
+        {"recipe": {"name": "rwr", "rate": 1.0}},
+    ),
+    Advice(
+        "set paired=True with this",
+        {"recipe": {"name": "dpo", "loss": "nft"}},
+        {"recipe": {"name": "dpo"}},
+    ),
+    Advice(
+        "an anchor's weight must be above 0",
+        {"recipe.loss": {"anchors": [{"weight": 0}]}},
+        {"recipe.loss": {"anchors": []}},
+    ),
+    Advice(
+        "so both must be the same: leave intermediate_rewards out",
+        {"recipe": {"name": "dense_grpo"}, "intermediate_rewards": ["brightness"]},
+        {"intermediate_rewards": DROP},
+    ),
+    Advice(
+        "outcome is {}, which has no effect without process",
+        {"recipe": {"name": "euphonium", "outcome": 0.5}},
+        {"recipe": {"name": "euphonium"}},
+    ),
+    Advice(
+        "the loss has no guidance (guidance.train: none)",
+        {
+            "recipe": {"name": "refl"},
+            "model.guidance": {"sample": 1.0, "train": "none", "through": "cond"},
+        },
+        {"model.guidance": DROP},
+    ),
+    Advice(
+        "whose weights the server does not have: leave",
+        LM | {"recipe": {"name": "text_a_star_po"}, "model.server": SERVER},
+        {"model.server": DROP},
+    ),
+    Advice(
+        "which cannot come from another process",
+        {"recipe": {"name": "refl"}, "workers.rewards": {"brightness": {}}},
+        {"workers.rewards": DROP},
+    ),
+    Advice(
+        "has no effect, since this run replaces the recipe's",
+        {
+            "recipe": {
+                "name": "flow_grpo",
+                "loss": {"name": "surrogate", "low": 0.1, "high": 0.1},
+                "clip": 0.1,
+            }
+        },
+        {"recipe": {"name": "flow_grpo", "loss": {"name": "surrogate", "low": 0.1, "high": 0.1}}},
+    ),
+    Advice(
+        "held_out needs scores of held-out prompts",
+        {"train.until": {"held_out": {"at_least": 0.5}}},
+        {"train.until": DROP},
+    ),
+    Advice(
+        "is not a held-out reward; choose one of",
+        {"prompts.held_out": "h.txt", "checkpoint.best": "clip"},
+        {"checkpoint.best": "brightness"},
+    ),
+    Advice(
+        "set train_share below 1",
+        {"recipe": {"name": "dance_grpo", "best_over": "batch", "train_share": 1.0}},
+        {"recipe": {"name": "dance_grpo", "best_over": "batch", "train_share": 0.5}},
+    ),
+    Advice(
+        "a gradient method needs both the likelihood Pathwise",
+        {"recipe": {"name": "refl", "loss": {"name": "surrogate", "low": 0.1, "high": 0.1}}},
+        {"recipe": {"name": "refl"}},
+    ),
+    Advice(
+        "this loss reads entropies",
+        LM
+        | {
+            "recipe": {
+                "name": "text_grpo",
+                "likelihood": "token",
+                "loss": {
+                    "name": "surrogate",
+                    "low": 0.2,
+                    "high": 0.2,
+                    "weights": [{"name": "high_entropy", "share": 0.2}],
+                },
+            }
+        },
+        {
+            "recipe": {
+                "name": "text_grpo",
+                "likelihood": {"name": "token", "entropy": True},
+                "loss": {
+                    "name": "surrogate",
+                    "low": 0.2,
+                    "high": 0.2,
+                    "weights": [{"name": "high_entropy", "share": 0.2}],
+                },
+            }
+        },
+    ),
+    Advice(
+        "budget.{}: this recipe's credit keeps its own statistics",
+        {"recipe": {"name": "flow_grpo", "tracker": "prompt_values"}, "budget.repeat": 2},
+        {"budget.repeat": DROP},
+    ),
+    Advice(
+        "so prompts cannot be replaced: set budget.flat: drop",
+        {"recipe": {"name": "flow_grpo", "tracker": "prompt_values"}, "budget.flat": "resample"},
+        {"budget.flat": "drop"},
+    ),
+    Advice(
+        "changes samples while they are drawn",
+        {"recipe": {"name": "euphonium"}, "model.engine": ENGINE},
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "but an engine draws samples independently",
+        {"recipe": {"name": "branch_grpo"}, "model.engine": ENGINE},
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "known once it is loaded: choose another recipe.kernel",
+        {"recipe": {"name": "flow_grpo", "kernel": "scheduler"}, "model.engine": ENGINE},
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "lora.merge changes the pipeline's own calls",
+        {"model.engine": ENGINE, "model.lora.merge": "evaluation"},
+        {"model.lora.merge": DROP},
+    ),
+    Advice(
+        "context_parallel: {} shares the pipeline's own calls",
+        {"model.engine": ENGINE, "model.context_parallel": 2},
+        {"model.context_parallel": DROP},
+    ),
+    Advice(
+        "but an engine's are computed again",
+        {"model.engine": ENGINE, "budget.replay": 2},
+        {"budget.replay": DROP},
+    ),
+    Advice(
+        "with model.engine the engine samples",
+        {"model.engine": ENGINE, "workers.sampling": 1},
+        {"workers.sampling": 0},
+    ),
+    Advice(
+        "sync: weights is a protocol of vLLM",
+        LM | {"model.lora": None, "model.server": SERVER | {"sync": "weights", "engine": "sglang"}},
+        {"model.server": SERVER | {"sync": "none", "engine": "sglang"}},
+    ),
+    Advice(
+        "has no published divergence",
+        {"recipe": {"name": "flow_dppo", "kernel": {"name": "ddim", "eta": 1.0}}},
+        {"recipe": {"name": "flow_dppo", "kernel": {"name": "ddim", "eta": 1.0}, "most": 1e-7}},
+    ),
+    Advice(
+        "but without model.environment or",
+        LM
+        | {
+            "recipe": {"name": "text_process"},
+            "intermediate_rewards": [{"name": "length", "most": 4}],
+        },
+        {"model.steps": {"separator": "x"}},
+    ),
+    Advice(
+        "image: {} keeps statistics of prompts",
+        {
+            "recipe": {
+                "name": "joint",
+                "image": {"name": "flow_grpo", "tracker": "prompt_values"},
+                "text": "text_grpo",
+            },
+            "model.rewriter": {"language": "lm"},
+        },
+        {"recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"}},
+    ),
+    Advice(
+        "images have one part: leave it out",
+        {
+            "recipe": {
+                "name": "joint",
+                "image": "flow_grpo",
+                "text": "text_grpo",
+                "modalities": {"video": ["brightness"]},
+            },
+            "model.rewriter": {"language": "lm"},
+        },
+        {"recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"}},
+    ),
+    Advice(
+        "no advantages to share: set credit: tree",
+        {
+            "recipe": {"name": "joint", "image": "refl", "text": "text_grpo", "credit": "shared"},
+            "model.rewriter": {"language": "lm"},
+        },
+        {"recipe": {"name": "joint", "image": "refl", "text": "text_grpo", "credit": "tree"}},
+    ),
+    Advice(
+        "belongs to one of the two models",
+        {
+            "recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo", "loss": "nft"},
+            "model.rewriter": {"language": "lm"},
+        },
+        {"recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"}},
+    ),
+    Advice(
+        "has several plans or a tracker of prompts",
+        {
+            "recipe": {
+                "name": "joint",
+                "image": "flow_grpo",
+                "text": {"name": "text_grpo", "tracker": "prompt_values"},
+            },
+            "model.rewriter": {"language": "lm"},
+        },
+        {"recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"}},
+    ),
+    Advice(
+        "does not support two models (recipe joint)",
+        {
+            "recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"},
+            "model.rewriter": {"language": "lm"},
+            "budget.repeat": 2,
+        },
+        {"budget.repeat": DROP},
+    ),
+]
 
 
 def put(tree: dict[str, Any], setting: str, value: Any) -> None:
@@ -437,7 +744,7 @@ def test_the_lists_name_messages_that_exist() -> None:
     known = {beginning(*each) for each in found}
     assert not set(untried()) - known, f"{UNTRIED.name} names messages that are gone"
     share = sum(tried(text) for _, text in found) / len(found)
-    assert share > 0.22  # of all messages: what is done is not given up
+    assert share > 0.34  # of all messages: what is done is not given up
 
 
 def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
@@ -467,7 +774,6 @@ def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch)
     policy = CausalPolicy.load(
         str(tiny_lm.write(tmp_path)), dtype=torch.float32, device=torch.device("cpu")
     )
-    policy.configure(system=None, stop=(), temperature=1.0)
     monkeypatch.setattr(proofs, "PADDING_TOLERANCE", -1.0)
     prompts = ["one", "one two three"]
     with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):

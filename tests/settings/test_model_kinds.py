@@ -27,6 +27,7 @@ OTHER: dict[str, Any] = {
     "gguf_file": "a.gguf", "system": "a", "template": {"a": 1},
     "stop": ["a"], "server": {"url": "http://a/v1", "model": "a"},
     "environment": {"name": "a.py:f"}, "steps": {"most": 3}, "head_dtype": "float32",
+    "image": {"guidance": 2.0},
     "weights": "a.safetensors", "engine": {"url": "http://a"},
 }  # fmt: skip
 PAIRS = [

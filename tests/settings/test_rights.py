@@ -37,7 +37,7 @@ from rewards import load
 from rewards.catalogue.unified_reward import _read
 from rewards.judging.checkpoint_question import CheckpointQuestion
 from rewards.judging.published_texts import PublishedText
-from rewards.load import own_name
+from rewards.load import check_files, own_name
 from rewards.perception.chat_frame import templated
 from rewards.perception.files import open_image_file
 from rewards.perception.hub import weights_file
@@ -382,6 +382,7 @@ USES = {
     "fitted": lambda p: load("fitted", path=str(p)),
     "hps": lambda p: load("hps", architecture=str(p / "x")),
     "less isolation": lambda p: _isolated(p),
+    "a look at weights": lambda p: check_files("mps", {"checkpoint": str(p / "p.txt")}),
     "weights of a reward": lambda p: weights_file("r", "checkpoint", str(p / "x"), ("a", "b")),
     "a published text": lambda p: _text().read("r", "question", str(p / "x")),
     "a published question": lambda p: CheckpointQuestion.read("r", str(p / "x")),

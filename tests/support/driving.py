@@ -61,14 +61,17 @@ def brightness(media: Tensor) -> Scores:
 
 
 def learn(
-    made: PipelinePolicy, algorithm: Algorithm, meta: Sequence[Mapping[str, Any]] = ()
+    made: PipelinePolicy,
+    algorithm: Algorithm,
+    meta: Sequence[Mapping[str, Any]] = (),
+    guidance: float | None = 1.0,
 ) -> float:
     """One step on brightness, all roles played by the weights as they are.
 
     Gives the largest |log-ratio| of the trainer's densities to the sampler's.
     """
     conditioning, steps = made.encode(PROMPTS, meta), algorithm.steps
-    velocity = made.bind(conditioning, steps=steps, guidance=1.0)
+    velocity = made.bind(conditioning, steps=steps, guidance=guidance)
     (rollout,) = roll(
         algorithm.plan(made.schedule(steps).sigmas, 0, 0),
         velocity,
@@ -79,7 +82,7 @@ def learn(
         sampling=Sampling(algorithm.likelihood.keep_mean),
     )
     taken = conditioning.take(rollout.prompt)
-    scores = brightness(made.decode(rollout.x0, taken, steps=steps, guidance=1.0))
+    scores = brightness(made.decode(rollout.x0, taken, steps=steps, guidance=guidance))
     credit = algorithm.advantage(scores, Context(rollout.columns, torch.ones(1)))
     away = [
         _descend(algorithm, rows, velocity) for rows in algorithm.likelihood.rows(rollout, *credit)

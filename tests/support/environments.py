@@ -4,8 +4,8 @@ import torch
 
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.models.language.environment import Replies
 from flowrl.models.language.policy import CausalPolicy
+from flowrl.models.language.use import TextUse
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.read import run_from
@@ -73,12 +73,13 @@ WARPED = {"temperature": 0.7, "top_p": 0.9}
 RECIPE = {"name": "text_grpo", "length": 24, "group": 6, "kl": 0.0}
 
 
-def made(folder, function="reply", chat=False, rows=None, **settings) -> CausalPolicy:
+def made(
+    folder, function="reply", chat=False, rows=None, file="guess.py", stop=(), **settings
+) -> CausalPolicy:
     (folder / "guess.py").write_text(GUESS)
-    policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), rows_per_call=rows)
-    how = EnvironmentSettings(name=f"{folder / 'guess.py'}:{function}", turns=3, **settings)
-    policy.environment = Replies(how, policy.tokenizer, tuple(policy.stop))
-    return policy
+    how = EnvironmentSettings(name=f"{folder / file}:{function}", turns=3, **settings)
+    use = TextUse(environment=how, stop=stop)
+    return CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), use=use, rows_per_call=rows)
 
 
 def rollout(policy, plan=None, steps=24, draws=range(4), prompts=PROMPTS, meta=META):

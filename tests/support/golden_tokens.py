@@ -11,7 +11,8 @@ from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import RatioLevel
 from flowrl.losses.base import Anchor, Counts, Entries, Objective, Weight, reduced
-from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.preference import Preference
+from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import CISPO, GMPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 

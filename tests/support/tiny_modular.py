@@ -254,6 +254,66 @@ def cosmos3() -> Any:
     return modular("Cosmos3OmniModularPipeline", parts)
 
 
+def minimax_h3() -> Any:
+    """A video and its sound at levels of their own, as the tokens of one row; one prompt a call. No
+    video is shorter than 124 frames."""
+    torch.manual_seed(0)
+    coder = diffusers.AutoencoderKLMiniMaxH3(
+        latent_channels=4,
+        block_out_channels=(4, 4, 4),
+        layers_per_block=1,
+        spatial_downsample_factors=(2, 2, 1),
+        temporal_downsample_factors=(2, 2, 1),
+        norm_num_groups=2,
+        decoder_num_layers=1,
+        decoder_num_attention_heads=1,
+        decoder_attention_head_dim=16,
+        decoder_ffn_mult=1,
+        latents_mean=[0.1] * 4,
+        latents_std=[0.9] * 4,
+    )
+    sound = diffusers.AutoencoderKLMiniMaxH3Audio(
+        encoder_dim=4,
+        encoder_rates=(2, 2),
+        latent_dim=16,
+        latent_channels=4,
+        num_attention_heads=2,
+        decoder_dim=8,
+        decoder_rates=(2, 2),
+        decoder_kernel_sizes=(4, 4),
+        resblock_kernel_sizes=(3,),
+        resblock_dilation_sizes=((1,),),
+        sampling_rate=160,
+        latents_mean=[0.2] * 4,
+        latents_std=[1.1] * 4,
+    )
+    parts = {
+        "text_encoder": seeing(Qwen3VLForConditionalGeneration, 51),
+        "tokenizer": chat_tokenizer(512),
+        "processor": processor(512),
+        "transformer": diffusers.MiniMaxH3Transformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=16,
+            hidden_size=16,
+            num_layers=1,
+            num_refiner_layers=1,
+            ffn_dim=16,
+            in_channels=4,
+            audio_in_channels=4,
+            text_dim=16,
+            freq_dim=16,
+            time_embed_hidden_dim=16,
+            time_embed_dim=16,
+            rope_freq_dim=2,
+        ),
+        "vae": coder,
+        "audio_vae": sound,
+        "scheduler": diffusers.MiniMaxH3Scheduler(shift=12.0),
+        "audio_scheduler": diffusers.MiniMaxH3Scheduler(shift=3.0),
+    }
+    return modular("MiniMaxH3ModularPipeline", parts)
+
+
 # those without a classic form, with the arguments of their calls
 MODULAR: dict[str, Callable[[], Any]] = {
     "anima": anima,
@@ -265,6 +325,7 @@ MODULAR: dict[str, Callable[[], Any]] = {
     "qwen_image21": qwen_image21,
     "qwen_image21_turbo": partial(qwen_image21, turbo=True),
     "cosmos3": cosmos3,
+    "minimax_h3": minimax_h3,
 }
 SMALL = {"height": 32, "width": 32}
 MODULAR_CALLS: dict[str, dict[str, Any]] = {
@@ -288,6 +349,7 @@ MODULAR_CALLS: dict[str, dict[str, Any]] = {
     "qwen_image21": SMALL,
     "qwen_image21_turbo": SMALL,
     "cosmos3": {**SMALL, "num_frames": 5, "fps": 24.0},
+    "minimax_h3": {"height": 8, "width": 8, "num_frames": 124},
 }
 
 # classic form of the modular classes that are made of its parts

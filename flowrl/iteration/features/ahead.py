@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.budget.spending import DrawRequest
 from flowrl.iteration.features.units import units_of
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.sample import UnitStages, sampling_weights
@@ -98,13 +97,11 @@ class IterationsAhead:
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session
-        count, seed = session.run.drawn, session.run.train.seed
-        weights = session.tracker.weights(len(session.prompts)) if session.tracker else None
+        request = session.draw_request(iteration)
         more: dict[str, float] = {}
         if session.spending is None:
-            draws = session.prompts.draw(iteration, count, seed, weights)
+            draws = request.drawn()
         else:
-            request = DrawRequest(session.prompts, count, seed, iteration, weights)
             draws, more = session.spending.first_draws(request)
         draws = session.placed(iteration, draws)
         self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.budget.groups import Groups, samples_of
-from flowrl.budget.spending import DrawRequest, Rationed, RoundScores
+from flowrl.budget.spending import Rationed, RoundScores
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import draws_here
@@ -48,15 +48,9 @@ class RationedDraw:
     spending: Rationed
 
     def __call__(self, iteration: int) -> Drawn:
-        draws = self.spending.draws(request(self.session, iteration), [])
+        draws = self.spending.draws(self.session.draw_request(iteration), [])
         assert draws is not None, "the first round is never empty"
         return draws_here(self.session, iteration, draws)
-
-
-def request(session: Session, iteration: int) -> DrawRequest:
-    tracker, prompts = session.tracker, session.prompts
-    weights = None if tracker is None else tracker.weights(len(prompts))
-    return DrawRequest(prompts, session.draw_count, session.run.train.seed, iteration, weights)
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class RoundsOfSamples:
     score: Score
 
     def __call__(self, first: Drawn) -> Sampled:
-        call, rounds = request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
+        call, rounds = self.session.draw_request(first.iteration), list[tuple[Sampled, Scored]]()
         outcomes, drawn = list[RoundScores](), first
         while True:
             samples = self.sample(drawn)

@@ -5,7 +5,6 @@ levels follow. Equal rewritings of a prompt are one node, with the images of all
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +14,6 @@ from flowrl.budget.groups import grouped
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.features.budget import estimate_in_groups
-from flowrl.iteration.open import plain_stages, wrapped
 from flowrl.iteration.records import (
     Credited,
     Drawn,
@@ -30,7 +28,6 @@ from flowrl.iteration.sample import UnitSampler, UnitStages
 from flowrl.iteration.score import plan_scores
 from flowrl.iteration.stages import MakeRows, Sample, Stages, Update
 from flowrl.iteration.units import SamplingUnit, UnitSamples
-from flowrl.iteration.update import UpdateStage
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import Batch
 from flowrl.models.rewritten import instructed, open_texts
@@ -295,14 +292,6 @@ class RowsOfBoth:
         return PlanCredit(value, known)
 
 
-@runtime_checkable
-class WrapsUpdate(Protocol):
-    """A feature of the update."""
-
-    @property
-    def inner(self) -> Update: ...
-
-
 @dataclass(frozen=True)
 class UpdatesBoth:
     """Updates the language model, then the image model; one that does not learn is left out.
@@ -327,25 +316,19 @@ class UpdatesBoth:
         return replace(last, metrics={**last.metrics, **named})
 
 
-def plain_update(update: Update) -> UpdateStage:
-    """The plain stage within the features of the image model's update."""
-    while isinstance(update, WrapsUpdate):
-        update = update.inner
-    assert isinstance(update, UpdateStage)
-    return update
+def scored_by_images(texts: Stages, writer: Session) -> Stages:
+    """The language model's plain stages, whose texts have the scores of their images."""
+    return replace(texts, score=ScoredByImages(writer))
 
 
-def wrap(stages: Stages, session: Session) -> Stages:
-    writer, images = session.prompt_writer, stages.update
+def wrap(stages: Stages, session: Session, texts: Stages) -> Stages:
+    """The stages of the image model, which carry out those of the language model, `texts`."""
+    writer = session.prompt_writer
     assert writer is not None, "the feature is the joint run's"
-    plain = plain_update(images)
-    base = plain_stages(writer, plain.progress, stages.clock, plain.keep_values)
-    base = replace(base, score=ScoredByImages(writer))
-    texts = wrapped(base, writer)
     stages = estimating(stages, lambda inner: MergedEstimate(session, inner))
     return replace(
         stages,
         sample=RewritesPrompts(session, writer, stages.clock, stages.sample),
         rows=RowsOfBoth(session, writer, texts, stages.rows),
-        update=UpdatesBoth(session, writer, texts.update, images),
+        update=UpdatesBoth(session, writer, texts.update, stages.update),
     )

@@ -20,13 +20,10 @@ class WeightedDraw:
     """Draws prompts by the tracker's weights."""
 
     session: Session
-    tracker: Tracker
 
     def __call__(self, iteration: int) -> Drawn:
-        session = self.session
-        weights = self.tracker.weights(len(session.prompts))
-        count, seed = session.draw_count, session.run.train.seed
-        return draws_here(session, iteration, session.prompts.draw(iteration, count, seed, weights))
+        request = self.session.draw_request(iteration)
+        return draws_here(self.session, iteration, request.drawn())
 
 
 @dataclass(frozen=True)
@@ -49,5 +46,5 @@ class TrackedEstimate:
 def wrap(stages: Stages, session: Session) -> Stages:
     tracker = session.tracker
     assert tracker is not None, "`Session` opens the algorithm's"
-    stages = replace(stages, draw=WeightedDraw(session, tracker))
+    stages = replace(stages, draw=WeightedDraw(session))
     return estimating(stages, lambda inner: TrackedEstimate(session, tracker, inner))

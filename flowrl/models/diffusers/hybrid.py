@@ -50,7 +50,7 @@ class HybridPolicy:
     def _ended(self, painting: MediaBatch, velocity: Velocity) -> Velocity:
         """The velocity, with the base weights from the level at which the last steps begin."""
         steps, guidance, owner = painting.steps, self.policy.guidance.sample, painting.owner
-        begins = owner.schedule(steps).sigmas[steps - self.last]
+        begins = owner.schedule(steps).sigmas[-1 - self.last]
         assert isinstance(owner, PipelinePolicy)
         other = owner if self.base is None else self.base.at(LoopSize.of(owner.loop))
         with self._base_weights():  # which proves a second model too

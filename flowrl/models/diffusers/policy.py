@@ -379,7 +379,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
     @property
     def layout(self) -> Layout | None:
         """The parts of a flat state (a video and its sound); None for a state of one tensor."""
-        return self.loop.driver.layout
+        return self.loop.layout
 
     def decode(
         self,
@@ -414,6 +414,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         def decode(x: Tensor, rows: Conditioning) -> Decoded:
             return self.loop.decode(x, rows, way, graded)
 
+        x0 = self.loop.data(x0)
         size = self.sizes.rows("decoding", len(x0))
         if proof is not None and proof.drawn:
             size = 1

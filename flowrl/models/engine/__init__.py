@@ -4,5 +4,6 @@ An engine is three methods (`Engine`): weights in, samples with their states and
 """
 
 from flowrl.models.engine.protocol import Engine, EngineRequest, EngineSamples, walked
+from flowrl.models.engine.serve import serve_engine
 
-__all__ = ["Engine", "EngineRequest", "EngineSamples", "walked"]
+__all__ = ["Engine", "EngineRequest", "EngineSamples", "serve_engine", "walked"]

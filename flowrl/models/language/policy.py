@@ -1,7 +1,6 @@
 """A transformers causal or vision-language model as a policy, with its chat template."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
+from flowrl.models.language.head import float32_head
+from flowrl.models.language.loading import OWN_CODE, read_errors
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.proofs import (
     check_room,
@@ -28,12 +29,10 @@ from flowrl.models.language.proofs import (
     prove_packing,
     prove_padding,
 )
-from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.steps import Steps
-from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.language.trial_calls import trial_sampling, trial_training
-from flowrl.models.language.turns import turn_template
+from flowrl.models.language.use import OpenServer, Stops, TextUse
 from flowrl.models.language.vision import (
     PromptImages,
     Vision,
@@ -50,40 +49,22 @@ from flowrl.models.quantization import (
 from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings import EnvironmentSettings
-from flowrl.settings.model.environment import StepSettings
 from flowrl.settings.model.quantization import Quantization
-from rewards.perception.hub import of_network
 from samplers.completions import Completions
 
 _PROVEN = 256  # prompts with images that are read at the start, evenly spaced
 
 
-# otherwise transformers asks on the terminal whether to run a model's own code
-_OWN_CODE = {"trust_remote_code": False}
-
-
-@contextmanager
-def _read(source: str) -> Iterator[None]:
-    """Turns errors of files that transformers cannot read into UserErrors."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, ValueError | ImportError) and not of_network(error):
-            raise
-        why = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in str(error):
-            why = "it has code of its own (auto_map), which flowrl does not run"
-        raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
-
-
 class CausalPolicy:
     """One language model: its prompts, completions and trainable weights.
 
+    `use` holds a run's settings of the model; `serve` opens a server that samples in its place.
     `rows_per_call` bounds the completions in one call of the model; a model on torch's meta device
-    has no `weights`, and is never called. The model stays in evaluation
-    mode, so dropout is off in sampling and training alike. Its published generation settings
-    (repetition penalty, top-k, ...) are ignored: training does not apply a penalty, so the ratio
-    of new to old would be wrong.
+    has no `weights`, and is never called. The model stays in evaluation mode, so dropout is off in
+    sampling and training alike. Its published generation settings (repetition penalty, top-k, ...)
+    are ignored: training does not apply a penalty, so the ratio of new to old would be wrong.
+
+    UserError for settings that do not fit the model or its tokenizer.
     """
 
     rows_per_call = SamplingCallSize()
@@ -93,31 +74,35 @@ class CausalPolicy:
         model: Any,
         tokenizer: Any,
         *,
+        use: TextUse = TextUse(),
+        serve: OpenServer | None = None,
         rows_per_call: int | None = None,
         vision: Vision | None = None,
         weights: bool = True,
     ) -> None:
-        self.model, self.tokenizer = model.eval(), tokenizer
+        use.check(tokenizer)
+        self.model, self.tokenizer, self.use = model.eval(), tokenizer, use
         self.vision = vision  # reads the images of prompts
-        self.template: Mapping[str, Any] = {}  # further arguments of the chat template
         self.sizes = CallSizes.same(rows_per_call)
         self.name = type(model).__name__
-        self.system: str | None = None
-        self.temperature = 1.0  # of evaluations
-        self.server: CompletionsServer | None = None  # samples instead of the model
-        self.adapt_vision = False  # whether the part that reads images gets adapters
-        self.environment: Replies | None = None  # replies between the model's turns
-        self.steps: Steps | None = None  # cuts completions into steps
-        self.packing: Packing | None = None  # of texts that begin alike, in evaluations
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
-        self.stop = self._ends(self._own_stop())
-        self.stop_texts: StopTexts | None = None
+        self.stops = Stops.of(tokenizer, self._own_stop(), use)
+        self.steps = (  # cuts completions into steps
+            None if use.steps is None else Steps(use.steps.separator, use.steps.most, tokenizer)
+        )
+        self.environment = self._replies(use.environment)
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = not weights or has_separate_head(model)
+        if use.float32_head:
+            float32_head(model)
+        # of texts that begin alike, in evaluations
+        self.packing = Packing.of(model) if use.share_prompts else None
         # not every call has images: their part is gathered with what is outside of blocks
         self.calls = GatheredCalls(model, model if vision is None else model.get_decoder())
+        # samples instead of the model
+        self.server = None if serve is None else serve(model, self.stops)
 
     @classmethod
     def load(
@@ -129,12 +114,14 @@ class CausalPolicy:
         gguf_file: str | None = None,
         attention: str | None = None,
         quantized: Quantization | None = None,
+        use: TextUse = TextUse(),
+        serve: OpenServer | None = None,
     ) -> "CausalPolicy":
         """Load a model from a folder, a hub name, or a GGUF file in the folder. `attention` is a
         name of transformers' `attn_implementation`; None leaves the choice to transformers."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        with _read(source):
+        with read_errors(source):
             if gguf_file is not None:
                 from transformers import GgufConfig  # which transformers 5.0 does not have yet
 
@@ -142,8 +129,8 @@ class CausalPolicy:
             elif quantized is not None:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
-            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE, **gguf)
-            found = AutoConfig.from_pretrained(source, **_OWN_CODE, **gguf)
+            tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE, **gguf)
+            found = AutoConfig.from_pretrained(source, **OWN_CODE, **gguf)
             kind = model_class(found)
             with loading(quantized):
                 model, info = kind.from_pretrained(
@@ -158,72 +145,32 @@ class CausalPolicy:
         vision = Vision.of(model, source) if reads_images(found) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
-        return cls(model, tokenizer, vision=vision)
+        return cls(model, tokenizer, use=use, serve=serve, vision=vision)
 
     @classmethod
-    def without_weights(cls, source: str, attention: str | None = None) -> "CausalPolicy":
+    def without_weights(
+        cls, source: str, attention: str | None = None, use: TextUse = TextUse()
+    ) -> "CausalPolicy":
         """The model of a local folder on torch's meta device, for questions that its classes, its
         configuration and its tokenizer answer. UserError, as `load`, for files that cannot be
         read."""
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        with _read(source):
-            tokenizer = AutoTokenizer.from_pretrained(source, **_OWN_CODE)
-            found = AutoConfig.from_pretrained(source, **_OWN_CODE)
+        with read_errors(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
+            found = AutoConfig.from_pretrained(source, **OWN_CODE)
             kind = model_class(found)
             with torch.device("meta"):
                 model = kind.from_config(found, **config)
         vision = Vision.of(model, source) if reads_images(found) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
-        return cls(model, tokenizer, vision=vision, weights=False)
+        return cls(model, tokenizer, use=use, vision=vision, weights=False)
 
-    def configure(
-        self,
-        *,
-        system: str | None,
-        stop: Sequence[str],
-        temperature: float,
-        template: Mapping[str, Any] | None = None,
-        steps: StepSettings | None = None,
-        adapt_vision: bool = False,
-    ) -> None:
-        """Set a system message for prompts without one, additional stop tokens and texts, the
-        temperature of evaluations, further arguments of the chat template, how completions are cut
-        into steps, and whether the part that reads images gets adapters."""
-        for name, value in (("system", system), ("template", template)):
-            if value and self.tokenizer.chat_template is None:
-                raise UserError(
-                    f"model.{name}: this tokenizer has no chat template; remove the setting"
-                )
-        self.template = template or {}
-        self.stop, long = self._ends(self.stop), []
-        for text in stop:
-            ids = self.tokenizer(text, add_special_tokens=False).input_ids
-            if not text or not ids:
-                raise UserError(f"model.stop: {text!r} has no tokens; leave it out")
-            if len(ids) == 1:
-                self.stop = sorted({*self.stop, *ids})
-            else:
-                long.append(text)
-        self.stop_texts = StopTexts(tuple(long), self.tokenizer) if long else None
-        self.system, self.temperature = system, temperature
-        self.steps = None if steps is None else Steps(steps.separator, steps.most, self.tokenizer)
-        self.adapt_vision = adapt_vision
-
-    def serve_from(self, server: CompletionsServer) -> None:
-        """Sample from a server instead of the model."""
-        self.server = server
-
-    def reply_by(self, how: EnvironmentSettings) -> None:
-        """Let an environment reply between the model's turns, which end before its role."""
-        self.stop = self._ends(self.stop, how.role)
-        stop = tuple(self.stop), self.stop_texts
-        self.environment = Replies(how, self.tokenizer, *stop, self.template)
-
-    def _ends(self, stop: Sequence[int], role: str = "user") -> list[int]:
-        """Stop tokens, with the one that ends the model's turn in its chat template."""
-        end = turn_template(self.tokenizer, self.template).end_before(role)
-        return sorted({*stop} if end is None else {*stop, end})
+    def _replies(self, how: EnvironmentSettings | None) -> Replies | None:
+        if how is None:
+            return None
+        stops = self.stops
+        return Replies(how, self.tokenizer, tuple(stops.tokens), stops.texts, self.use.template)
 
     def _own_stop(self) -> list[int]:
         published = self._published.eos_token_id
@@ -233,7 +180,7 @@ class CausalPolicy:
     def encode(self, prompt: str) -> list[int]:
         """Tokens of a prompt; with a chat template, a text is the user's turn."""
         if self.tokenizer.chat_template is not None:
-            ids = chat_tokens(self.tokenizer, prompt, self.system, self.template)
+            ids = chat_tokens(self.tokenizer, prompt, self.use.system, self.use.template)
         elif isinstance(prompt, Chat):
             raise UserError(
                 f"{prompt.at}: the prompt is a list of chat messages, but the tokenizer of "
@@ -257,18 +204,18 @@ class CausalPolicy:
             model=self.model,
             tokenizer=self.tokenizer,
             contexts=contexts,
-            stop=self.stop,
+            stop=self.stops.tokens,
             steps=steps,
             separate_head=self._separate_head,
             rows_per_call=self.rows_per_call,
             server=self.server,
             answers=answers,
-            stop_texts=self.stop_texts,
+            stop_texts=self.stops.texts,
             packing=self.packing,
             images=images,
             cut=self.steps,
             calls=self.calls,
-            template=self.template,
+            template=self.use.template,
         )
 
     def _read(
@@ -280,7 +227,7 @@ class CausalPolicy:
             return [self.encode(prompt) for prompt in prompts], []
         rows = meta or [{} for _ in prompts]
         pairs = [
-            self.vision.encode(prompt, row, self.system, self.template)
+            self.vision.encode(prompt, row, self.use.system, self.use.template)
             for prompt, row in zip(prompts, rows, strict=True)
         ]
         images = [each for _, each in pairs]
@@ -309,7 +256,7 @@ class CausalPolicy:
         }
 
     def plain(self, group: int) -> Completions:
-        return Completions(group, self.temperature, exact=True)
+        return Completions(group, self.use.temperature, exact=True)
 
     def automatic(self, steps: int) -> int:
         """Rows per call for about 16,000 tokens, assuming prompts of 64 tokens."""
@@ -335,8 +282,8 @@ class CausalPolicy:
         reader = ScoringPolicy(self.model, few, self._separate_head, None, images, self.calls)
         every = replace(reader, contexts=contexts, images=())
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        own = [self.tokenizer.decode([i]) for i in self.stop]
-        ends = ", ".join(map(repr, [*own, *(self.stop_texts.texts if self.stop_texts else ())]))
+        own = [self.tokenizer.decode([i]) for i in self.stops.tokens]
+        ends = ", ".join(map(repr, [*own, *(self.stops.texts.texts if self.stops.texts else ())]))
         template = "its chat template" if self.tokenizer.chat_template else "plain text"
         sentences = [
             f"{self.name}: {size:.3g} million weights, {template}, prompts of "
@@ -352,9 +299,9 @@ class CausalPolicy:
         if alone:  # what padding or several images would change in a call does not occur
             sentences.append("each call has one row, without padding")
         else:
-            sentences.append(prove_padding(reader, self.stop))
+            sentences.append(prove_padding(reader, self.stops.tokens))
         if images:
-            sentences.append(prove_images(reader, self.stop, alone=alone))
+            sentences.append(prove_images(reader, self.stops.tokens, alone=alone))
         if self.packing is not None:
             sentences.append(prove_packing(every, steps))
         if self.environment is not None:
@@ -362,10 +309,6 @@ class CausalPolicy:
         if self.server is not None:
             sentences += self.server.proofs(every, steps)
         return sentences
-
-    def share_prompts(self) -> None:
-        """Evaluate shared prefixes of texts once. UserError for an unsuitable model."""
-        self.packing = Packing.of(self.model)
 
     def add_lora(
         self,
@@ -377,8 +320,19 @@ class CausalPolicy:
         dora: bool = False,
     ) -> None:
         """Add adapters to the linear layers named in `targets`; None: to all but the head. The
-        vision part gets adapters only if `adapt_vision` is set."""
-        outside = None if self.vision is None or self.adapt_vision else outside_of(self.model)
+        vision part gets adapters only if `use.adapt_vision` is set."""
+        self._add_lora(rank, alpha, targets, seed, dora, self.use.adapt_vision)
+
+    def _add_lora(
+        self,
+        rank: int,
+        alpha: int | float,
+        targets: Sequence[str] | None,
+        seed: int,
+        dora: bool,
+        adapt_vision: bool,
+    ) -> None:
+        outside = None if self.vision is None or adapt_vision else outside_of(self.model)
         lora.add_text_lora(
             self.model,
             rank=rank,
@@ -390,16 +344,16 @@ class CausalPolicy:
         )
 
     def begin_from(self, source: str) -> None:
-        """Add the adapters of a peft folder, as the start of training."""
+        """Add the adapters of a peft folder, as the start of training. The folder says whether the
+        vision part has adapters."""
         config, at = peft_adapter(source)
-        targets = sorted(config.target_modules or ())
-        self.adapt_vision = not config.exclude_modules
-        self.add_lora(
+        self._add_lora(
             rank=config.r,
             alpha=config.lora_alpha,
-            targets=targets,
+            targets=sorted(config.target_modules or ()),
             seed=0,
             dora=bool(config.use_dora),
+            adapt_vision=not config.exclude_modules,
         )
         load_adapters(self.model, at, every=True)
 

@@ -116,26 +116,43 @@ class ScoringPolicy:
         entropies: bool,
     ) -> list[Float[Tensor, " m"]]:
         """Log-probabilities of the tokens `ids`, and entropies if they are asked for."""
-        head = self.model.get_output_embeddings()
-
-        def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, ...]:
-            logits = head(part) if self.separate_head else part
-            allowed = None if some is None else some.mask(logits.shape[-1])
-            logp = warp(logits, temperature, allowed)
-            own = logp.gather(1, token[:, None])[:, 0]
-            return (own, entropy(logp)) if entropies else (own,)
-
+        head = self.model.get_output_embeddings() if self.separate_head else _as_it_is
         vocabulary = self.model.config.get_text_config().vocab_size
-        most = min(LOGITS_HELD, AT_ONCE) if last.device.type == "cpu" else LOGITS_HELD
-        size = max(1, most // vocabulary)
-        count = -(-len(ids) // size) or 1  # without tokens, too: FSDP2 awaits all
-        parts = []
-        for i, part in enumerate(even_parts(len(ids), count)):
-            given = (last[part], ids[part], None if kept is None else kept[part])
-            # backward begins with the last parts, so that it may as well find theirs
-            again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
-            parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
+        return scores_of_tokens(last, ids, kept, temperature, entropies, head, vocabulary)
+
+
+def scores_of_tokens(
+    last: Float[Tensor, "m *d"],
+    ids: Int[Tensor, " m"],
+    kept: TokenSupport | None,
+    temperature: float,
+    entropies: bool,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+) -> list[Float[Tensor, " m"]]:
+    """Log-probabilities of the tokens `ids`, and entropies if they are asked for.
+
+    `head` makes the logits [m v] over `vocabulary` entries of the states `last`, for some tokens
+    at a time; `backward` computes all but the last LOGITS_HELD again.
+    """
+
+    def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, ...]:
+        logits = head(part)
+        allowed = None if some is None else some.mask(logits.shape[-1])
+        logp = warp(logits, temperature, allowed)
+        own = logp.gather(1, token[:, None])[:, 0]
+        return (own, entropy(logp)) if entropies else (own,)
+
+    most = min(LOGITS_HELD, AT_ONCE) if last.device.type == "cpu" else LOGITS_HELD
+    size = max(1, most // vocabulary)
+    count = -(-len(ids) // size) or 1  # without tokens, too: FSDP2 awaits all
+    parts = []
+    for i, part in enumerate(even_parts(len(ids), count)):
+        given = (last[part], ids[part], None if kept is None else kept[part])
+        # backward begins with the last parts, so that it may as well find theirs
+        again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
+        parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
 def even_parts(size: int, count: int) -> Iterator[slice]:

@@ -44,8 +44,12 @@ MODEL_FILE = "model.safetensors"  # of all weights
 class OwnPolicy:
     """Velocities, decoded samples and trainable weights of a module with `OwnModel`'s members.
 
-    `levels` are noise levels in place of evenly spaced ones. UserError for a module without those
-    members, or whose parametrization does not determine a velocity.
+    `levels` are noise levels in place of evenly spaced ones, `weights` a safetensors file with all
+    weights of the module. With a `device` the module is moved there, in `dtype`, with its weights
+    frozen; without, it stays as it is.
+
+    UserError for a module without those members, whose parametrization does not determine a
+    velocity, or that the file does not fit.
     """
 
     rows_per_call = SamplingCallSize()
@@ -58,6 +62,9 @@ class OwnPolicy:
         levels: Levels | None = None,
         storage: Storage = Storage(),
         noise: NoiseKind = "generator",
+        weights: Path | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.name = name or type(model).__name__
         if not (isinstance(model, nn.Module) and isinstance(model, OwnModel)):
@@ -69,26 +76,18 @@ class OwnPolicy:
         self.calls = ModelCalls(self.name, self.model)
         self.sizes = CallSizes()
         self.guidance = Scales(None, None)  # a model guides itself, if it does
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.storage = storage
         self.noise: NoiseKind = noise
         self.scheduled = Scheduled.of(self.name, model, levels)
         self.trained = trained_parts(self.name, model)
         self.row_shape = state_shape(self.name, model.state)
         self.form: MediaForm | None = None  # of its samples, once they were made
-
-    def load_file(self, file: Path) -> None:
-        """Load all weights from a safetensors file. UserError for the weights of another model."""
-        try:
-            load_model(self.model, str(file))
-        except (RuntimeError, SafetensorError, OSError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"model.weights: {file} does not fit {self.name}: {why}") from error
-
-    def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move the model to its device, with all weights frozen."""
-        self.model.requires_grad_(False)
-        self.model.to(device=device, dtype=dtype)
+        if weights is not None:
+            _load_whole(self.name, model, weights)
+        if device is None:
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        else:
+            model.requires_grad_(False).to(device=device, dtype=dtype)
         self.device = device
 
     # what a `MediaBatch` uses
@@ -341,6 +340,15 @@ class OwnPolicy:
 
     def close(self) -> None:
         """Do nothing, since the policy holds nothing outside this process."""
+
+
+def _load_whole(name: str, model: nn.Module, file: Path) -> None:
+    """Load all weights from a safetensors file. UserError for the weights of another model."""
+    try:
+        load_model(model, str(file))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise UserError(f"model.weights: {file} does not fit {name}: {why}") from error
 
 
 def shown_by(policy: Any, samples: Samples) -> Samples:

@@ -13,6 +13,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
 from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.advice import experts_warning, learning_rate_warning
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import DTYPES
@@ -103,7 +104,10 @@ def unread_columns(session: Session) -> Iterator[str]:
         parameters = list(policy.loop.driver.parameters)
         taken = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
         taken |= {name for name in RowSize._fields if name in parameters}
-    elif not isinstance(policy, CausalPolicy) or policy.vision is not None:
+    elif isinstance(policy, CausalPolicy):
+        if policy.vision is not None:
+            return
+    elif not isinstance(policy, ImageTokenPolicy):
         return
     rows = [row for each in (session.prompts, session.held_out) if each for row in each.meta]
     filled = dict.fromkeys(name for row in rows for name, value in row.items() if value)
@@ -142,7 +146,7 @@ def _model_warnings(session: Session) -> Iterator[str]:
         return
     learner = session.learner
     weights = sum(p.numel() for p in learner.policies.parameters.values())
-    assert isinstance(learner.policy, CausalPolicy)
+    assert isinstance(learner.policy, CausalPolicy | ImageTokenPolicy)
     config = learner.policy.model.config
     found = learning_rate_warning(session.run, weights), experts_warning(config)
     yield from (warning for warning in found if warning is not None)
@@ -239,6 +243,8 @@ def made_form(policy: Policy) -> MediaForm:
     if isinstance(policy, OwnPolicy):
         assert policy.form is not None
         return policy.form
+    if isinstance(policy, ImageTokenPolicy):
+        return MediaForm("image")
     if not isinstance(policy, PipelinePolicy):
         return MediaForm("text")
     moving = any(each.video for sized in policy.sized for each in sized.known_proofs.values())

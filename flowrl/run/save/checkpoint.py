@@ -17,6 +17,7 @@ from flowrl.errors import NotFiniteError, UserError
 from flowrl.json_text import exact_text, read_exact
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
+from flowrl.run.save.feature_state import FeatureState, read_features, taken_from
 from flowrl.run.save.model_state import (
     model_moments,
     model_numbers,
@@ -27,7 +28,7 @@ from flowrl.run.save.model_state import (
 )
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session import record
-from flowrl.session.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
+from flowrl.session.atomic import damage, numbered_folders, put_away, reason, write_folder
 from flowrl.session.finite import first_not_finite, refuse
 from flowrl.session.learner import Learner, evaluated
 from flowrl.session.policies import NamedWeights
@@ -39,8 +40,6 @@ from flowrl.settings.sections.run import EVALUATION
 from flowrl.settings.words.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
-SAMPLING_FILE = "sampling.safetensors"
-VOTES_FILE = "votes.pt"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
 MISFITS = (
     OSError,
@@ -55,6 +54,10 @@ MISFITS = (
 )
 
 
+class OlderCheckpoint(UserError):
+    """A checkpoint of a version that this one no longer reads."""
+
+
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
@@ -64,30 +67,20 @@ def take_state(session: Session, iteration: int) -> "SavedState":
     chain = session.learner.chain
     weights = {k: v for each in chain for k, v in model_weights(each).items()}  # by all processes
     moments = {each.name: model_moments(each) for each in chain}
-    taken = SavedState({}, {}, None, {}, None, "{}")
+    taken = SavedState({}, {}, FeatureState({}, {}), "{}")
     with session.parallel.together():
         if session.parallel.main:
             own = [pair for each in moments.values() for pair in named_moments(each)]
             if (bad := first_not_finite([*weights.items(), *own])) is not None:
                 refuse(f"{bad} of checkpoint {iteration}, which was not written,")
+            features = taken_from(session, iteration)
             state = {
-                "tracker": session.tracker.state() if session.tracker else {},
+                **features.numbers,
                 "origin": session.start_record.state() if session.start_record else None,
                 **model_numbers(session.learner),
                 **{each.name: model_numbers(each) for each in chain[:-1]},
             }
-            budget = session.spending.state() if session.spending else {}
-            sampling: dict[str, torch.Tensor] = {}
-            if session.source is not None:
-                state["ahead"], sampling = session.source.state(iteration)
-            taken = SavedState(
-                weights,
-                copied(moments),
-                copied(budget),
-                sampling,
-                session.asking.state() if session.asking else None,
-                exact_text(state),
-            )
+            taken = SavedState(weights, copied(moments), features, exact_text(state))
     return taken
 
 
@@ -117,16 +110,13 @@ class SavedState:
     """Contents of a checkpoint, as a copy that nothing else changes.
 
     moments   of the optimizers, by the name of their model
-    sampling  weights that iterations in progress are sampled with; none without `workers.lag`
-    votes     of a run that asks people
+    features  files of features beside the state
     state     a JSON object, as text
     """
 
     weights: Mapping[str, torch.Tensor]
     moments: Mapping[str, Any]
-    budget: Any
-    sampling: Mapping[str, torch.Tensor]
-    votes: Mapping[str, Any] | None
+    features: FeatureState
     state: str
 
     def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
@@ -143,13 +133,9 @@ class SavedState:
 
     def _fill(self, folder: Path) -> None:
         save_file(dict(self.weights), folder / POLICIES_FILE)
-        if self.sampling:
-            save_file(dict(self.sampling), folder / SAMPLING_FILE)
         for name, moments in self.moments.items():
             torch.save(moments, folder / optimizer_file(name))
-        torch.save(self.budget, folder / "budget.pt")
-        if self.votes is not None:
-            torch.save(dict(self.votes), folder / VOTES_FILE)
+        self.features.write(folder)
         (folder / "state.json").write_text(self.state)
 
 
@@ -204,11 +190,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)
             for each in session.learner.chain
         }
-        spent = torch.load(checkpoint / "budget.pt", weights_only=True)
-        asks = session.asking is not None and (checkpoint / VOTES_FILE).is_file()
-        votes = torch.load(checkpoint / VOTES_FILE, weights_only=True) if asks else None
-        ahead: dict[str, Any] = state.get("ahead", {})  # without workers there is none
-        sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
+        _refuse_older(state, checkpoint)
+        restore_features = read_features(session, checkpoint, state)
         progress, seen = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
@@ -225,16 +208,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             session.terminal.say(str(old))
             progress.forget(old)
             alarms.forget(old.concerns)
-        if session.tracker:
-            session.tracker.restore(state["tracker"])
-        # a run that was begun without a budget has nothing to remember
-        if spent and session.spending:
-            session.spending.restore(spent)
-        if votes is not None and session.asking is not None:
-            session.asking.restore(votes)
-        if ahead and session.source is not None:
-            session.source.restore(ahead, sampling)
-    except NotFiniteError:
+        restore_features()
+    except (NotFiniteError, OlderCheckpoint):
         raise
     except MISFITS as error:
         raise UserError(
@@ -242,6 +217,16 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             "previous checkpoint"
         ) from error
     return progress
+
+
+def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
+    """OlderCheckpoint for one that was written before commit 26ca889: it has no sizes of calls, or
+    still has what alarms once tested."""
+    if "call_sizes" not in state or "evidence" in state["alarms"]:
+        raise OlderCheckpoint(
+            f"{checkpoint} was written before commit 26ca889, which still reads it: resume the run "
+            "there until it has written a checkpoint of its own, and then here"
+        )
 
 
 def progress_of(checkpoint: Path) -> Progress:
@@ -256,11 +241,8 @@ def progress_of(checkpoint: Path) -> Progress:
 def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
     """Check the types and plausibility of a state's numbers. Returns the progress and the alarms'
     state, which may come from an older version. ValueError, in a sentence."""
-    kept: Mapping[str, Any] = state["alarms"]
-    # older versions tested which samples lack a score, and kept the test's evidence; and they
-    # counted no iterations outside of healthy ranges
-    alarms: dict[str, Any] = {name: kept[name] for name in kept if name != "evidence"}
-    alarms.setdefault("outside", {})
+    # older versions counted no iterations outside of healthy ranges
+    alarms: dict[str, Any] = {"outside": {}, **state["alarms"]}
     try:
         progress = _PROGRESS.validate_python(state["progress"])
         if alarms.keys() == Alarms().state().keys():
@@ -279,8 +261,7 @@ def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) ->
     if progress.best_iteration is None:
         return
     best = folder / "best" / f"{progress.best_iteration:06d}"
-    listed = (best / CONTENTS).is_file()  # older versions wrote no list
-    wrong = (damage(best) if listed else None) if best.is_dir() else "it is missing"
+    wrong = damage(best) if best.is_dir() else "it is missing"
     if wrong is not None:
         warn(f"{best} is damaged ({wrong}); the next evaluation counts as the best")
         progress.best = progress.best_iteration = None

@@ -48,7 +48,7 @@ def restore_model(
     load_state(learner.optimizer, learner.policies.parameters.values(), optimizer)
     update_settings(learner.optimizer, learner.run.train)
     learner.scaler.load_state_dict(state["scaler"])
-    take_sizes(learner, state.get("call_sizes"))  # older versions wrote none
+    take_sizes(learner, state["call_sizes"])
 
 
 def named_moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -37,7 +37,7 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
         own = {name: value for name, value in size.given.items() if described.takes(name)}
         if (reason := limits.refusal(own)) is not None:
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
-            raise UserError(f"{place}: {reason}, or leave the column out with `keep`")
+            raise UserError(f"{place}: {reason}; correct it, or leave the column out with `keep`")
 
 
 def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from flowrl.errors import UserError
+from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import DATA_SET
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import check_hub, check_model
 from flowrl.settings.read import run_checks, written
-from flowrl.settings.sections.data import RewardSpec
-from rewards.types import Reward
+from flowrl.settings.sections.data import PromptPlace, RewardSpec
+from rewards.types import Reward, cell
 
 Check = Callable[[], object]
 
@@ -77,11 +79,13 @@ def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) 
     yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
     yield partial(_needs_of_rewards, run, given)
-    if not isinstance(run.model, OwnSettings):
+    own = isinstance(run.model, OwnSettings)
+    if not own:
         yield partial(_guidance, run)
-        for place in run.prompts.given:
-            if hub or not run.prompts.on_hub(place):
-                yield partial(_rows, run, place)
+    for place in run.prompts.given:
+        if hub or not run.prompts.on_hub(place):
+            yield partial(_rows, run, place, given)
+    if not own:
         yield partial(check_classes_of, run)
 
 
@@ -100,10 +104,29 @@ def _guidance(run: RunSettings) -> None:
     check_guidance(run)
 
 
-def _rows(run: RunSettings, place: str) -> None:
+def _rows(run: RunSettings, place: PromptPlace, given: Mapping[str, Reward]) -> None:
     from flowrl.run.watch.size_check import check_rows_of
 
-    check_rows_of(run, place, run.prompts.read(place))  # type: ignore[arg-type]
+    prompts = run.prompts.read(place)
+    if not isinstance(run.model, OwnSettings):
+        check_rows_of(run, place, prompts)
+    for spec in run.judges if place == "held_out" else run.rewards if run.drawn else ():
+        if spec.label not in given:
+            check_reward_columns(spec, place, prompts)
+
+
+def check_reward_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSet) -> None:
+    """UserError for a reward that reads a column which no row of its prompts has."""
+    from rewards.load import columns_needed
+
+    rows = [row for row in prompts.meta if not spec.sets or row.get(DATA_SET) in spec.sets]
+    for setting, column in columns_needed(spec.name, spec.settings):
+        if rows and all(cell(row, column) is None for row in rows):
+            raise UserError(
+                f"reward {spec.label}: no row of prompts.{place} has a column {column!r} "
+                f"({setting}); it has {', '.join(prompts.columns)}: name another with `{setting}`, "
+                "or add it to the file"
+            )
 
 
 def _shares(run: RunSettings) -> None:

@@ -23,7 +23,7 @@ def text_length(run: RunSettings, prompts: PromptSet | None) -> Iterator[str]:
     `prompts`: the training prompts, if they can be read.
     """
     if isinstance(run.model, LanguageSettings):
-        yield _completions(run)
+        yield _completions(run) if run.writes_texts else _codes(run)
         return
     _, parameters = pipeline_call(run)
     if PADDED in parameters and isinstance(run.model, PipelineSettings):
@@ -53,6 +53,16 @@ def _completions(run: RunSettings) -> str:
     )
 
 
+def _codes(run: RunSettings) -> str:
+    assert run.image_tokens is not None
+    scale = run.image_tokens.guidance
+    how = "the model's own guidance" if scale is None else f"guidance {scale:g}"
+    return (
+        f"image: {run.algorithm().steps} tokens per image (recipe.length), {how}; above 1 each "
+        "token takes two rows of the model"
+    )
+
+
 def pipeline_call(run: RunSettings) -> tuple[str, Mapping[str, inspect.Parameter]]:
     """Class and parameters of the pipeline's own call; none if it is not on this machine."""
     import diffusers
@@ -72,6 +82,6 @@ def pipeline_call(run: RunSettings) -> tuple[str, Mapping[str, inspect.Parameter
 def likely_form(run: RunSettings) -> MediaForm:
     """The form of a model's samples: by the class of a pipeline, or text for a language model."""
     if isinstance(run.model, LanguageSettings):
-        return MediaForm("text")
+        return MediaForm("text" if run.writes_texts else "image")
     name, parameters = pipeline_call(run)
     return MediaForm("video" if "Video" in name or "num_frames" in parameters else "image")

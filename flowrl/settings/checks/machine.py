@@ -29,7 +29,7 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
-from rewards.perception.contents import file_unlike_its_name
+from rewards.perception.weight_files import damage_of
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -43,6 +43,12 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
     texts = isinstance(m, LanguageSettings)
     if texts != algorithm.text:
         name = run.recipe.name  # type: ignore[attr-defined]
+        if run.image_tokens is not None:
+            raise UserError(
+                "model.image: images by tokens are trained by recipes for texts, token by token, "
+                f"but {name} is for model.pipeline: set recipe: text_grpo, or another of `flowrl "
+                "recipes`"
+            )
         kind = "language" if algorithm.text else "pipeline"
         raise UserError(f"recipe {name} is for model.{kind}, but the run has model.{m.KIND}")
     if isinstance(m, OwnSettings):
@@ -60,7 +66,23 @@ def check_kind(run: RunSettings, algorithm: Algorithm) -> None:
         raise UserError(
             "train.states: the states of texts are tokens, which take almost no space: leave it out"
         )
-    _refuse_evaluation(run, "is only for images and videos")
+    if run.image_tokens is not None:
+        _check_image_tokens(run)
+    _refuse_evaluation(run, "is only for images and videos of pipelines")
+
+
+def _check_image_tokens(run: RunSettings) -> None:
+    """UserError for settings that images by tokens do not support."""
+    if run.train.share_prompts:
+        raise UserError(
+            "train.share_prompts: each image's second row of guidance shares nothing with others "
+            "(model.image): leave it out"
+        )
+    if run.given is not None:
+        raise UserError(
+            "given: the model writes images as tokens (model.image), and files of images have "
+            "none: leave it out"
+        )
 
 
 def refuse_scheduler(plans: Sequence[Plan], name: str) -> None:
@@ -265,7 +287,7 @@ def _check_given_weights(path: Path, place: str) -> None:
     """UserError for weights in a file or folder that are not what their names say."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     for file in filter(Path.is_file, files):
-        if (what := file_unlike_its_name(file)) is not None:
+        if what := damage_of(file):
             raise UserError(f"{place}: {file} {what}")
 
 
@@ -310,7 +332,10 @@ def check_language(source: str, gguf_file: str | None) -> None:
     """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
     without whole weights."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
-    if gguf_file is None and (folder := find(source)).is_dir():
+    folder = find(source)
+    if gguf_file is not None and folder.is_dir():
+        _check_given_weights(folder / gguf_file, "model.gguf_file")
+    elif folder.is_dir():
         check_text_files(folder, "model.language")
         check_no_own_code(folder, "model.language")
         check_weights(folder, "model.language")

@@ -8,7 +8,8 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
-from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
+from rewards.perception.contents import file_unlike_its_name
+from rewards.perception.weight_files import check_texts_beside, damage_of
 
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
@@ -19,7 +20,6 @@ _SHARDS = re.compile(
 _VARIANT = re.compile(
     r"(?:model|pytorch_model|diffusion_pytorch_model)\.(\w+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)"
 )
-_TEXTS = (".json", ".txt", ".model", ".jinja")  # what a loader reads beside weights
 NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
 
 
@@ -111,10 +111,10 @@ def check_text_files(folder: Path, place: str) -> None:
     """UserError, which begins with `place`, for a configuration, vocabulary or template in the
     folder itself that is not what its name says. Weights are left to `check_weights`, since a
     folder may have some that nothing loads."""
-    for file in sorted(folder.iterdir()):
-        if file.suffix in _TEXTS and file.is_file():
-            if (what := file_unlike_its_name(file)) is not None:
-                raise UserError(f"{place}: {file} cannot be read: it {what}")
+    try:
+        check_texts_beside(folder)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def check_weights(folder: Path, place: str) -> None:
@@ -140,39 +140,5 @@ def check_weights(folder: Path, place: str) -> None:
         if lacking := sorted({str(shard) for shard in shards} - set(names)):
             raise UserError(f"{place}: {folder} lacks {', '.join(lacking)}: download it again")
     for name in whole:
-        if why := _damage(folder / name):
+        if why := damage_of(folder / name):
             raise UserError(f"{place}: {folder / name} {why}")
-
-
-def safetensors_header(file: Path) -> dict[str, Any] | None:
-    """The header of a safetensors file; None if it has none."""
-    with file.open("rb") as opened:
-        begin = opened.read(8)
-        length = int.from_bytes(begin, "little")
-        if len(begin) < 8 or length > file.stat().st_size - 8:
-            return None
-        try:
-            found = json.loads(opened.read(length))
-        except ValueError:
-            return None
-    return found if isinstance(found, dict) else None
-
-
-def _damage(file: Path) -> str:
-    """Describe the damage of a file of weights, with the fix; empty if its header fits its size."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        begin = opened.read(FIRST_BYTES)
-    if (what := unlike_its_name(file.name, begin)) is not None:
-        return what
-    if file.suffix != ".safetensors":
-        return "" if size else "is empty: download it again"
-    header = safetensors_header(file)
-    if header is None:
-        return "is not a safetensors file, or is cut off: download it again"
-    try:
-        ends = [header[name]["data_offsets"][1] for name in header if name != "__metadata__"]
-        whole = 8 + int.from_bytes(begin[:8], "little") + max(ends, default=0)
-    except (KeyError, TypeError, IndexError):
-        return "is damaged: download it again"
-    return "" if whole == size else f"has {size} bytes instead of {whole}: download it again"

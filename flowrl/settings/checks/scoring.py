@@ -52,7 +52,7 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
 
 
 def _prompts(run: RunSettings) -> Prompts:
-    kind: Kind = "text" if run.algorithm().text else "image"
+    kind: Kind = "text" if run.writes_texts else "image"
     if run.prompts.on_hub("train"):
         return Prompts(kind=kind)
     read = run.prompts.read("train")

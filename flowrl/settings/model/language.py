@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.model.server import Server
@@ -45,6 +46,9 @@ class LanguageSettings(ModelSettings, NamedLanguageModel):
     """Function that replies to the language model between its turns; null: one turn."""
     steps: StepSettings | None = None
     """Separator of a completion's steps, each with rewards of its own; null: one step."""
+    image: ImageTokenSettings | None = None
+    """Images in place of texts, for a model that writes them as tokens: {guidance: 5.0}, or {} for
+    the model's own `generate`; null: its completions are texts."""
     head_dtype: Literal["float32"] | None = None
     """float32: a half-precision language model computes its logits in float32, and trains an untied
     head in float32, for more accurate log-probabilities. null: model.dtype."""
@@ -72,6 +76,31 @@ class LanguageSettings(ModelSettings, NamedLanguageModel):
             raise ValueError(
                 f"head_dtype: {self.head_dtype} is for half-precision models, but model.dtype is "
                 f"{self.dtype}: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_images(self) -> "LanguageSettings":
+        if self.image is None:
+            return self
+        reasons = {
+            "server": "servers return texts, not the tokens of images",
+            "environment": "an image has no turns",
+            "steps": "an image has no separators between steps",
+            "stop": "an image always has all of its tokens",
+            "gguf_file": "GGUF files hold no decoder of images",
+            "quantization": "the decoder of images would be quantized too",
+            "head_dtype": "logits of images are guided in float32 already",
+        }
+        defaults = {name: LanguageSettings.model_fields[name].default for name in reasons}
+        for name, why in reasons.items():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name}: the model writes images (image), and {why}: leave it out"
+                )
+        if self.lora is not None and self.lora.vision:
+            raise ValueError(
+                "lora.vision: the model writes images (image), and reads none: leave it out"
             )
         return self
 

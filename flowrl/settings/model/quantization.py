@@ -10,6 +10,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.adapters import Lora
+from rewards.perception.weight_files import damage_of
 from rewards.rights import ReadFile
 
 Backend = Literal["bitsandbytes", "torchao", "quanto", "gguf"]
@@ -86,6 +87,8 @@ class Quantization(Settings):
         """UserError for a file or a package that does not exist."""
         if self.file is not None and not find(self.file).is_file():
             raise UserError(f"model.quantization: there is no file {self.file}")
+        if self.file is not None and (what := damage_of(find(self.file))):
+            raise UserError(f"model.quantization: {self.file} {what}")
         module, package = PIP_NAMES[self.backend]
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
             raise UserError(f"model.quantization: {self.backend} needs: pip install {package}")

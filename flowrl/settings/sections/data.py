@@ -30,7 +30,7 @@ class DataSet(Settings):
     """A data set of prompts: a file, a folder or a hub data set, and a selection of rows."""
 
     source: ReadSource = Field(min_length=1)
-    """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
+    """A file (jsonl, json, csv, tsv, txt, parquet), a folder, or a hub name (owner/name)."""
     name: str = ""
     """Its name among several data sets, in the column `data_set`; by default the source."""
     config: str | None = None

@@ -13,6 +13,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.environment import EnvironmentSettings, StepSettings, check_turns
+from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.kinds import AnyModel
 from flowrl.settings.model.language import LanguageSettings, RewriterSettings
 from flowrl.settings.model.levels import Sigmas, levels_of
@@ -185,6 +186,17 @@ class RunSettings(Settings):
     def text_steps(self) -> StepSettings | None:
         """The steps into which texts are cut; None: they are not cut."""
         return self.model.steps if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def image_tokens(self) -> ImageTokenSettings | None:
+        """Images that a language model writes as tokens; None: its samples are texts, or the run
+        has no language model."""
+        return self.model.image if isinstance(self.model, LanguageSettings) else None
+
+    @property
+    def writes_texts(self) -> bool:
+        """Whether the samples are texts."""
+        return isinstance(self.model, LanguageSettings) and self.model.image is None
 
     @property
     def rewriter(self) -> RewriterSettings | None:
@@ -378,6 +390,11 @@ class RunSettings(Settings):
                 f"given.share: {self.given.share:g} of prompts.per_iteration "
                 f"{self.prompts.per_iteration} leaves no prompts to sample: raise "
                 "per_iteration, lower the share, or set it to 1"
+            )
+        if self.joint is not None and self.image_tokens is not None:
+            raise ValueError(
+                "model.image: a joint run's images are a pipeline's: set model.pipeline, or train "
+                "this model by itself, with a recipe for texts such as text_grpo"
             )
         if (self.joint is None) != (self.rewriter is None):
             raise ValueError(

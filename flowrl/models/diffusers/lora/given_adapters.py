@@ -29,9 +29,9 @@ from flowrl.models.diffusers.lora.lora import (
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.paths import find
-from flowrl.settings.checks.model_files import safetensors_header
 from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
+from rewards.perception.weight_files import safetensors_header
 
 FROZEN = "frozen"
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from diffusers import SchedulerMixin
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
     ConditionalPipelineBlocks,
@@ -188,12 +189,20 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
 
 
 def enter(pipe: Any, state: PipelineState) -> None:
-    """Hand the states to the methods of the pipeline that prepare them, at the loop's door."""
+    """Hand the states to the methods of the pipeline that prepare them, at the loop's door.
+
+    They have a row per sample there. In MiniMax-H3's loop the rows of a state are its tokens.
+    """
+    prompt = state.get("prompt")
+    samples = len(prompt) if isinstance(prompt, list) else 1
     for name in STEPPED:
         latents = state.get(name)
         prepare = getattr(pipe, f"prepare_{name}", None)
-        if latents is not None and prepare is not None:
-            state.set(name, prepare(latents))
+        if latents is None or prepare is None:
+            continue
+        tokens = latents.ndim == 2 and len(latents) % samples == 0
+        rows = latents.reshape(samples, -1, latents.shape[-1]) if tokens else latents
+        state.set(name, prepare(rows).reshape(latents.shape))
 
 
 def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlocks]:
@@ -202,6 +211,15 @@ def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlo
     else:
         for each in block.sub_blocks.values():
             yield from loops_of(each)
+
+
+def schedulers_beside(pipe: Any) -> dict[str, Any]:
+    """The schedulers beside `scheduler` that the loops of a modular pipeline step, by component."""
+    if not isinstance(pipe, ModularPipeline):
+        return {}
+    declared = {str(c.name) for loop in loops_of(pipe._blocks) for c in loop.expected_components}
+    parts = {name: vars(pipe).get(name) for name in sorted(declared - {"scheduler"})}
+    return {name: part for name, part in parts.items() if isinstance(part, SchedulerMixin)}
 
 
 def run_order(

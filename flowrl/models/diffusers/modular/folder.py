@@ -5,6 +5,7 @@ right that the run does not have, before it reads any.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.class_settings import check_keys
-from flowrl.models.diffusers.modular.face import faced, loops_of, run_order, untalkative
+from flowrl.models.diffusers.modular.face import (
+    arguments_of,
+    faced,
+    loops_of,
+    run_order,
+    untalkative,
+)
 from flowrl.models.diffusers.modular.revisions import check_listed, pin
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
 
@@ -44,7 +52,7 @@ class ModularSource:
         UserError as `load` raises it, before any other repository is asked."""
         pipe = self.skeleton()
         check_components(pipe, self)
-        return pin(_named(pipe), self.place)
+        return pin(_named(pipe, self.given), self.place)
 
     def load(self, dtype: torch.dtype, quantized: Mapping[str, Any] | None = None) -> Any:
         return load(self, dtype, quantized)
@@ -151,11 +159,12 @@ def load(
     """
     pipe = source.skeleton()
     check_components(pipe, source)
-    pin(_named(pipe), source.place)
-    for name, spec in _named(pipe):
+    named = list(_named(pipe, source.given))
+    pin(named, source.place)
+    for name, spec in named:
         check_listed(name, spec, source.place)
     found = {}
-    for name, spec in _named(pipe):
+    for name, spec in named:
         given = {} if quantized is None or name not in quantized else {
             "quantization_config": quantized[name]
         }  # fmt: skip
@@ -179,7 +188,7 @@ def check_components(pipe: Any, modular: ModularSource) -> None:
     network."""
     source = modular.place
     wanted = needed(pipe._blocks, modular.given)
-    named = dict(_named(pipe))
+    named = dict(_named(pipe, modular.given))
     for name in wanted:
         spec = pipe._component_specs.get(name)
         if spec is None or spec.default_creation_method != PRETRAINED or name in named:
@@ -220,9 +229,24 @@ def needed(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> list[s
     return list(dict.fromkeys(names))
 
 
-def _named(pipe: Any) -> Iterator[tuple[str, Any]]:
-    """Components that are loaded: those of which the index says where they are."""
-    wanted = {each.name for each in pipe._blocks.expected_components}
+def components_reached(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> set[str]:
+    """Names of the components of all branches that a prompt, its images and these arguments may
+    choose.
+
+    MiniMax-H3 has a second network for references, which only objects in Python can be.
+    """
+    images = [name for name in arguments_of(blocks) if IMAGE_COLUMNS.fullmatch(name)]
+    found = set[str]()
+    for more in ([], images, *([name] for name in images)):
+        with suppress(ValueError):  # some blocks refuse two kinds of images at once
+            found |= set(needed(blocks, {*given, *more}))
+    return found
+
+
+def _named(pipe: Any, given: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Components that are loaded: those of branches that may run, of which the index says where
+    they are."""
+    wanted = components_reached(pipe._blocks, given)
     for name, spec in pipe._component_specs.items():
         if name not in wanted:
             continue

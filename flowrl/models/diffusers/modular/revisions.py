@@ -5,7 +5,7 @@ repositories, are in repositories that change. Each repository's commit is asked
 anything is loaded, so that all components of it are of one commit, which the run's folder records.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def commit(repository: str, revision: str | None = None) -> str:
     return resolve_revision(repository, revision=revision).resolved
 
 
-def pin(parts: Iterator[tuple[str, Any]], source: str) -> dict[str, str]:
+def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
     """Set the commits of components that are in repositories; return "repository@commit" by name.
 
     `parts` are names and specifications of components. UserError for a repository that is neither

@@ -11,6 +11,7 @@ from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
 from diffusers.schedulers.scheduling_ddim_parallel import DDIMParallelScheduler
 from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
+from diffusers.schedulers.scheduling_minimax_h3 import MiniMaxH3Scheduler
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -39,6 +40,7 @@ EULER = (
     DDIMScheduler,
     DDIMParallelScheduler,
     CogVideoXDDIMScheduler,
+    MiniMaxH3Scheduler,
 )
 
 
@@ -133,8 +135,7 @@ class StepProof:
         """(largest difference of our clean sample from the scheduler's, its size)."""
         sigma = torch.full((len(state),), self.schedule.visits[0])
         v = self.loop.read(state, self.own[0].output, sigma).float().cpu()
-        x = state.float().cpu()
-        x = x if self.loop.traits.kind in ("flow", "inverted") else from_vp(x, sigma)
+        x = self.loop.flow(state.float().cpu(), sigma)
         ours = x - sigma.view(-1, *[1] * (x.ndim - 1)) * v
         return largest_difference(ours, clean.cpu()), float(clean.abs().max())
 
@@ -163,12 +164,13 @@ class StepProof:
         levels = (*self.schedule.visits, self.schedule.sigmas[-1])
         assert received.following is not None and state is not None
         sigma, following = (torch.full((len(state),), levels[k]) for k in (step, step + 1))
-        v = sign * self.loop.read(state, received.output, sigma).float().cpu()
-        x, theirs = state.float().cpu(), received.following.cpu()
-        if self.loop.traits.kind in ("flow", "inverted"):
+        v = self.loop.read(state, received.output, sigma, sign).float().cpu()
+        x, theirs = self.loop.flow(state.float().cpu(), sigma), received.following.cpu()
+        if self.loop.flow_matching:
+            theirs = self.loop.flow(theirs, following)
             ours = euler(x, v, sigma, following).to(theirs.dtype)
             return largest_difference(ours, theirs), float(theirs.abs().max())
-        ours = euler(from_vp(x, sigma), v, sigma, following)
+        ours = euler(x, v, sigma, following)
         scaled = not torch.equal(received.sample, state)  # x0 + (s / alpha) noise
         theirs = theirs.float()
         theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)

@@ -42,6 +42,7 @@ class Replay:
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
     levels: bool = False  # pinned, with the list of levels too
     parts: tuple[str, ...] = ()  # of the state, if it has several
+    data: tuple[float, ...] = ()  # sizes of their data in flow states, if some are not 1
     form: PipelineForm = "classic"  # in which the pipeline is driven
     guider: str = ""  # class of a modular pipeline's guider
     drawn: bool = False  # the decoder draws noise, so samples are decoded one by one
@@ -65,7 +66,7 @@ class Replay:
     def __str__(self) -> str:
         way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
         way += " and level" * self.levels
-        of = f" of {' and '.join(self.parts)}" * bool(self.parts)
+        of = f" of {' and '.join(self._named_parts)}" * bool(self.parts)
         rows = "share a call" if self.mixed else "are grouped"
         what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
         padding = "" if self.padding is None else (
@@ -84,6 +85,14 @@ class Replay:
             f"{what}{of} and decoder equal the pipeline's own call to the bit ({way}), the first "
             f"state to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
         )
+
+    @property
+    def _named_parts(self) -> list[str]:
+        sizes = self.data or (1.0,) * len(self.parts)
+        return [
+            name if size == 1 else f"{name} (at lower levels: its data times {size:g})"
+            for name, size in zip(self.parts, sizes, strict=True)
+        ]
 
     @property
     def solver(self) -> str:

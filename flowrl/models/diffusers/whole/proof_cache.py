@@ -161,7 +161,7 @@ def _file(digest: str) -> Path:
 
 
 def _replay(values: Mapping[str, Any]) -> Replay:
-    lists = {name: tuple(values[name]) for name in ("together", "parts")}  # as JSON has them
+    lists = {name: tuple(values[name]) for name in ("together", "parts", "data")}  # of JSON
     return Replay(**{**values, **lists})
 
 

@@ -18,6 +18,7 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.drive.image_to_image import GivenNoise, RecordedNoise
 from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall
 from flowrl.models.diffusers.call.drive.patches import Patch, patched
+from flowrl.models.diffusers.call.drive.received import MAIN_SCHEDULER
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.call.loop.inpainting import first_flow
@@ -25,9 +26,11 @@ from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, roll
-from samplers.adapt import from_vp, scale
+from samplers.adapt import scale
 from samplers.kernels import per_row
+from samplers.layout import Layout
 from samplers.noise import cpu_noise
+from samplers.part_levels import from_own, velocity_to_own
 
 
 class StepPlace(NamedTuple):
@@ -129,7 +132,7 @@ class WholeSample:
         raise ValueError(f"{loop.name} takes latents in an unknown form")
 
     def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
-        """(latents, media) of the pipeline's own call.
+        """(latents, as flow states, and media) of the pipeline's own call.
 
         With `unit` it starts from latents that differ by it (`nudged`), or steps from such states
         if the call takes no latents.
@@ -165,11 +168,10 @@ class WholeSample:
             sigma = torch.full((len(sample),), visits[at.step])
             if at.step == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
-            flow, vp = sample * unit, loop.traits.kind not in ("flow", "inverted")
-            flow = from_vp(flow, sigma) if vp else flow
+            flow = loop.flow(sample * unit, sigma)
             with torch.no_grad(), patched(self._processors()):
                 v = velocity(flow, sigma, self.rows)
-            return sample, size * self._prediction(flow, v, sigma)
+            return sample, size * self._prediction(sample * unit, flow, v, sigma)
 
         def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
             if at.part == 0:
@@ -227,27 +229,34 @@ class WholeSample:
         Uses a copy that shares all modules, so that the pipeline's scheduler stays unchanged.
         """
         twin, states = copy.copy(self.policy.pipe), list[Tensor]()
-        scheduler = copy.deepcopy(self.policy.loop.driver.real)
-        vars(twin)["scheduler"] = scheduler
+        driver = self.policy.loop.driver
+        scheduler = copy.deepcopy(driver.real)
+        beside = {name: copy.deepcopy(real) for name, real in driver.real_beside.items()}
+        vars(twin).update({MAIN_SCHEDULER: scheduler, **beside})
         layout = self.policy.layout
-        kind, count = type(scheduler), 1 if layout is None else len(layout.names)
+        count = 1 if layout is None else len(layout.names)
 
-        def around(self_: Any, *args: Any, **named: Any) -> Any:
-            real = kind.step.__get__(self_)
-            index, part = divmod(len(states), count)
-            at = StepPlace(index, part, states[-count + 1 :] if count > 1 else [])
-            draws = self._step_noise(index, part)
-            with patched(() if draws is None else draws.patches(self_)):
-                result = step(real, inspect.signature(real).bind(*args, **named), at)
-            state = result[0] if isinstance(result, tuple) else result.prev_sample
-            states.append(state.clone())  # some loops write into it
-            return result
+        def around(kind: Any) -> Callable[..., Any]:
+            def stepped(self_: Any, *args: Any, **named: Any) -> Any:
+                real = kind.step.__get__(self_)
+                index, part = divmod(len(states), count)
+                at = StepPlace(index, part, states[-count + 1 :] if count > 1 else [])
+                draws = self._step_noise(index, part)
+                with patched(() if draws is None else draws.patches(self_)):
+                    result = step(real, inspect.signature(real).bind(*args, **named), at)
+                state = result[0] if isinstance(result, tuple) else result.prev_sample
+                states.append(state.clone())  # some loops write into it
+                return result
 
-        vars(around)["__signature__"] = inspect.signature(kind.step)
-        if layout is None:  # Bria's loop asks for the scheduler's class
-            vars(scheduler)["step"] = MethodType(around, scheduler)
-        else:  # by its class: a loop of several states steps a copy of it
-            scheduler.__class__ = type(kind.__name__, (kind,), {"step": around})
+            vars(stepped)["__signature__"] = inspect.signature(kind.step)
+            return stepped
+
+        for each in (scheduler, *beside.values()):
+            kind = type(each)
+            if layout is None:  # Bria's loop asks for the scheduler's class
+                vars(each)["step"] = MethodType(around(kind), each)
+            else:  # by its class: a loop of several states steps a copy of it
+                each.__class__ = type(kind.__name__, (kind,), {"step": around(kind)})
         given = self._arguments(self.guidance)
         for name, latents in (self.given or {}).items():
             latents = nudged(latents, unit) if unit else latents
@@ -257,15 +266,19 @@ class WholeSample:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
             given["generator"] = torch.Generator().manual_seed(seed)
         # one posterior for each image
-        driver = self.policy.loop.driver
         silent = Patch(driver.logger, "disabled", True)  # it warns of states that are given
         memo = () if driver.memo is None else driver.memo.patches()
         with torch.no_grad(), patched((silent, *memo)):
             media = Decoded.of(twin, twin(**given)).values
-        last = states[-1] if layout is None else layout.pack(states[-count:])
+        last = states[-1] if layout is None else self._packed(states[-count:])
         last = last / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
-        return self._blended(last if last.shape == shape else last.reshape(shape)), media
+        last = self._blended(last if last.shape == shape else last.reshape(shape))
+        return from_own(layout, last, last.new_zeros(len(last))), media
+
+    def _packed(self, parts: Sequence[Tensor]) -> Tensor:
+        """Flat states of parts as a loop steps them, whose rows may be frames or tokens."""
+        return Layout.pack([part.reshape(len(self.rows), -1) for part in parts])
 
     def _blended(self, last: Tensor) -> Tensor:
         """The loop's last state: the result of its last step, with its held entries."""
@@ -281,7 +294,7 @@ class WholeSample:
         layout = self.policy.layout
         if layout is None:
             return sample
-        return layout.pack([sample, *others]) if others else self.first.to(sample)
+        return self._packed([sample, *others]) if others else self.first.to(sample)
 
     def _part(self, whole: Tensor, part: int) -> Tensor:
         layout = self.policy.layout
@@ -296,12 +309,13 @@ class WholeSample:
         noise = cpu_noise(keys, self.noise.shape[1:], self.policy.layout)
         return GivenNoise(self._part(noise, part))
 
-    def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-        """The model output that the scheduler interprets as the flow velocity v at flow states
-        x."""
+    def _prediction(self, state: Tensor, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+        """The model output that the scheduler interprets as the flow velocity v at flow states x,
+        which are the loop's `state`."""
         kind, s = self.policy.loop.traits.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
-            return self.policy.loop.traits.sign * v
+            own = velocity_to_own(self.policy.layout, state, v, sigma)
+            return self.policy.loop.traits.sign * own
         x0, noise = x - s * v, x + (1 - s) * v
         size = per_row(scale(sigma), x)
         known = {"epsilon": noise, "sample": x0}

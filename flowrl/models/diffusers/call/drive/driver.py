@@ -44,7 +44,13 @@ from flowrl.models.diffusers.call.drive.latents import (
     injected,
 )
 from flowrl.models.diffusers.call.drive.patches import Patch, patched, placed
-from flowrl.models.diffusers.call.drive.received import LevelPerRow, OneStep, PerRow, Received
+from flowrl.models.diffusers.call.drive.received import (
+    MAIN_SCHEDULER,
+    LevelPerRow,
+    OneStep,
+    PerRow,
+    Received,
+)
 from flowrl.models.diffusers.call.drive.scheduler_standin import (
     FAILURES,
     Control,
@@ -54,6 +60,7 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import (
 )
 from flowrl.models.diffusers.call.drive.stubs import Stubs
 from flowrl.models.diffusers.call.inputs.conditioning import Calls
+from flowrl.models.diffusers.modular.face import schedulers_beside
 from samplers.layout import Layout
 
 DENOISERS = ("transformer", "transformer_2", "unet")
@@ -64,7 +71,7 @@ NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 class Driver:
     """Runs a pipeline's `__call__` with a stand-in for `scheduler`, which may differ from the
-    pipeline's own, and always restores the pipeline."""
+    pipeline's own, and for the schedulers beside it, and always restores the pipeline."""
 
     def __init__(self, pipe: Any, scheduler: Any) -> None:
         self.pipe, self.real = pipe, scheduler
@@ -75,12 +82,16 @@ class Driver:
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(scheduler, self.control)
+        beside = schedulers_beside(pipe)
+        self.beside = {name: stand_in(real, self.control, name) for name, real in beside.items()}
+        self.real_beside = beside
         guider = vars(pipe).get(GUIDER)
         self.guider = guider if isinstance(guider, BaseGuidance) else None
         self.memo: Memo | None = Memo(pipe)  # None: no call encodes images
         self.behind = 0  # times that the loop cuts off at the end of its list
         self.stubs = Stubs(self.denoisers)
         self.layout: Layout | None = None  # of the loop's state, if it has parts
+        self.steppers: tuple[str, ...] = ()  # the schedulers of its parts
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
         self.seed = 0  # of the noise that calls draw themselves
@@ -137,19 +148,27 @@ class Driver:
         elif target.index is not None:
             stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
-            times, levels = target.times, target.levels
-            count = 1 + self.behind
-            pinned = OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
+            levels, count = target.levels, 1 + self.behind
             if levels is not None:
                 levels = OneStep([LevelPerRow(levels)] * count) if levels.ndim else [levels] * count
             cut = [] if self.cut is None else [self._whole_list(self.cut)]
-            stop = self._driven(call, Control(pinned=pinned, levels=levels), cut)
+            pinned = Control(
+                pinned=self._pinned(target.times),
+                beside={name: self._pinned(times) for name, times in target.beside.items()},
+                levels=levels,
+            )
+            stop = self._driven(call, pinned, cut)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} ended without the expected call of scheduler.step: "
                 "it cannot be driven"
             )
         return stop.received
+
+    def _pinned(self, times: Tensor) -> Any:
+        """A scheduler's list of times [] or [n] for one step."""
+        count = 1 + self.behind
+        return OneStep([PerRow(times)] * count) if times.ndim else times.expand(count)
 
     def finished(self, call: PipelineCall, *, decodes_in_loop: bool, graded: bool = False) -> Any:
         """Result of a call whose state never changes, so that the given state is decoded.
@@ -185,7 +204,7 @@ class Driver:
         """The layout of a state of several parts; None for a single one.
 
         A loop has p of them if it calls `step` p times after each evaluation of its denoiser. Their
-        names are known with their entries.
+        names are known with their entries, the schedulers that step them at once.
         """
         before, self.layout, control = self.layout, None, Control("visit")
         doors = Doors.of(type(self.pipe), parts=True)
@@ -201,7 +220,9 @@ class Driver:
         if len(counts) != 1 or counts == {1}:
             return None
         many = counts.pop()
-        shapes = tuple(tuple(record.sample.shape[1:]) for record in control.records[:many])
+        seen = [record.folded(_samples(call.arguments)) for record in control.records[:many]]
+        shapes = tuple(tuple(record.sample.shape[1:]) for record in seen)
+        self.steppers = tuple(record.scheduler for record in seen)
         known = before is not None and before.shapes == shapes  # with its names
         self.layout = before if known else Layout(tuple(map(str, range(many))), shapes)
         return self.layout
@@ -291,15 +312,16 @@ class Driver:
             arguments = {name: value for name, value in arguments.items() if name != GUIDER}
             patches = [*patches, Patch(self.pipe, GUIDER, self.guider.new(enabled=False))]
         vars(self.control).update(vars(control))
-        self.control.layout = self.layout
+        self.control.layout, self.control.rows = self.layout, _samples(arguments)
         finished = False
         try:
-            stands = Patch(self.pipe, "scheduler", self.scheduler)
+            stands = [Patch(self.pipe, MAIN_SCHEDULER, self.scheduler)]
+            stands += [Patch(self.pipe, name, other) for name, other in self.beside.items()]
             # its own call warns once; each driven one would warn again
             silent = Patch(self.logger, "disabled", call is self.raw)
             place = placed(self.pipe, self._device()) if call is self.raw else nullcontext()
             memo = () if self.memo is None else self.memo.patches()
-            with place, patched((stands, silent, *memo, *patches)):
+            with place, patched((*stands, silent, *memo, *patches)):
                 result = call(self.pipe, **arguments)
             finished = True
             return result
@@ -354,3 +376,9 @@ class Driver:
                     f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so "
                     f"velocities would depend on earlier calls: call pipe.{name}.disable_cache()"
                 )
+
+
+def _samples(arguments: Mapping[str, Any]) -> int:
+    """The samples that a call makes: one per prompt."""
+    prompt = arguments["prompt"]
+    return len(prompt) if isinstance(prompt, list) else 1

@@ -12,7 +12,7 @@ our states exclude them, and so do noise, density and KL.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -117,6 +117,7 @@ class Target:
     times: Tensor  # [] or [n]
     index: int | None = None  # of the loop's steps: fast-forward to it
     levels: Tensor | None = None  # [] or [n], for loops that read their scheduler's `sigmas`
+    beside: Mapping[str, Tensor] = field(default_factory=dict)  # times of other schedulers, by name
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from torch import Tensor
 from flowrl.errors import UserError
 from samplers.layout import Layout
 
+MAIN_SCHEDULER = "scheduler"  # the component that steps a state, or its first part
+
 
 class Received(NamedTuple):
     """Arguments of one `scheduler.step`, and its result in the pipeline's own call."""
@@ -22,6 +24,8 @@ class Received(NamedTuple):
     # the scheduler's own prediction of the clean sample, in its first step, where it returns one
     clean: Tensor | None = None
     more: Mapping[str, Any] = {}  # the other arguments of the step (eta)
+    scheduler: str = MAIN_SCHEDULER  # the component that was asked
+    times: Sequence[Any] = ()  # of the parts, if there are several
 
     @classmethod
     def joined(cls, parts: Sequence["Received"]) -> "Received":
@@ -36,11 +40,19 @@ class Received(NamedTuple):
         )
 
     @classmethod
-    def packed(cls, parts: Sequence["Received"], owner: str) -> "Received":
-        """One step of several states, whose parts a loop steps in turn. UserError if they are at
-        different times, or have other rows."""
-        first, shown = parts[0], [torch.as_tensor(part.timestep).cpu() for part in parts]
-        if not all(torch.equal(time, shown[0]) for time in shown):
+    def packed(cls, parts: Sequence["Received"], owner: str, rows: int) -> "Received":
+        """One step of several states, whose parts a loop steps in turn, with a row per sample.
+
+        UserError if one scheduler steps them at different times, or if they have other rows. Parts
+        that schedulers of their own step have times of their own.
+        """
+        parts = [part.folded(rows) for part in parts]
+        first = parts[0]
+        shown = [torch.as_tensor(part.timestep).cpu() for part in parts]
+        same = [
+            t for part, t in zip(parts, shown, strict=True) if part.scheduler == first.scheduler
+        ]
+        if not all(torch.equal(time, shown[0]) for time in same):
             raise UserError(
                 f"{owner} steps its states at different times in one step ({shown}): our samplers "
                 "have one list of levels for all"
@@ -48,6 +60,7 @@ class Received(NamedTuple):
         if len({len(part.sample) for part in parts}) > 1:
             raise UserError(f"{owner} steps states of different numbers of rows in one step")
         return first._replace(
+            times=tuple(part.timestep for part in parts),
             output=Layout.pack([part.output for part in parts]),
             sample=Layout.pack([part.sample for part in parts]),
             following=_packed([part.following for part in parts]),

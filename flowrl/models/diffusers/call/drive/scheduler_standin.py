@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.received import Received
+from flowrl.models.diffusers.call.drive.received import MAIN_SCHEDULER, Received
 from samplers.layout import Layout
 
 # errors of a pipeline's own code when it cannot be called in some way
@@ -86,13 +86,16 @@ class Control:
     visit  the loop runs to its end, its steps are recorded, states do not change
 
     With a `layout` each step of the loop is as many calls of `step`, one per part, and what they
-    receive is joined. `calls` counts those since each evaluation of a stubbed denoiser.
+    receive is joined. `calls` counts those since each evaluation of a stubbed denoiser. A pipeline
+    may have several schedulers, which share one control.
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
     pinned: Any = None  # stands for `timesteps`; None: the real list
+    beside: Mapping[str, Any] = field(default_factory=dict)  # the same of other schedulers, by name
     levels: Any = None  # stands for `sigmas`; None: the real list
     layout: Layout | None = None
+    rows: int = 1  # samples of the call
     part: int = 0  # of the loop's step that comes next
     waiting: list[Received] = field(default_factory=list)  # parts of a step that is not whole
     calls: list[int] = field(default_factory=list)
@@ -125,15 +128,16 @@ class Control:
         if len(self.waiting) < len(self.layout.names):
             return None
         parts, self.waiting = self.waiting, []
-        return Received.packed(parts, owner)
+        return Received.packed(parts, owner, self.rows)
 
     def record(self, seen: Received, owner: str) -> None:
         step = self.whole(seen, owner)
         self.records += [] if step is None else [step]
 
 
-def stand_in(real: Any, control: Control) -> Any:
-    """A deep copy of the scheduler, with its class replaced by a subclass that `control` steers.
+def stand_in(real: Any, control: Control, name: str = MAIN_SCHEDULER) -> Any:
+    """A deep copy of the scheduler, with its class replaced by a subclass that `control` steers;
+    `name` is that of the component.
 
     `isinstance`, the config, the signatures and settings made after construction (a shift) all
     still work. Outside mode `own`, latents are passed through as the denoiser receives them, never
@@ -143,10 +147,13 @@ def stand_in(real: Any, control: Control) -> Any:
     first_sigma = inspect.getattr_static(kind, "init_noise_sigma", None)
 
     def timesteps(self: Any) -> Any:
-        return vars(self)["timesteps"] if control.pinned is None else control.pinned
+        if control.pinned is None:
+            return vars(self)["timesteps"]
+        return control.beside.get(name, control.pinned)
 
     def sigmas(self: Any) -> Any:
-        return vars(self)["sigmas"] if control.levels is None else control.levels
+        real_list = control.levels is None or name != MAIN_SCHEDULER
+        return vars(self)["sigmas"] if real_list else control.levels
 
     def init_noise_sigma(self: Any) -> Any:
         if not control.scales:
@@ -160,7 +167,7 @@ def stand_in(real: Any, control: Control) -> Any:
 
     members = {
         "timesteps": property(timesteps, _setter("timesteps")),
-        "step": _step(kind, control, size),
+        "step": _step(kind, control, size, name),
     }
     # also where the real one does not scale: some loops ask the class, which is another one now
     members["scale_model_input"] = scale
@@ -175,18 +182,18 @@ def stand_in(real: Any, control: Control) -> Any:
     return copied
 
 
-def _step(kind: Any, control: Control, size: float) -> Any:
+def _step(kind: Any, control: Control, size: float, name: str) -> Any:
     """The stand-in's `step`, with the signature of the real one, which pipelines inspect."""
     signature = inspect.signature(kind.step)
     names = tuple(signature.parameters)[1:]
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | named
-        more = {name: value for name, value in given.items() if name not in OURS_OF_STEP}
+        more = {key: value for key, value in given.items() if key not in OURS_OF_STEP}
         output, sample = given["model_output"], given["sample"]
         if size != 1.0:
             output, sample = output / size, sample / size
-        seen = Received(output, given["timestep"], sample, more=more)
+        seen = Received(output, given["timestep"], sample, more=more, scheduler=name)
         index = control.arrived()
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:

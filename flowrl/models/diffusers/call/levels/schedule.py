@@ -5,8 +5,8 @@ sample of a variance-preserving process has the flow's level s / (alpha + s) (`s
 any form of a scheduler's list is converted to such levels.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from samplers.adapt import Prediction, level
 
 # "inverted" is a flow whose scheduler counts from 0, noise, to 1 (Mochi): its output is -v
 ModelOutput = Literal["flow", "inverted"] | Prediction
+TIME_ROUNDING = 1e-3  # of a time, as a share of the longest: some lists are rounded to integers
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,15 @@ class PipelineSchedule:
 
     sigmas     steps + 1 decreasing noise levels; the last is where the scheduler ends, 0 for flows
     timesteps  [steps] the values that the loop passes for these levels, in its own dtype
-    train      timesteps per unit of sigma (of a flow)
+    train      timesteps per unit of sigma (of a flow); 1 if its scheduler names none
     visits     the level at each call of `scheduler.step`: some solvers visit a level twice
     levels     for a model of a variance-preserving process: its levels by integer time, increasing
     inverted   the loop's own sigma is 1 - ours
     trig       times are angles of a variance-preserving process (TrigFlow, arXiv:2410.11081):
                alpha = cos t, s = sin t
+    rising     a flow's times rise from noise to data: train (1 - sigma)
+    beside     the schedules of parts of the state that have a scheduler of their own, by its name,
+               at their own levels
     """
 
     sigmas: tuple[float, ...]
@@ -42,6 +46,8 @@ class PipelineSchedule:
     levels: Tensor | None = None
     inverted: bool = False
     trig: bool = False
+    rising: bool = False
+    beside: Mapping[str, "PipelineSchedule"] = field(default_factory=dict)
 
     @property
     def preserving(self) -> bool:
@@ -81,8 +87,19 @@ class PipelineSchedule:
                 "determine the sample: set prediction_type or rescale_betas_zero_snr as the model "
                 "was trained"
             )
-        train = scheduler.config.num_train_timesteps
-        return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted", trig)
+        train = scheduler.config.get("num_train_timesteps", 1)
+        begins = float(passed[0])
+        rises = abs(train * (1 - sigmas[0]) - begins) < abs(train * sigmas[0] - begins)
+        return cls(
+            sigmas,
+            timesteps=passed[first],
+            train=train,
+            visits=tuple(visits),
+            levels=levels,
+            inverted=kind == "inverted",
+            trig=trig,
+            rising=flow and rises,
+        )
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 if it is not there."""
@@ -99,10 +116,10 @@ class PipelineSchedule:
         """Index of the first call of `scheduler.step` at this level."""
         return self.visits.index(self.sigmas[index])
 
-    def times(self, sigma: Tensor) -> Tensor:
-        """Timesteps [n]: the scheduler's own value if sigma is in the list, otherwise the
-        model's."""
-        index = self.index(sigma)
+    def times(self, sigma: Tensor, index: Tensor | None = None) -> Tensor:
+        """Timesteps [n]: the scheduler's own value if sigma is in the list, otherwise the model's.
+        `index` [n] is where each sigma is in the list, where that is known."""
+        index = self.index(sigma) if index is None else index
         if bool((index >= 0).all()):
             return self.timesteps[index]
         free = self._free(sigma.detach().cpu()).to(self.timesteps.dtype)
@@ -118,7 +135,9 @@ class PipelineSchedule:
         if self.trig:
             return torch.atan2(sigma.double(), 1 - sigma.double())
         if self.levels is None:
-            return self.train * self._own(sigma.to(torch.float32))
+            self._check_times()
+            level = sigma.to(torch.float32)
+            return self.train * (1 - level if self.rising else level)
         levels, at = self.levels, sigma.double()
         if bool((at > 2 * levels[-1] - levels[-2]).any()) or bool((at > 1).any()):
             raise UserError(
@@ -132,18 +151,19 @@ class PipelineSchedule:
 
     def levels_of(self, sigma: Tensor) -> Tensor:
         """The entries [n] of a flow's own list of levels for these, in its dtype."""
-        return self._own(sigma.detach().cpu().to(torch.float32))
+        self._check_times()
+        own = sigma.detach().cpu().to(torch.float32)
+        return 1 - own if self.inverted else own
 
-    def _own(self, sigma: Tensor) -> Tensor:
-        """Return the sigma of a flow's scheduler for ours."""
+    def _check_times(self) -> None:
+        """UserError if a flow's times are not those of its levels."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
-        ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
-        if bool(((ours - times).abs() > 1).any()):
+        ours, times = (1 - known if self.rising else known) * self.train, self.timesteps.float()
+        if bool(((ours - times).abs() > TIME_ROUNDING * self.train).any()):
             raise UserError(
                 f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so "
                 "velocities exist only at its own levels: use levels from the plan's grid"
             )
-        return 1 - sigma if self.inverted else sigma
 
 
 def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:

@@ -6,6 +6,7 @@ No model family is named here. The pipeline's traits are discovered once by tria
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
     check_constants,
     flatten,
 )
+from flowrl.models.diffusers.call.levels.part_schedules import check_shifts, data_sizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
@@ -42,8 +44,17 @@ from flowrl.models.diffusers.call.traits.discovery import (
 )
 from flowrl.models.diffusers.call.traits.missing_texts import MissingTexts
 from samplers import Scheduler
-from samplers.adapt import flow_velocity, scale, to_vp
+from samplers.adapt import flow_velocity, from_vp, scale, to_vp
 from samplers.host import on_host, sent
+from samplers.layout import Layout
+from samplers.part_levels import (
+    from_own,
+    own_level,
+    to_own,
+    velocity_from_own,
+)
+
+LEVEL_STEPS = 8  # of a trial that shows the levels of parts
 
 
 def _ends(scheduler: Any, times: Sequence[Any]) -> bool:
@@ -204,7 +215,9 @@ class Loop:
             schedule = PipelineSchedule.of(
                 self.driver.scheduler, times, self.traits.kind, self.name
             )
-            if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
+            schedule = replace(schedule, beside=self._beside(visited))
+            counted = steps + 1 - self._counts_end(steps)
+            if len(schedule.sigmas) != counted and "strength" not in self.driver.parameters:
                 raise UserError(
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
                     "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
@@ -218,6 +231,8 @@ class Loop:
             self.driver.cut_behind(int(schedule.trig and not _ends(self.driver.scheduler, times)))
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
+            if schedule.beside:
+                check_shifts(schedule, self.driver.steppers, self._data_sizes, self.name)
             self._starts[steps] = Start(
                 schedule,
                 shape=tuple(first.shape[1:]),
@@ -243,9 +258,56 @@ class Loop:
         with torch.no_grad(), its_own(self.name, self.call):
             return self.driver.received(call, None).folded(len(conditioning)).sample
 
+    @property
+    def flow_matching(self) -> bool:
+        """Whether the model's own states are a flow's, not those of a diffusion process."""
+        return self.traits.kind in ("flow", "inverted")
+
+    @property
+    def layout(self) -> Layout | None:
+        """The parts of flow states, with the sizes of their data; None for states of one tensor."""
+        found = self.driver.layout
+        if found is None or not self.driver.beside:
+            return found
+        return replace(found, data=self._data_sizes)
+
+    @cached_property
+    def _data_sizes(self) -> tuple[float, ...]:
+        """Sizes of the parts' data in flow states, where some have a scheduler of their own."""
+        call, draws = self.trial(self.traits.blank, LEVEL_STEPS), RecordedNoise(1.0)
+        with torch.no_grad(), its_own(self.name, self.call):
+            visited = self.driver.visited(call, draws)
+        times = [step.timestep for step in visited]
+        schedule = PipelineSchedule.of(self.driver.scheduler, times, self.traits.kind, self.name)
+        schedule = replace(schedule, beside=self._beside(visited))
+        return data_sizes(schedule, self.driver.steppers, self.name)
+
+    def _beside(self, visited: Sequence[Received]) -> dict[str, PipelineSchedule]:
+        """Schedules of the schedulers beside the main one that step parts, after a call."""
+        kind, found = self.traits.kind, dict[str, PipelineSchedule]()
+        for part, name in enumerate(self.driver.steppers):
+            scheduler = self.driver.beside.get(name)
+            if scheduler is not None:
+                times = [step.times[part] for step in visited]
+                found[name] = PipelineSchedule.of(scheduler, times, kind, self.name)
+        return found
+
+    def _counts_end(self, steps: int) -> bool:
+        """Whether a number of steps, whose lists are set, counts the last level too, at which no
+        network is called (MiniMax-H3)."""
+        return len(vars(self.driver.scheduler)["timesteps"]) == steps - 1
+
     def state(self, x: Tensor, sigma: Tensor) -> Tensor:
         """States that the denoiser receives for flow states x [n *d] at sigma [n]."""
-        return x if self.traits.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+        if self.flow_matching:
+            return to_own(self.layout, x, sigma)
+        return to_vp(x, sigma.to(x.device))
+
+    def flow(self, state: Tensor, sigma: Tensor) -> Tensor:
+        """Flow states for states [n *d] that the denoiser receives at sigma [n]."""
+        if self.flow_matching:
+            return from_own(self.layout, state, sigma)
+        return from_vp(state, sigma.to(state.device))
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
         """Latents to decode, for flow states x [n *d] at the schedule's last level."""
@@ -258,14 +320,21 @@ class Loop:
         state, levels = self.state(x, sigma), on_host(sigma)
         return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
-    def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """Convert the model output of a step at a loop state to the flow's velocity."""
+    def read(self, state: Tensor, output: Tensor, sigma: Tensor, sign: int = 1) -> Tensor:
+        """Convert the model output of a step at a loop state to the flow's velocity; with `sign` -1
+        to that of the opposite output of a flow, or to the opposite velocity."""
         kind = self.traits.kind
         if kind in ("flow", "inverted"):
-            return output if self.traits.sign > 0 else -output
+            v = output if sign * self.traits.sign > 0 else -output
+            return velocity_from_own(self.layout, state.to(v.device), v, sigma)
         if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
             output = output[:, : state.shape[1]]
-        return flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
+        v = flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
+        return v if sign > 0 else -v
+
+    def data(self, x: Tensor) -> Tensor:
+        """Latents of the loop's own last state, for flow states x [n *d] at level 0."""
+        return to_own(self.layout, x, x.new_zeros(len(x)))
 
     def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
         """Arguments of `scheduler.step` at these states, in one call if possible."""
@@ -291,13 +360,29 @@ class Loop:
             levels = start.schedule.levels_of(sigma) if way.levels else None
             if levels is not None:
                 levels = sent(levels[:1], device)[0] if same else sent(levels, device)
-            target = Target(there, levels=levels)
+            target = Target(there, levels=levels, beside=self._times_beside(start, sigma, same))
         call = self._at(x, conditioning, way)
         if not places.any():  # all at the first level
             call = replace(call, held=None)
         seen = self.driver.received(call, target)
         whole = len(seen.output) == len(seen.sample) == len(x)
         return seen if whole else seen.folded(len(x))
+
+    def _times_beside(self, start: Start, sigma: Tensor, same: bool) -> dict[str, Tensor]:
+        """Times of the schedulers beside the main one at these levels of the state: all of them, or
+        one where they are the same."""
+        found = dict[str, Tensor]()
+        if not start.schedule.beside:
+            return found
+        places, levels = start.schedule.index(sigma), sigma.detach().cpu()
+        for name, size in zip(self.driver.steppers, self._data_sizes, strict=True):
+            part = start.schedule.beside.get(name)
+            if part is not None:
+                times = part.times(own_level(levels, size), places)
+                found[name] = (
+                    sent(times[:1], start.device)[0] if same else sent(times, start.device)
+                )
+        return found
 
     def decode(
         self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False

@@ -180,6 +180,11 @@ def own_plans(loop: Loop, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]
             f"{loop.name} samples with the steps of its own scheduler (kernel: scheduler), but "
             "this plan has other steps"
         )
+    if loop.driver.beside:
+        raise UserError(
+            f"{loop.name}: kernel: scheduler takes the steps of one scheduler, and its loop has "
+            f"{' and '.join(['scheduler', *loop.driver.beside])}: use another kernel"
+        )
     loop.use_own_steps()
     kernel = own_kernel(loop, steps)
     try:

@@ -1,0 +1,1 @@
+"""Language models that write images: entries of a codebook, which a decoder turns into pixels."""

@@ -1,0 +1,86 @@
+"""What features have in a checkpoint: where a session holds it, and the file that it goes to.
+
+    tracker  statistics of credit: numbers in state.json
+    budget   success rates and kept successes: budget.pt
+    ahead    iterations that are sampled before they are learned from: numbers in state.json, and
+             the weights that sample them in sampling.safetensors
+    votes    of a run that asks people: votes.pt
+
+A run without one of them writes an empty tracker and budget, and nothing of the others.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from flowrl.session.session import Session
+from flowrl.session.writer import copied
+
+BUDGET_FILE = "budget.pt"
+SAMPLING_FILE = "sampling.safetensors"
+VOTES_FILE = "votes.pt"
+
+
+@dataclass(frozen=True)
+class FeatureState:
+    """The state of a run's features, as a copy that nothing else changes.
+
+    numbers  entries of state.json
+    files    contents of the files beside it, by name: a mapping of tensors for safetensors, or what
+             torch.save takes
+    """
+
+    numbers: Mapping[str, Any]
+    files: Mapping[str, Any]
+
+    def write(self, folder: Path) -> None:
+        for name, contents in self.files.items():
+            if name.endswith(".safetensors"):
+                save_file(contents, folder / name)
+            else:
+                torch.save(contents, folder / name)
+
+
+def taken_from(session: Session, iteration: int) -> FeatureState:
+    """The state of a session's features after this many iterations."""
+    numbers: dict[str, Any] = {"tracker": session.tracker.state() if session.tracker else {}}
+    files: dict[str, Any] = {
+        BUDGET_FILE: copied(session.spending.state() if session.spending else {})
+    }
+    if session.source is not None:
+        numbers["ahead"], sampling = session.source.state(iteration)
+        if sampling:  # none without `workers.lag`
+            files[SAMPLING_FILE] = dict(sampling)
+    if session.asking is not None:
+        files[VOTES_FILE] = dict(session.asking.state())
+    return FeatureState(numbers, files)
+
+
+def read_features(
+    session: Session, checkpoint: Path, state: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Read what a checkpoint has of the session's features. Nothing changes until the result is
+    called. Errors of the files, and a KeyError for numbers that `state` lacks."""
+    spent = torch.load(checkpoint / BUDGET_FILE, weights_only=True)
+    asks = session.asking is not None and (checkpoint / VOTES_FILE).is_file()
+    votes = torch.load(checkpoint / VOTES_FILE, weights_only=True) if asks else None
+    ahead: Mapping[str, Any] = state.get("ahead", {})  # without workers there is none
+    sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
+    tracked = state["tracker"] if session.tracker else {}
+
+    def restore() -> None:
+        if session.tracker:
+            session.tracker.restore(tracked)
+        # a run that was begun without a budget has nothing to remember
+        if spent and session.spending:
+            session.spending.restore(spent)
+        if votes is not None and session.asking is not None:
+            session.asking.restore(votes)
+        if ahead and session.source is not None:
+            session.source.restore(ahead, sampling)
+
+    return restore
