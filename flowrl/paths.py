@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from flowrl.errors import UserError
 
@@ -134,6 +135,12 @@ def run_path(word: str) -> Path | None:
 def own_name_of(word: str | Path | None) -> bool:
     """Whether a word is the name of one of flowrl's runs. A `Path` is no name."""
     return isinstance(word, str) and _run_name(word) in dict(own_runs())
+
+
+def folder_taken(folder: Path) -> str:
+    """Sentence for a new run's folder that exists; only a run's folder can be resumed."""
+    resumed = f", or --resume {quote(str(folder))}" if (folder / "run.yaml").is_file() else ""
+    return f"{folder} already exists; choose another --folder{resumed}"
 
 
 def no_run_in(folder: Path) -> str:

@@ -39,7 +39,7 @@ from flowrl.errors import FolderInUse, UserError
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import state, summary_html
 from flowrl.pages.stack import number
-from flowrl.paths import find, own_name_of
+from flowrl.paths import find, folder_taken, own_name_of
 from flowrl.run.evaluate.evaluate import HeldOutResult
 from flowrl.run.train import Result
 from flowrl.run.watch.start_check import check_start
@@ -441,7 +441,7 @@ class Run:
                 return self._again(place, no_cache=no_cache, trust=trust, calls=calls)
             check_start(run, live.rewards)
             if place is not None and place.exists() and not launched():  # else the main one looks
-                raise UserError(run_start.taken(place))
+                raise UserError(folder_taken(place))
             whole = Live(live.rewards, (*self.live.callbacks, *calls), live.files)
             name = self._given.named_after(run)
             result = run_start.start(run, name, place, not no_cache, whole)

@@ -268,9 +268,10 @@ def _selected(part: Tensor, number: Tensor) -> Tensor:
 
 
 def unlike(samples: Shaped[Tensor, "b *d"]) -> Bool[Tensor, " b"]:
-    """Of pairs of consecutive rows, those whose two samples differ. The gradients of a pair with
-    one sample twice cancel but for rounding, which Adam would scale to whole steps."""
-    return samples[::2].ne(samples[1::2]).flatten(1).any(1).repeat_interleave(2)
+    """Mask of rows whose sample differs from the other of their pair of consecutive rows. The
+    gradients of a pair with one sample twice cancel but for rounding, which Adam would scale to
+    whole steps."""
+    return samples[::2].ne(samples[1::2]).flatten(1).any(dim=1).repeat_interleave(2)
 
 
 def unlike_texts(rows: TokenRows) -> Bool[Tensor, " b"]:

@@ -219,8 +219,8 @@ def _tree_of(
 def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
-        what = "is empty" if tree is None else f"has {short_repr(tree)}"
-        raise UserError(f"{source} {what}: expected settings such as `recipe:` and `model:`")
+        what = "and it is empty" if tree is None else f"not {short_repr(tree)}"
+        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, {what}")
     if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
     kind = None
@@ -371,7 +371,7 @@ def dump(run: RunSettings) -> dict[str, Any]:
     return run.model_dump(mode="json", by_alias=True)
 
 
-def written(run: RunSettings) -> str:
+def run_yaml_text(run: RunSettings) -> str:
     """The text of the run's run.yaml. UserError for settings that could not be read from it."""
     try:
         text = yaml.safe_dump(dump(run), sort_keys=False)

@@ -1,11 +1,14 @@
 """Mistakes in given samples are one sentence each, before any weights load."""
 
+import inspect
 from pathlib import Path
 
+import diffusers
 import pytest
 from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.estimate.sizes import SIZED_BY_DENOISER
 from flowrl.paths import PROJECT
 from flowrl.run.watch.start_check import unchecked
 from flowrl.session.given_check import check_given, described_given
@@ -242,3 +245,8 @@ def test_a_size_that_no_file_tells_is_said_to_be_unchecked(folder, monkeypatch) 
     assert not any("size of given" in line for line in unchecked(run))
     monkeypatch.setattr("flowrl.session.given_check.known_size", lambda *_: (None, None))
     assert any("set model.height and model.width" in line for line in unchecked(run))
+
+
+def test_sizes_of_denoisers_are_those_of_pipelines_that_read_them() -> None:
+    for name in SIZED_BY_DENOISER:
+        assert "config.sample_size" in inspect.getsource(getattr(diffusers, name)), name

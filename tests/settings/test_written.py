@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.run.watch.start_check import refusals
 from flowrl.settings.file import inherit
 from flowrl.settings.file.strict_yaml import parse_yaml
-from flowrl.settings.read import dump, run_from, written
+from flowrl.settings.read import dump, run_from, run_yaml_text
 from tests.support.runs import flowrl
 
 HUGE = 2**70
@@ -46,7 +46,7 @@ def test_an_integer_that_run_yaml_cannot_hold_is_refused(tree, place) -> None:
 def test_the_largest_integers_read_back(tree) -> None:
     for seed in (2**63, -(2**63)):
         run = run_from(tree | {"train": {"seed": seed}}, "x")
-        assert run_from(parse_yaml(written(run), "x"), "x") == run
+        assert run_from(parse_yaml(run_yaml_text(run), "x"), "x") == run
 
 
 LONG = "a" * 2**18
@@ -75,7 +75,7 @@ def test_settings_that_cannot_be_read_again_are_refused_by_plan(tree, value, wor
         return
     run = run_from(tree | {"rewards": rewards}, "x")
     try:
-        again = run_from(parse_yaml(written(run), "x"), "x")
+        again = run_from(parse_yaml(run_yaml_text(run), "x"), "x")
     except UserError as error:
         assert words and words in str(error)
         assert str(error) in list(refusals(run))

@@ -13,7 +13,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import DATA_SET
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import check_hub, check_model
-from flowrl.settings.read import run_checks, written
+from flowrl.settings.read import run_checks, run_yaml_text
 from flowrl.settings.sections.data import PromptPlace, RewardSpec
 from rewards.types import Reward, cell
 
@@ -75,7 +75,7 @@ def check_model_of(run: RunSettings) -> None:
 def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
     if run.given is not None:  # first: its file may hold the prompts too
         yield partial(_given, run)
-    yield partial(written, run)
+    yield partial(run_yaml_text, run)
     yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
     yield partial(_needs_of_rewards, run, given)
