@@ -36,6 +36,7 @@ from flowrl.cli.report import Compare, Report
 from flowrl.cli.restarts import launched
 from flowrl.drill.faults import FaultKind
 from flowrl.errors import FolderInUse, UserError
+from flowrl.launching.own_python import python_environment
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import state, summary_html
 from flowrl.pages.stack import number
@@ -520,7 +521,9 @@ class Run:
         words += ["--resume", resume] if resume is not None else []
         words += ["--wait"] * wait + ["--no-cache"] * no_cache
         words += [f"--trust={trust}" if isinstance(trust, str) else "--trust"] if trust else []
-        done = subprocess.run([sys.executable, "-m", "flowrl", *words], check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "flowrl", *words], env=python_environment(), check=False
+        )
         if done.returncode:
             raise UserError(
                 f"the training in {folder} ended with code {done.returncode}; its lines above say "

@@ -32,12 +32,13 @@ def print_calibration(run: RunSettings, given: Calibrate) -> tuple[float, ...]:
     """Print each round's table, and the last one as YAML. Returns the noise of each step."""
     from flowrl.run.calibrate import calibrate, with_noise
     from flowrl.session.session import open_accelerator, open_session
+    from flowrl.session.smaller_calls import explained
 
     run = override(run, ["--track.trackers", "[]"])
     check_run(run)
     with_noise(run.algorithm(), (1.0,) * (run.algorithm().steps - 1))  # refuses other recipes
     last: tuple[float, ...] = ()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, explained(run, trains=False):
         session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))
         print("a step's noise, trajectories that gained and lost:")
         for number, found in enumerate(calibrate(session, given.rounds, given.within, given.by)):

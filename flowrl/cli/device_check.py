@@ -5,7 +5,6 @@ Every row of the table has passed, failed, or was not run, with the reason.
 
 import io
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from flowrl.estimate.memory import estimate, size
 from flowrl.iteration.open import open_stages
 from flowrl.iteration.ratio_check import FAR_ABOVE_CLIP, noise_floor
 from flowrl.iteration.records import TrainingRows
+from flowrl.launching.own_python import python_environment
 from flowrl.paths import find, run_file
 from flowrl.run.model_proof import StartProof
 from flowrl.session.learner import load_policy
@@ -273,7 +273,9 @@ def sharded(config: str, device: str, folder: Path) -> str:
                "-m", "flowrl", "train", DEMO, "--folder", str(folder), "--model.device", device,
                *SMALL_DEMO, *QUIET, "--train.iterations", "1",
                "--evaluate.samples", "8"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=python_environment(), check=False
+    )
     if done.returncode:
         raise Failed(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -28,6 +28,7 @@ from flowrl.run.watch.size_check import check_sizes
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards, prove_rewards
+from flowrl.session.smaller_calls import explained
 from flowrl.settings import EvaluateSettings, OwnSettings, PromptFiles, RewardSpec, RunSettings
 from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.arguments import EvaluateArguments
@@ -68,10 +69,11 @@ def evaluate_weights(
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, given)
     specs = tuple(parse_specs(words, "--rewards").values())
-    with nullcontext() if specs else chosen.limited():
-        rewards = load_rewards(_fitting(specs or run.judges, not own_prompts), live)
-    with chosen.limited() if own_prompts else nullcontext():
-        return _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
+    with explained(run, trains=False):
+        with nullcontext() if specs else chosen.limited():
+            rewards = load_rewards(_fitting(specs or run.judges, not own_prompts), live)
+        with chosen.limited() if own_prompts else nullcontext():
+            return _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
 
 
 @dataclass(frozen=True)

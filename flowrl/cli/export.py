@@ -29,6 +29,7 @@ from flowrl.paths import new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
+from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
@@ -177,8 +178,9 @@ def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
     from flowrl.models.image_tokens.policy import ImageTokenPolicy
     from flowrl.models.own.policy import OwnPolicy
 
-    policy: Any = load_policy(run, device_of(run))
-    policy.load_weights(weights)
+    with explained(run, trains=False):
+        policy: Any = load_policy(run, device_of(run))
+        policy.load_weights(weights)
     if isinstance(policy, PipelinePolicy):
         policy.frozen.rest()
         for denoiser in policy.denoisers:

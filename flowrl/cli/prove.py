@@ -15,6 +15,7 @@ from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.watch.start_check import check_model_of
 from flowrl.session.learner import load_policy
+from flowrl.session.smaller_calls import explained
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import RunSettings
 from flowrl.settings.checks.machine import check_hub
@@ -46,11 +47,12 @@ def prove_run(run: RunSettings, *, cache: bool, built_in: bool = False) -> bool:
     check_plan(run)
     check_model_of(run)
     check_hub(run.model)
-    try:
-        _prove(run, prompts, held_out, cache)
-    except UserError as error:
-        print(f"refused: {error}", file=sys.stderr)
-        return False
+    with explained(run, trains=False):  # which is no reason to refuse a pipeline
+        try:
+            _prove(run, prompts, held_out, cache)
+        except UserError as error:
+            print(f"refused: {error}", file=sys.stderr)
+            return False
     return True
 
 

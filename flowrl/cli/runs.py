@@ -4,10 +4,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flowrl.errors import UserError
+from flowrl.pages.plain_files import plain_bytes
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import number
 from flowrl.run.save.failures import TRACE
@@ -142,8 +144,9 @@ def _state(run: RunFolder) -> tuple[str, str]:
         return "done", ""
     trace = run.folder / TRACE
     if trace.is_file() and trace.stat().st_mtime >= _mtime(run.folder / "metrics.jsonl"):
-        text = trace.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return "failed", text[-1][:300] if text else TRACE
+        with suppress(OSError):
+            text = plain_bytes(run.folder, trace).decode("utf-8", "replace").strip().splitlines()
+            return "failed", text[-1][:300] if text else TRACE
     return "stopped", ""
 
 

@@ -37,6 +37,7 @@ from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.session import load_rewards
+from flowrl.session.smaller_calls import explained
 from flowrl.settings import PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.command_line.arguments import SampleArguments
 from flowrl.settings.read import Overrides
@@ -78,10 +79,11 @@ def sample_prompts(
     if not own.writes:
         selects = given.steer != "no" or given.optimise != "no" or given.rewrite > 1
         rewards = _loaded(specs, named, chosen, own) if selects else {}
-        samples, _ = _sampled(given, chosen, prompts, specs, rewards, image)
+        with explained(run, trains=False):
+            samples, _ = _sampled(given, chosen, prompts, specs, rewards, image)
         return samples
     out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
-    with removed_if_empty(out):
+    with removed_if_empty(out), explained(run, trains=False):
         rewards = _loaded(specs, named, chosen, own)
         return _write(given, chosen, prompts, specs, rewards, out, image)
 

@@ -23,12 +23,13 @@ import psutil
 
 from flowrl.cli.other_python import interpreter
 from flowrl.errors import UserError
+from flowrl.launching.own_python import python_environment
 from rewards.catalogue.code_tests import LOST_PROTECTIONS
 from rewards.checks import try_programs
 from rewards.checks.escapes import ESCAPES, PROTECTION_MEANINGS, Escape, program_of
 from rewards.sandbox.external import External, configured
 
-TRIED_LIMITS = {"seconds": 1.0, "memory": 2**28, "written": 2**22, "files": 64, "processes": 16}
+TRIED_LIMITS = {"memory": 2**28, "written": 2**22, "files": 64, "processes": 16}
 ANSWER_SECONDS = 60.0  # for one program, its start and its end
 LATE_SECONDS = 15.0  # that an end may come after the time of a program
 LOW_NUMBER = 300  # processes of a sandbox have lower numbers in a space of their own
@@ -205,7 +206,7 @@ def _bystander(word: str) -> Iterator["subprocess.Popen[bytes]"]:
     code = "import time; time.sleep(3600)"
     process = None
     for _ in range(LOW_NUMBER):
-        process = subprocess.Popen([sys.executable, "-S", "-c", code, word])
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, word])
         if process.pid >= LOW_NUMBER:
             break
         process.kill()
@@ -224,10 +225,8 @@ class _Programs:
     def __init__(self, program: str | None, outside: _Outside, external: External | None) -> None:
         self.external, self.outside = external, outside
         self.python = sys.executable if program is None else interpreter(program)
-        self.environment = {**os.environ, "FLOWRL_CANARY": outside.canary}
-        if program is None:  # this source tree, whether it is installed or not
-            paths = [str(Path(try_programs.__file__).parents[2]), os.environ.get("PYTHONPATH")]
-            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.environment = python_environment(program is None)
+        self.environment["FLOWRL_CANARY"] = outside.canary
 
     def __enter__(self) -> "_Programs":
         self.errors = tempfile.TemporaryFile("w+")
@@ -243,12 +242,11 @@ class _Programs:
         self.process.wait()
         self.errors.close()
 
-    def run(self, code: str, tests: Sequence[str] = ()) -> dict[str, Any]:
+    def run(self, code: str, tests: Sequence[str] = (), seconds: float = 1.0) -> dict[str, Any]:
         """The result of a program, as `rewards.checks.try_programs` writes it."""
         command = list(self.external.command) if self.external else None
-        return self._asked(
-            {"code": code, "tests": tests, "limits": TRIED_LIMITS, "external": command}
-        )
+        limits = {**TRIED_LIMITS, "seconds": seconds}
+        return self._asked({"code": code, "tests": tests, "limits": limits, "external": command})
 
     def _asked(self, what: Any) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -276,12 +274,13 @@ class _Programs:
 
     def through(self, escape: Escape) -> dict[str, str]:
         """Run an escape. Returns what it got through, by protection."""
-        result = self.run(program_of(escape, self.outside.values), escape.tests)
+        code = program_of(escape, self.outside.values)
+        result = self.run(code, escape.tests, escape.seconds)
         found: dict[str, str] = {}
         if left := self.outside.marked():
             found["end"] = f"{len(left)} processes were alive after the verdict"
             self.outside.end_marked()
-        if result["seconds"] > TRIED_LIMITS["seconds"] + LATE_SECONDS:
+        if result["seconds"] > escape.seconds + LATE_SECONDS:
             found["time"] = f"it ended after {result['seconds']:.0f} s"
         if escape.tests and result["passed"]:
             found["verdict"] = f"{result['passed']} of {len(escape.tests)} tests passed"

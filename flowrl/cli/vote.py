@@ -28,6 +28,7 @@ from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.learner import load_models
 from flowrl.session.session import load_rewards
+from flowrl.session.smaller_calls import explained
 from flowrl.settings.command_line.arguments import AtLeastOne, EvaluateArguments, Word
 from flowrl.settings.read import check_plan, read_run
 from flowrl.votes.answer import VoteAnswer, export_votes, write_results
@@ -184,14 +185,15 @@ def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion
     prompts = run.prompts.read("train")
     if given.prompts is not None:
         prompts = given_prompts([str(given.prompts)], run.prompts.column)
-    policy = whole_at_evaluation(load_models(run, device_of(run)), run)
     count = given.votes or VOTES_OF_A_RUN
     steps = given.steps or run.evaluation_steps
     kept = min(count, len(prompts))
     rows = tuple(i * len(prompts) // kept for i in range(kept))
     each = -(-count // kept)  # pairs of a prompt
     trial = Trial(prompts, rows, 2 * each, steps, given.seed)
-    samples = shown_by(policy, draw_trial(policy, trial).samples)
+    with explained(run, trains=False):
+        policy = whole_at_evaluation(load_models(run, device_of(run)), run)
+        samples = shown_by(policy, draw_trial(policy, trial).samples)
     copies, name = SampleCopies(folder), f"the base model of {config.name}"
     copies.add_all(samples, name)
     pairs = [(row, row + 1) for row in range(0, len(samples.prompts), 2)][:count]
@@ -216,12 +218,13 @@ def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
         prompts = evaluation_prompts(models[0], asked[0], None)
     trials = [_trial(model, given, prompts) for model in models]
     if len(models) == 1:
-        sides = _before_and_after(models[0], trials[0])
+        with explained(models[0].run, trains=False):
+            sides = _before_and_after(models[0], trials[0])
     else:
-        sides = [
-            _drawn(model, trial, given.source[i].resolve().name)
-            for i, (model, trial) in enumerate(zip(models, trials, strict=True))
-        ]
+        sides = list[_Side]()
+        for run, model, trial in zip(given.source, models, trials, strict=True):
+            with explained(model.run, trains=False):
+                sides.append(_drawn(model, trial, run.resolve().name))
     if sides[0].name == sides[1].name:
         sides = [
             _Side(f"{side.name} ({i + 1})", side.samples, side.scores)

@@ -18,11 +18,13 @@ from typing import Literal
 from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import differences, numbered_in, saved, trained_until, unfinished
 from flowrl.drill.training import DrilledProgram, Overdue, Training, begun, runs
+from flowrl.processes.watch import PATIENCE
 
 FaultKind = Literal["kills", "ends", "hangs", "fills", "cuts", "records"]
 EVERY = 2  # iterations between checkpoints of a copy, so that some are not saved yet
 DEATHS = 2  # of a restarted copy
-STOPPED_SECONDS = 20.0  # that a stopped process stays stopped
+STOPPED_SECONDS = 20.0  # that a training of one process stays stopped
+TELLING_SECONDS = PATIENCE + 30.0  # in which one that waits for a stopped one says so
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
 TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
 
@@ -258,8 +260,12 @@ def orphan(drill: Drill) -> FaultOutcome:
 def hang(drill: Drill) -> FaultOutcome:
     """A process that is stopped for a while, one of several if there are."""
     several = drill.program.processes > 1
-    what = "one process of several" if several else "the training"
-    outcome = FaultOutcome(f"{what} stopped for {STOPPED_SECONDS:.0f} s (SIGSTOP), then continued")
+    what = f"the training stopped for {STOPPED_SECONDS:.0f} s (SIGSTOP), then continued"
+    if several:
+        what = "one process stopped (SIGSTOP) until another one says so, then continued"
+    outcome = FaultOutcome(what)
+    # others wait for it from their next exchange on, which is in the same iteration
+    most = 2 * drill.iteration + TELLING_SECONDS if several else STOPPED_SECONDS
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
@@ -270,20 +276,27 @@ def hang(drill: Drill) -> FaultOutcome:
             return outcome
         stopped = drill.rng.choice(workers)
         training.signal(signal.SIGSTOP, stopped)
+        said = None
         try:
-            while time.monotonic() < since + STOPPED_SECONDS and training.running():
+            while time.monotonic() < since + most and training.running() and said is None:
                 time.sleep(0.1)
-            said = training.text()[known:].strip()
+                said = _waits_for(stopped.pid, training.text()[known:]) if several else None
         finally:
             training.signal(signal.SIGCONT, stopped)
-        if several:
-            lines = [line for line in said.splitlines() if "flowrl" in line or "wait" in line]
-            last = f"the others said: {lines[-1][:200]}" if lines else "the others said nothing"
-            outcome.notes.append(last)
+        if several and said is not None:
+            outcome.notes.append(f"another one said after {time.monotonic() - since:.0f} s: {said}")
+        elif several:
+            outcome.wrong(f"the others waited for {most:.0f} s without a word about it")
         drill.follow(training, outcome, before, since)
     drill.compare(folder, outcome)
     outcome.lost = 0
     return outcome
+
+
+def _waits_for(pid: int, said: str) -> str | None:
+    """The sentence of a process that waits for this one, which names it."""
+    lines = [line for line in said.splitlines() if "waited" in line and str(pid) in line]
+    return lines[0].rstrip()[:200] if lines else None
 
 
 # A disk of our own, in a namespace of mounts of its own, so that nothing else sees or fills it.

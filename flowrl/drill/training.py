@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from flowrl.drill.same_end import trained_until
-from flowrl.paths import PROJECT
+from flowrl.launching.own_python import python_environment
 
 POLL_SECONDS = 0.02
 KILLED_SECONDS = 10.0  # until a killed process has given back its memory
@@ -48,11 +48,8 @@ class DrilledProgram:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        found = {**os.environ, "FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
-        found["PYTHONSAFEPATH"] = "1"  # -m would take a source tree in the working folder first
-        if self.own:
-            paths = [str(PROJECT), os.environ.get("PYTHONPATH")]
-            found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        found = python_environment(self.own)
+        found |= {"FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
         if self.processes > 1:
             found.setdefault("OMP_NUM_THREADS", "1")
         return found

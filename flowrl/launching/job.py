@@ -4,6 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowrl.launching.own_python import SAFE_PATH
+
 SINGLE, SHARDED = "ddp", "fsdp2"
 
 
@@ -56,7 +58,7 @@ class LaunchJob:
     def command(self, rank: str = "0", address: str = "127.0.0.1", port: str = "29500") -> str:
         """The shell command of one machine, on several lines. `rank`, `address` (of the first
         machine) and `port` are shell words, such as "$SLURM_NODEID". One process alone needs no
-        launcher."""
+        launcher, and the program `flowrl` imports nothing of the working folder by itself."""
         if self.processes == 1 and not self.accelerate:
             return shlex.join(("flowrl", *self.train))
         launch = {
@@ -68,7 +70,11 @@ class LaunchJob:
             "main_process_port": port,
         }
         options = [f"--{name} {value}" for name, value in launch.items()]
-        lines = ("accelerate launch", *options, f"-m flowrl {shlex.join(self.train)}")
+        lines = (
+            f"env {SAFE_PATH}=1 accelerate launch",
+            *options,
+            f"-m flowrl {shlex.join(self.train)}",
+        )
         return " \\\n  ".join(lines)
 
 

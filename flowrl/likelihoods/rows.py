@@ -236,7 +236,7 @@ def parts_of_samples(parts: Sequence[str], layout: Layout | None) -> Layout | No
 def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
     """Number rows from 0; bit-identical neighbours have the same number."""
     new = (x[1:] != x[:-1]).flatten(1).any(1)
-    return torch.cat([torch.zeros_like(new[:1]), new]).cumsum(0)
+    return torch.cat([new.new_zeros(min(len(x), 1)), new]).cumsum(0)
 
 
 def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:

@@ -1,5 +1,6 @@
 """Rows per call of a model: one number each for sampling, decoding and training."""
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +11,12 @@ import torch
 
 from flowrl.settings.sections.train import CallKind as CallKind
 
-# messages of an allocator that has no more memory
-NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
+# messages of allocators that have no more memory: of torch, of CUDA's libraries and NCCL, of MPS
+NO_MORE = re.compile(
+    r"DefaultCPUAllocator|not enough memory|out of memory|_ALLOC_FAILED|_ALLOCATION_FAILED"
+    r"|failed to cuda (calloc|malloc)|cannot allocate memory",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -107,4 +112,6 @@ def out_of_memory(error: BaseException) -> bool:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, OSError):  # of a mapped file, or a process that could not be started
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and NO_MORE.search(str(error)) is not None

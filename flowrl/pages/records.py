@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from flowrl.json_text import json_text
+from flowrl.pages.plain_files import plain_bytes
 
 RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
@@ -230,13 +231,17 @@ def _records(run: Path, kind: str) -> list[Any]:
     for path, _ in _numbered(run):
         if path.name.startswith(kind):
             with suppress(OSError, ValidationError):
-                records.append(_READERS[kind].validate_json(path.read_bytes()))
+                records.append(_READERS[kind].validate_json(plain_bytes(run, path)))
     return records
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    path, records = run / RECORDS_FOLDER / name, list[Any]()
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    records = list[Any]()
+    try:
+        content = plain_bytes(run, run / RECORDS_FOLDER / name)
+    except OSError:
+        return records
+    for line in content.splitlines():
         with suppress(ValidationError):  # a kill may leave the last line torn
             records.append(_READERS[name].validate_json(line))
     return records

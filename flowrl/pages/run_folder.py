@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from flowrl.errors import UserError
+from flowrl.pages.plain_files import plain_bytes
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
@@ -68,7 +69,7 @@ class RunFolder:
             folder=folder,
             settings=settings,
             chosen=chosen_settings(settings),
-            metrics=list(_metrics(folder / "metrics.jsonl")),
+            metrics=list(_metrics(folder)),
             evaluations=read_evaluations(folder),
             trees=read_trees(folder),
             starts=read_starts(folder),
@@ -154,9 +155,13 @@ class RunFolder:
         return int(max(column, key=lambda point: (point[1], -point[0]))[0]) if column else None
 
 
-def _metrics(path: Path) -> Iterator[MetricLine]:
+def _metrics(folder: Path) -> Iterator[MetricLine]:
     """Lines with their finite numbers. Unreadable lines are left out."""
-    for text in path.read_bytes().splitlines() if path.is_file() else ():
+    try:
+        content = plain_bytes(folder, folder / "metrics.jsonl")
+    except OSError:
+        return
+    for text in content.splitlines():
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
@@ -169,7 +174,7 @@ def _votes(folder: Path) -> Iterator[str]:
     """Sentences of the answers in `votes/`, the newest first. Unreadable ones are left out."""
     for path in sorted(folder.glob("votes/*/answer.json"), reverse=True)[:MOST_ANSWERS]:
         try:
-            answer = json.loads(path.read_bytes()[:MOST_ANSWER_BYTES])
+            answer = json.loads(plain_bytes(folder, path, MOST_ANSWER_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         lines = answer.get("sentences") if isinstance(answer, dict) else None

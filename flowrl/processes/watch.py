@@ -23,6 +23,7 @@ import psutil
 from torch._C._distributed_c10d import Store
 
 from flowrl.errors import UserError
+from flowrl.processes.at_work import times_gone_on
 
 HANG_VARIABLE = "FLOWRL_HANG_SECONDS"
 HANG_SECONDS = 1800.0  # a reward's server, or a first compilation, may take many minutes
@@ -73,7 +74,8 @@ class SignOfLife:
 
     number  counts them
     waits   seconds that its main thread has been inside one exchange with the others
-    idle    seconds since its last progress: its processor worked, or its main thread moved on
+    idle    seconds since its last progress: its processor worked, its main thread moved on, or a
+            thread of its work had waited for something and went on
     """
 
     number: int
@@ -90,14 +92,16 @@ class MainThread:
 
     place: tuple[object, ...] = ()
     moved: float = 0.0  # when its place last changed
-    worked: float = 0.0  # when the process last used its processor
+    worked: float = 0.0  # when the process last used its processor, or a thread went on
     used: float = 0.0  # processor seconds until then
+    gone_on: int = 0  # times that its threads had gone on until then
     at: float = 0.0
     waiting: bool = False
     phase: str = ""
     frames: Callable[[], FrameType | None] = field(
         default=lambda: sys._current_frames().get(threading.main_thread().ident or 0)
     )
+    counted: Callable[[], int] = times_gone_on
 
     def look(self, now: float, used: float) -> None:
         """`used`: processor seconds of all threads but the one that looks."""
@@ -106,9 +110,11 @@ class MainThread:
         place = tuple((id(each.f_code), each.f_lasti) for each in stack)
         if place != self.place or not self.at:
             self.place, self.moved = place, now
-        if used - self.used > BUSY * (now - self.at) or not self.at:
+        gone_on = self.counted()
+        busy = used - self.used > BUSY * (now - self.at)
+        if busy or gone_on != self.gone_on or not self.at:
             self.worked = now
-        self.used, self.at = used, now
+        self.used, self.gone_on, self.at = used, gone_on, now
         self.waiting = any(EXCHANGES in each.f_code.co_filename for each in stack[:3])
         self.phase = _phase(stack)
 
@@ -116,7 +122,7 @@ class MainThread:
         return self.at - self.moved if self.waiting else 0.0
 
     def idle(self) -> float:
-        return 0.0 if self.waiting else self.at - max(self.moved, self.worked)
+        return self.at - max(self.moved, self.worked)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -235,7 +241,7 @@ class Watch:
             board.read = now
         board.curious = curious
         if waits >= WAITING_SECONDS:
-            self._waiting(waits, now)
+            self._waiting(waits, idle, now)
             return
         self.next = self.patience
         if idle >= self.limit and any(
@@ -249,22 +255,24 @@ class Watch:
                 f"Its stack:\n{stack_text()}"
             )
 
-    def _waiting(self, waits: float, now: float) -> None:
+    def _waiting(self, waits: float, idle: float, now: float) -> None:
         lost = now - self.board.read  # since the store has last answered
         late = [rank for rank in self._others() if self._late(rank)]
         if lost > WAITING_SECONDS and self.keeper is not None:
             late = [self.keeper]
         for rank in late:
-            if (idle := self._idle(rank) + max(lost - WAITING_SECONDS, 0.0)) >= self.limit:
+            if (rests := self._idle(rank) + max(lost - WAITING_SECONDS, 0.0)) >= self.limit:
                 self.end(
                     f"process {rank} has kept the others waiting and made no progress for "
-                    f"{idle:.0f} s ({HANG_VARIABLE} is {self.limit:g}): "
+                    f"{rests:.0f} s ({HANG_VARIABLE} is {self.limit:g}): "
                     f"{self._state(rank, lost)}; this process ends too"
                 )
                 return
-        everyone = [self.board.signs[rank].waits for rank in self._others() if self._known(rank)]
-        if not late and len(everyone) == self.board.size - 1:
-            if min([waits, *everyone]) >= self.limit:
+        others = [self.board.signs[rank] for rank in self._others() if self._known(rank)]
+        if not late and len(others) == self.board.size - 1:
+            # one that goes from one exchange to the next is at the same place for every look
+            resting = [min(sign.waits, sign.idle) for sign in others]
+            if min([waits, idle, *resting]) >= self.limit:
                 self.end(
                     f"all processes have waited for each other for {self.limit:g} s "
                     f"({HANG_VARIABLE}), so this one ends. Its stack:\n{stack_text()}"

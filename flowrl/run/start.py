@@ -64,8 +64,8 @@ def _start(
     run = live.placed(run, chosen)
     with held_together(chosen, state, lambda _: shutil.rmtree(chosen)):
         try:
-            with on_cluster(run, state) as cluster:
-                with explained(run), not_alone():
+            with explained(run), on_cluster(run, state) as cluster:
+                with not_alone():
                     accelerator = open_accelerator(run, chosen)
                     agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
                     session = open_session(run, chosen, accelerator, live, rewards_of(cluster))
@@ -171,7 +171,7 @@ def _resume(run: RunSettings, folder: Path, cache: bool, live: Live, state: Part
             count = state.num_processes
             for line in agreed(state, lambda: start_record.changes(run, folder, saved, count)):
                 terminal.say(line)
-        with resumable(folder):
+        with resumable(folder), explained(run):
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)

@@ -79,15 +79,21 @@ def _setting(learner: Learner) -> Any:
 
 
 @contextmanager
-def explained(run: RunSettings, policy: HasSizes | None = None) -> Iterator[None]:
+def explained(
+    run: RunSettings, policy: HasSizes | None = None, trains: bool = True
+) -> Iterator[None]:
     """Turn an out-of-memory error of the run into a UserError that names settings to change, based
-    on the policy's current call sizes. Errors of rewards, judges and callbacks pass through."""
+    on the policy's current call sizes. Errors of rewards, judges and callbacks pass through.
+
+    trains  False for a command that only samples, which has other settings to change
+    """
     try:
         yield
     except Exception as error:
         if of_callback(error) or not out_of_memory(error):
             raise
-        about, way = after(error, lambda: _advice(run, policy), ("", PLAIN_WAY))
+        advice = (lambda: _advice(run, policy)) if trains else (lambda: ("", _sampling_way(run)))
+        about, way = after(error, advice, ("", PLAIN_WAY))
         reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
         raise UserError(f"out of memory ({reason}){about}: set {way}") from error
 
@@ -104,10 +110,17 @@ def _advice(run: RunSettings, policy: HasSizes | None) -> tuple[str, str]:
 
 def _plain_way(run: RunSettings) -> str:
     """Settings that lower the memory of a run whose sizes are unknown, as far as it has them."""
+    words = [PLAIN_WAY]
+    words += [] if run.train.gradient_checkpointing else ["train.gradient_checkpointing: true"]
+    return ", ".join(words + _of_weights(run))
+
+
+def _sampling_way(run: RunSettings) -> str:
+    """Settings that lower the memory of sampling."""
+    words = [PLAIN_WAY, *_of_weights(run)]
+    return ", ".join(words + ["model.dtype: bfloat16"] * (run.model.dtype == "float32"))
+
+
+def _of_weights(run: RunSettings) -> list[str]:
     moves = isinstance(run.model, PipelineSettings) and not run.model.offload
-    words = [
-        "train.rows_per_call lower",
-        *([] if run.train.gradient_checkpointing else ["train.gradient_checkpointing: true"]),
-        *(["model.offload: true"] if moves else []),
-    ]
-    return ", ".join(words)
+    return ["model.offload: true"] if moves else []

@@ -40,6 +40,7 @@ class Escape:
     alone       whether it does nothing unless its space of processes is its own
     inside      whether it is about flowrl's own sandbox: another may permit it and still hold
     tests       Python tests of its function `f`, all of which must fail; none: it is a script
+    seconds     its time: what it needs where nothing holds it, on a busy machine too
     """
 
     protection: str
@@ -48,6 +49,7 @@ class Escape:
     alone: bool = False
     inside: bool = False
     tests: tuple[str, ...] = ()
+    seconds: float = 1.0
 
 
 SETUP = """
@@ -267,10 +269,31 @@ for i in range(6):
 os.close(done)
 seen = 0
 while seen < 6 and (part := os.read(ready, 6)): seen += len(part)
-time.sleep(1)
+time.sleep(0.2)
 if seen == 6: out('240 MB in six processes')
-""", waits=True),
+""", waits=True, seconds=5.0),
+    "memory of processes without a first thread": Escape("memory", """
+ready, done = os.pipe()
+def fill():
+    kept = bytearray(40 * 2**20)
+    os.write(done, b'x')
+    linger()
+for i in range(6):
+    if quietly(os.fork) == 0:
+        threading.Thread(target=fill).start()
+        call(60 if X86 else 93, 0)
+os.close(done)
+seen = 0
+while seen < 6 and (part := os.read(ready, 6)): seen += len(part)
+time.sleep(0.2)
+if seen == 6: out('240 MB in six processes whose first thread has ended')
+""", waits=True, seconds=5.0),
     "memory of no process": Escape("memory", """
+import mmap, stat
+if isinstance(quietly(mmap.mmap, -1, 4096), mmap.mmap): out('shared memory without a file')
+file = quietly(os.open, '/dev/zero', os.O_RDWR)
+if type(file) is int and stat.S_ISCHR(os.fstat(file).st_mode):
+    if isinstance(quietly(mmap.mmap, file, 4096), mmap.mmap): out('shared memory of /dev/zero')
 made = libc.shmget(0, 2**20, 0o1600)
 if made >= 0:
     libc.shmctl(made, 0, None)
@@ -351,7 +374,7 @@ listed = quietly(os.listdir, os.path.dirname('$secret'))
 if isinstance(listed, list): out(f'names of files: {listed}')
 """),
     "a file by its number": Escape("files", """
-for number in range(3, 64):
+for number in range(3, 2048):
     for back in ('', '..', '../..', '../../../..'):
         found = quietly(os.open, f'/proc/self/fd/{number}/{back}$secret', os.O_RDONLY)
         if type(found) is int and b'$canary' in os.read(found, 999): out(f'file {number}')
@@ -466,7 +489,7 @@ for name, numbers in rows.items():
 import mmap
 if X86 and call(0x40000000 | 39) > 0: out('the numbers of x32')
 if X86:  # mov eax, 20; int 0x80; ret: the process's number by a call of 32 bits
-    code = mmap.mmap(-1, 4096, prot=7)
+    code = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
     code.write(bytes([0xb8, 20, 0, 0, 0, 0xcd, 0x80, 0xc3]))
     place = ctypes.addressof(ctypes.c_char.from_buffer(code))
     if ctypes.CFUNCTYPE(ctypes.c_int)(place)() > 0: out('the numbers of 32 bits')
@@ -523,10 +546,10 @@ FORGING = {
         "import builtins\nbuiltins.AssertionError = ValueError\ndef f(x): raise AssertionError"
     ),
     "writes to all files": (
-        "for i in range(3, 64):\n    quietly(os.write, i, b'1\\n' * 9)\ndef f(x): return 99"
+        "for i in range(3, 2048):\n    quietly(os.write, i, b'1\\n' * 9)\ndef f(x): return 99"
     ),
     "answers for the channel": (
-        "import json\nb = json.dumps({'value': True}).encode()\nfor i in range(3, 64):\n"
+        "import json\nb = json.dumps({'value': True}).encode()\nfor i in range(3, 2048):\n"
         "    quietly(os.write, i, len(b).to_bytes(4, 'little') + b)\ndef f(x): return 99"
     ),
     "errors that blame the tests": (

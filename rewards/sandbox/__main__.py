@@ -33,6 +33,7 @@ OWN_MODULES = (
     "judge",
     "keeper",
     "landlock",
+    "mappings",
     "program",
     "remote",
     "syscalls",
@@ -40,6 +41,7 @@ OWN_MODULES = (
     "values",
     "weak_tests",
 )
+HIGH_NUMBER = 1000  # of the file through which a program is asked
 FILE = "program.py"  # the program's file, in the folder that it starts in
 
 
@@ -78,7 +80,17 @@ def _program(settings: dict[str, Any]) -> Callable[[bytes], None]:
 
 
 def _serve(settings: dict[str, Any]) -> Callable[[bytes], None]:
+    import fcntl
+    import resource
+
     from program import serve_program
+
+    # to a number that no program closes which closes all files of usual numbers
+    (file,) = settings["channel"]
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    number = min(HIGH_NUMBER, most - 1) if most > 0 else HIGH_NUMBER
+    settings["channel"] = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, number)]
+    os.close(file)
 
     def work(code: bytes) -> None:
         os.close(settings["control"])

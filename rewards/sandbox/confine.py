@@ -35,7 +35,9 @@ BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2
 MOUNT_SETATTR, READ_ONLY = 442, 1 | 2  # the call's number; MOUNT_ATTR_RDONLY and NOSUID
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38  # of prctl
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# not /dev/zero: a shared mapping of it is memory that stays while no process has it mapped
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+ZERO_FILE = "/dev/zero"  # a file of as many zeros as may be written stands there instead
 LINKS = {
     "/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0", "/dev/stdout": "/proc/self/fd/1",
     "/dev/stderr": "/proc/self/fd/2",
@@ -203,6 +205,8 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
         bound.append(path)
     for path, target in LINKS.items():
         os.symlink(target, root + path)
+    with open(root + ZERO_FILE, "wb") as zeros:  # of holes, which take no memory
+        zeros.truncate(settings["written"])
     # where semaphores of several processes lie is a folder of its own
     for name, mode in (("tmp", 0o777), ("dev/shm", 0o777), ("proc", 0o755), ("outside", 0o700)):
         os.makedirs(f"{root}/{name}", exist_ok=True)

@@ -34,7 +34,7 @@ CONFIGURATION_VARIABLE = "FLOWRL_CONFIG"
 # of the run's variables, what commands such as docker and bwrap need to work
 PASSED_ON = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST")
 # sent in this order: each imports only those before it
-SENT_SOURCES = ("channel", "values", "program", "remote", "judge", "weak_tests", "away")
+SENT_SOURCES = ("channel", "values", "mappings", "program", "remote", "judge", "weak_tests", "away")
 BOOT = """\
 import os
 def exactly(size):

@@ -12,6 +12,7 @@ import builtins
 import functools
 import importlib
 import json
+import re
 import symtable
 import sys
 import types
@@ -202,6 +203,7 @@ class RowUnderTest:
 
     def __init__(self, tests: Sequence[str], program: RemoteProgram) -> None:
         self.names, self.program, self.known = Names(tests), program, program.names()
+        self.in_texts = frozenset[str]().union(*map(_words_in_texts, tests))
         sys.modules[SOLUTION] = _solution(program, self.known)
         self.space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan}
         self.space[IN_PLACE] = call_in_place
@@ -209,7 +211,9 @@ class RowUnderTest:
         self.space |= {each.__name__: ordered(each) for each in (max, min, sorted)}
 
     def _evaluated(self, source: Any, *spaces: Any) -> Any:
-        """`eval` for expressions of data, operators and calls of CALLABLE only."""
+        """`eval` for expressions of data, operators and calls of CALLABLE only. Of the tests' own
+        names it sees those that stand in texts of the tests, as in `eval(f("x + 1"))`: the others,
+        such as that of the wanted result, are for nobody to guess."""
         tree = ast.parse(source.strip() if type(source) is str else source, mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Lambda | ast.NamedExpr):
@@ -218,7 +222,12 @@ class RowUnderTest:
                 isinstance(node.func, ast.Name) and node.func.id in CALLABLE
             ):
                 _refuse_code()
-        seen = {name: value for space in (spaces or (self.space,)) for name, value in space.items()}
+        seen = {
+            name: value
+            for space in (spaces or (self.space,))
+            for name, value in space.items()
+            if space is not self.space or name in self.in_texts
+        }
         own = {name: getattr(builtins, name) for name in CALLABLE}
         return eval(
             compile(tree, "text", "eval", dont_inherit=True), {**seen, **own, "__builtins__": {}}
@@ -233,6 +242,14 @@ class RowUnderTest:
         """Why the test that did not pass may not be the completion's failure, if this judge cannot
         run it for any completion."""
         return self.program.limit or _wanted_class(test, self.names.completion)
+
+
+@functools.lru_cache(1024)
+def _words_in_texts(test: str) -> frozenset[str]:
+    """Names in the texts of a test."""
+    nodes = ast.walk(ast.parse(test))
+    texts = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return frozenset(word for text in texts for word in re.findall(r"[^\W\d]\w*", text))
 
 
 @functools.lru_cache(1024)

@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def keep_program(child: int, ready: int, beside: int, settings: dict[str, Any]) -> NoReturn:
     """Wait for the child, and exit with its code once it and all below it are gone.
 
     The child is killed when the run's process says so or ends, when its time is over, or when
-    together its processes exceed their memory: resident pages, shared ones once per process. They
-    can be counted if the child says `1` through `ready`: its /proc is then visible here. The folder
-    of a run that was killed is removed here; `beside` is the one that holds it.
+    together its processes exceed their memory, where shared pages count once per process. They can
+    be counted if the child says `1` through `ready`: its /proc is then visible here. The folder of
+    a run that was killed is removed here; `beside` is the one that holds it.
     """
     counted = os.read(ready, 1) == b"1"
     memory, until = settings["memory"], time.monotonic() + settings["most_seconds"]
 
     def late_or_large() -> bool:
-        return time.monotonic() > until or (counted and resident_bytes() > memory)
+        return time.monotonic() > until or (counted and held_bytes() > memory)
 
     ended = _wait(child, settings["lifeline"], late_or_large)
     if ended is None:
@@ -100,14 +99,36 @@ def _leave(status: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def resident_bytes() -> int:
-    """Resident memory of all processes of the namespace but for process 1, which is ours."""
-    total = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            try:
-                with open(f"/proc/{name}/statm") as file:
-                    total += int(file.read().split()[1]) * PAGE
-            except OSError:
-                continue  # it has ended
-    return total
+def held_bytes(proc: str = "/proc") -> int:
+    """Memory of all processes of the namespace but for process 1, which is ours: resident pages,
+    and those that the kernel has moved to its swap."""
+    return sum(
+        _of_process(f"{proc}/{name}") for name in os.listdir(proc) if name.isdigit() and name != "1"
+    )
+
+
+def _of_process(folder: str) -> int:
+    """Bytes of a process; 0 if it has ended. One whose first thread alone has ended shows no
+    memory, but each of its other threads shows all of it."""
+    try:
+        found = _of_status(f"{folder}/status")
+        if found:
+            return found
+        threads = os.listdir(f"{folder}/task")
+    except OSError:
+        return 0
+    return max((_of_thread(f"{folder}/task/{name}") for name in threads), default=0)
+
+
+def _of_thread(folder: str) -> int:
+    try:
+        return _of_status(f"{folder}/status")
+    except OSError:
+        return 0
+
+
+def _of_status(path: str) -> int:
+    with open(path) as file:
+        return sum(
+            int(line.split()[1]) * 1024 for line in file if line.startswith(("VmRSS:", "VmSwap:"))
+        )

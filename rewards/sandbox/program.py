@@ -9,6 +9,7 @@ import sys
 import types
 
 from channel import Channel
+from mappings import share_by_files
 from values import decode_value, encode_value
 
 TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
@@ -52,6 +53,7 @@ def run_script(code: bytes, file: str) -> None:
     with open(file, "wb") as copy:
         copy.write(code)
     add_site_names()
+    share_by_files()
     sys.path.insert(0, os.getcwd())
     space = new_module("__main__", file)
     exec(compile(code, space["__file__"], "exec", dont_inherit=True), space)
@@ -103,6 +105,7 @@ class Program:
 def serve_program(channel: Channel, code: bytes) -> None:
     """Run the completion, then answer the judge's requests. Never returns."""
     add_site_names()
+    share_by_files()
     program = Program(code)
     while True:
         channel.send(program.answer(channel.receive()))

@@ -5,8 +5,10 @@ then do without. Among them are those whose memory no limit counts (asynchronous
 inotify, io_uring) and those that newer kernels bring. Refused by name, with EPERM: calls whose
 memory escapes the limits (System V and POSIX queues and shared memory, in-memory files), new
 namespaces and mounts, calls that inspect other processes, and socket families that no namespace
-confines. A process without namespaces of its own also cannot connect, nor signal, start, become or
-schedule another process, nor change a file by its name alone.
+confines. Of mappings, memory that is shared without a file is refused, since its pages stay while
+no process has them mapped and so counts them, and so are huge pages, which are the host's. A
+process without namespaces of its own also cannot connect, nor signal, start, become or schedule
+another process, nor change a file by its name alone.
 """
 
 from __future__ import annotations
@@ -117,6 +119,8 @@ PERMITTED = {
 SOCKET, FAMILIES = (41, 198), (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: they end in a namespace
 CLONE = (56, 220)  # clone3, whose flags lie in memory, is unknown: the C library then uses clone
 CLONE_NAMESPACES, CLONE_THREAD = 0x7E020000, 0x10000
+MMAP = (9, 222)
+SHARED, ANONYMOUS, HUGE = 1, 0x20, 0x40000  # flags of a mapping
 LOAD, EQUAL, ABOVE, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06  # of BPF
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50001, 0x50026
 SET_SECCOMP, FILTER_MODE = 22, 2  # of prctl
@@ -153,6 +157,7 @@ def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
     steps += [(EQUAL, n - place, 0, family) for place, family in enumerate(FAMILIES)]
     steps += [(RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     steps += _clone_steps(CLONE[column], processes)
+    steps += _mapping_steps(MMAP[column])
     for first, last in _ranges(number[column] for number in PERMITTED.values()):
         steps += [(AT_LEAST, 0, 2, first), (ABOVE, 1, 0, last), (RETURN, 0, 0, ALLOW)]
     steps += [(RETURN, 0, 0, ENOSYS)]
@@ -175,6 +180,19 @@ def _clone_steps(clone: int, processes: bool) -> list[Instruction]:
         body += [(ANY_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, EPERM)]
     body += [(RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(body), clone), *body]
+
+
+def _mapping_steps(mmap: int) -> list[Instruction]:
+    """Mappings of files, and private memory in pages of the usual size."""
+    body: list[Instruction] = [
+        (LOAD, 0, 0, 40),  # the fourth argument
+        (ANY_BIT, 2, 0, HUGE),
+        (ANY_BIT, 0, 2, ANONYMOUS),
+        (ANY_BIT, 0, 1, SHARED),
+        (RETURN, 0, 0, EPERM),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return [(EQUAL, 0, len(body), mmap), *body]
 
 
 def _ranges(numbers: Iterable[int | None]) -> list[tuple[int, int]]:

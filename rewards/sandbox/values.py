@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -32,6 +33,9 @@ OF_LIBRARY: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ],
 }
 """Types that travel, each with the arguments that make an equal value. Time zones do not."""
+ARRAY_TYPES = re.compile(r"[<>|=][biufc]\d{1,2}")
+"""Types of arrays of numpy that travel: numbers of a size. A program can write anything into its
+messages, so their reader takes these alone too."""
 
 
 def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
@@ -53,7 +57,7 @@ def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
         return {"deque": [encode_value(one, hold) for one in value]}
     if isinstance(value, dict):
         return {"dict": [[encode_value(k, hold), encode_value(v, hold)] for k, v in value.items()]}
-    if _is_array(value) and value.dtype.kind in "biufc":
+    if _is_array(value) and ARRAY_TYPES.fullmatch(value.dtype.str):
         if value.shape == ():
             return encode_value(value.item(), hold)
         return {"array": [value.dtype.str, encode_value(value.tolist(), hold)]}
@@ -93,6 +97,8 @@ def decode_value(
         if kind == plain.__name__:
             return plain(decoded(one) for one in inner)
     if kind == "array":
+        if not ARRAY_TYPES.fullmatch(inner[0]):
+            raise ValueError("the message is not an encoded value")
         return (array or plain_array)(inner[0], decoded(inner[1]))
     module, _, name = kind.partition(".")
     if (module, name) in OF_LIBRARY:
@@ -197,6 +203,6 @@ def _numbers(value: Any) -> Iterator[Any]:
         yield value
     elif _is_array(value) and value.dtype.kind in "fc":
         yield from value.ravel().tolist()
-    elif type(value) in (list, tuple):
+    elif type(value) in (*CONTAINERS, collections.deque):
         for one in value:
             yield from _numbers(one)

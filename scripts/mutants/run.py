@@ -10,9 +10,11 @@ touched, and runs the tests that must fail. Exit code 1 if one survives, or if i
 
 import argparse
 import importlib
+import math
 import multiprocessing
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -341,14 +343,14 @@ MUTANTS = [Mutant(*row) for row in (
 # fmt: on
 
 
-def copied(folder: Path) -> None:
-    """Copy the files that git tracks, with changes of the working tree."""
+def copied(folder: Path, tree: Path = PROJECT) -> None:
+    """Copy the files of a tree that git tracks, with changes of the working tree."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True).stdout.decode()
+    names = subprocess.run(command, cwd=tree, check=True, capture_output=True).stdout.decode()
     for name in filter(None, names.split("\0")):
-        if (PROJECT / name).is_file():  # not one that was deleted just now
+        if (tree / name).is_file():  # not one that was deleted just now
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(PROJECT / name, folder / name)
+            shutil.copy(tree / name, folder / name)
 
 
 def preload() -> None:
@@ -358,8 +360,8 @@ def preload() -> None:
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
 
 
-def run_pytest(folder: Path, tests: Sequence[str], output: Path) -> None:
-    """In a child process: the tests of a copied tree; pytest's exit code is the process's."""
+def enter(folder: Path, output: Path) -> None:
+    """In a child process: import from a copied tree, and write what is printed into a file."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -372,17 +374,29 @@ def run_pytest(folder: Path, tests: Sequence[str], output: Path) -> None:
     sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() != PROJECT)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
         del sys.modules[name]
+
+
+def run_pytest(folder: Path, tests: Sequence[str], output: Path, cpu: float | None) -> None:
+    """In a child process: the tests of a copied tree; pytest's exit code is the process's."""
+    enter(folder, output)
+    if cpu is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu), math.ceil(cpu) + 5))
     paths = [f"tests/{test}" for test in tests]
     if all("::" in test for test in tests):
         paths += ["-m", "not gpu"]  # a test that is named counts, even if it is slow
     os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *paths])))
 
 
-def tested(folder: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
-    """(pytest's exit code, its output): 0 all passed, 1 a test failed, 2 and more no verdict."""
+def tested(
+    folder: Path, tests: Sequence[str], patience: float = PATIENCE, cpu: float | None = None
+) -> tuple[int, str]:
+    """(pytest's exit code, its output): 0 all passed, 1 a test failed, 2 and more no verdict.
+
+    `patience` is in seconds; so is `cpu`, of a processor's time, which other programs do not spend.
+    """
     output = folder.with_name(f"{folder.name}.txt")
     child = multiprocessing.get_context("fork").Process(
-        target=run_pytest, args=(folder, tests, output)
+        target=run_pytest, args=(folder, tests, output, cpu)
     )
     child.start()
     child.join(patience)

@@ -38,6 +38,7 @@ NEVER_ALONE = {
     "asynchronous input",
     "memory of one process",
     "memory of several processes",
+    "memory of processes without a first thread",
 }
 ALONE = [
     name

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from flowrl.cli.command_table import COMMANDS as TABLE
 from flowrl.paths import PROJECT
 from rewards.rights import Right
 from scripts.generate.rights import Marked
@@ -23,6 +24,9 @@ from tests.support.warm import Warm, small
 
 CANARY = "canary-of-a-secret"
 VARIABLE = "CANARY"
+SECRETS = (  # variables with a canary, beside the one that settings name
+    *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "GITHUB_TOKEN"),
+)
 COMMANDS = {
     "train": ("train", "--resume", "RUN"),
     "evaluate": ("evaluate", "RUN"),
@@ -32,8 +36,13 @@ COMMANDS = {
     "compare": ("compare", "RUN", "OTHER", "--out", "PAGE"),
     "doctor": ("doctor", "RUN"),
     "drill": ("drill", "RUN", "--out", "PAGE"),
+    "runs": ("runs", "RUN"),
+    "vote": (
+        *("vote", "RUN", "--person", "simulated", "--port", "0", "--votes", "2"),
+        *("--steps", "1", "--out", "PAGE"),
+    ),
 }
-TRUSTING = ("train", "evaluate", "sample", "export", "drill")
+TRUSTING = ("train", "evaluate", "sample", "export", "drill", "vote")
 WHOLE = ("train", "evaluate")  # use most of a folder
 FORBIDDEN = {
     Right.CODE: ("run", "start"),  # with the right to files it may be read, as weights are
@@ -60,6 +69,11 @@ class Place(NamedTuple):
             return False
         return True
 
+    def beside(self) -> dict[str, bytes]:
+        """Everything outside the run but the caches of libraries."""
+        files = [path for path in self.outside.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in files if ".cache" not in path.parts}
+
 
 @pytest.fixture(scope="module")
 def place(pipeline, tmp_path_factory) -> Iterator[Place]:
@@ -71,8 +85,10 @@ def place(pipeline, tmp_path_factory) -> Iterator[Place]:
     begun = yaml.safe_load((folder / "run/run.yaml").read_text())
     outside = folder / "outside"
     (outside / ".ssh").mkdir(parents=True)
-    (outside / ".cache/huggingface").mkdir(parents=True)
-    for name in (".ssh/id_rsa", ".netrc", ".cache/huggingface/token", "secret.txt"):
+    for name in (".cache/huggingface", ".aws"):
+        (outside / name).mkdir(parents=True)
+    secrets = (".ssh/id_rsa", ".netrc", ".cache/huggingface/token", ".aws/credentials")
+    for name in (*secrets, "secret.txt"):
         (outside / name).write_text(f"{CANARY}\n")
     (outside / "e.py").write_text(f"raise SystemError({CANARY!r})\n")
     run = folder / "elsewhere"
@@ -146,12 +162,29 @@ def used(place: Place, commands: Warm, command: str, trust: str, tmp_path: Path)
     environment = {
         watched.EVENTS: str(events), watched.PLACES: str(place.outside),
         watched.SECRET: VARIABLE, VARIABLE: CANARY, "HOME": str(place.outside),
+        **dict.fromkeys(SECRETS, CANARY),
         "HF_TOKEN_PATH": str(place.outside / ".cache/huggingface/token"), "HF_HUB_OFFLINE": "1",
         "FLOWRL_STATE": str(tmp_path / "state"),
     }  # fmt: skip
     code = commands.run(*words, out=said, env=environment)
     found = [json.loads(line) for line in events.read_text().splitlines()]
     return code, said.read_text(), found
+
+
+def holding(*folders: Path) -> list[Path]:
+    """Files of a run, of pages and of flowrl's state that hold the canary."""
+    files = [path for folder in folders for path in folder.rglob("*")]
+    return [p for p in files if p.is_file() and not p.is_symlink() and _holds(p)]
+
+
+def _holds(path: Path) -> bool:
+    return path.name != "events" and CANARY.encode() in path.read_bytes()
+
+
+def test_the_grid_has_every_command_that_reads_a_run() -> None:
+    named = {name for name, each in TABLE.items() if "RUN" in f"{each.usage} {each.example}"}
+    settings = {"launch", "fit-reward"}  # the name of a new run; a folder of votes
+    assert named - settings <= COMMANDS.keys() <= TABLE.keys()
 
 
 def wrong_uses(
@@ -166,11 +199,15 @@ def wrong_uses(
     found: list[str] = []
     others = ",".join(each for each in Right if each is not right)
     put(place.run, tree)
+    before = place.beside()
     for command in only:
         code, said, events = used(place, commands, command, others, tmp_path)
         found += [f"{command}: {e}" for e in events if e[0] in FORBIDDEN[right]]
         if place.heard() or CANARY in said:
             found.append(f"{command}: the canary was heard")
+        found += [f"{command}: {path} holds the canary" for path in holding(place.run, tmp_path)]
+        if place.beside() != before:
+            found.append(f"{command}: something outside the run was written")
         if command == "train" and code != 2:  # evaluate does not ask for what it does not use
             found.append(f"{command}: exit code {code}: {said[-300:]}")
     return found

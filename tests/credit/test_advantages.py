@@ -193,6 +193,14 @@ def test_leave_one_out(group, seed):
     torch.testing.assert_close(credit((LeaveOneOut(),), r, (group,))[0][:, 0], want)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", None])
+def test_equal_rewards_are_worth_exactly_nothing(scale):
+    """The mean of three times 0.1 is not 0.1, and what is left is not credit."""
+    r = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.5, 0.9], dtype=torch.float64)
+    got = credit((Standardize(scale),), r, (3,))[0][:, 0]
+    assert got[:3].eq(0).all() and got[3:].ne(0).all()
+
+
 def test_trimmed_statistics_leave_the_lowest_out():
     r = torch.tensor([-100.0, 1.0, 2.0, 3.0])
     got = credit((Standardize(trim=0.25, eps=0.0),), r, (4,))[0][:, 0]

@@ -20,8 +20,15 @@ from flowrl.credit.turns import (
     Turns,
     WhitenTokens,
 )
-from flowrl.credit.values import NodeLevel, ReferenceRatios, SampleTurns, TrackedStatistics
+from flowrl.credit.values import (
+    NodeLevel,
+    ReferenceRatios,
+    SampleTurns,
+    TrackedStatistics,
+    node_values,
+)
 from flowrl.errors import UserError
+from flowrl.likelihoods.token import shared_credit
 from rewards import Scores
 from tests.support.credit_context import context_of as context_with
 from tests.support.golden_tools import close, columns
@@ -253,6 +260,20 @@ def test_ragged_trees_by_loops():
             before = value
     with pytest.raises(UserError, match="uniform trees"):
         credit((TwoLevel(),), r, nodes, **context)
+
+
+def test_a_node_of_a_ragged_tree_has_credit_if_one_of_its_leaves_has():
+    r, scored = rewards(6), torch.tensor([True, False, True, True, False, False])
+    scores = Scores(r[:, None] * scored[:, None], scored[:, None], ("r",))
+    value, mask = node_values(scores, context_with(columns((6, 6, 6)), torch.ones(1), nodes=RAGGED))
+    shared, kept = shared_credit(r[:, None].expand(6, 3), scored[:, None].expand(6, 3), RAGGED, 6)
+    for k in range(3):
+        for i in range(6):
+            leaves = [j for j in range(6) if RAGGED[j, k] == RAGGED[i, k] and scored[j]]
+            assert bool(mask[i, k]) == bool(kept[i, k]) == bool(leaves)
+            mean = sum(float(r[j]) for j in leaves) / max(len(leaves), 1)
+            assert float(value[i, k]) == pytest.approx(mean)
+            assert float(shared[i, k]) == pytest.approx(mean)
 
 
 def test_tempo_is_the_sum_over_paths_and_grpo_where_nothing_branches():

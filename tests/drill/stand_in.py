@@ -3,7 +3,8 @@
 It keeps what flowrl promises, or, named in the file `breaks` beside the run's weights, breaks one
 promise: `hangup` (SIGHUP ends it unsaved), `second` (it hangs after its second death), `orphan` (it
 outlives its supervisor), `bits` (a resume ends otherwise), `silent` (a missing line is not named),
-`nan` (metrics.jsonl has one), `disk` (a full disk is a trace).
+`nan` (metrics.jsonl has one), `disk` (a full disk is a trace). With `told`, a process beside it
+says that it is stopped, as one that waits for it does.
 """
 
 import errno
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 SECONDS = 0.15  # per iteration
+BESIDE = """
+import sys, time
+while True:
+    time.sleep(0.02)
+    with open(f"/proc/{sys.argv[1]}/stat") as file:
+        if file.read().rpartition(")")[2].split()[0] == "T":
+            print(f"flowrl: process 1 has waited 60 s for process 0: `kill -CONT {sys.argv[1]}`")
+            break
+"""
 asked = 0
 
 
@@ -42,6 +53,8 @@ def write(folder: Path, weights: np.ndarray) -> None:
 
 def train(folder: Path, broken: str, resumed: bool) -> int:
     signal.signal(signal.SIGTERM, ask)
+    if broken == "told":
+        subprocess.Popen([sys.executable, "-u", "-c", BESIDE, str(os.getpid())])
     if broken != "hangup":
         signal.signal(signal.SIGHUP, ask)
     last = yaml.safe_load((folder / "run.yaml").read_text())["train"]["iterations"]

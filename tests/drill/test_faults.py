@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_a_broken_promise_is_found(broken, name, said, drill_of):
     if not outcome.tried:
         pytest.skip(outcome.notes[0])
     assert not outcome.right and said in "; ".join(outcome.notes), outcome
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, monkeypatch):
+    monkeypatch.setattr(faults, "TELLING_SECONDS", 20.0 if told else 0.5)
+    drill = drill_of("told" if told else "")
+    drill.program.processes = 2
+    began = time.monotonic()
+    outcome = fault("SIGSTOP")(drill)
+    assert outcome.right == told and time.monotonic() - began < 15, outcome
+    said = "; ".join(outcome.notes)
+    assert ("process 1 has waited 60 s for process 0" if told else "without a word") in said
 
 
 def test_nothing_that_was_started_is_alive_afterwards(tmp_path):

@@ -3,16 +3,19 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
+from scipy.stats import norm
 from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, Weighting, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
-from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, take
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, equal_before, input_of, take
 from flowrl.likelihoods.transition import Transition
 from samplers import (
     CPS,
@@ -280,12 +283,48 @@ def test_times_are_stratified_and_in_the_models_range(times: Times, count, seed)
         assert strata.unique().numel() == count or SIGMAS[0] < 1 - 1 / count
 
 
+def by_shift(t: np.ndarray, shift: float) -> np.ndarray:
+    return shift * t / (1 + (shift - 1) * t)
+
+
+@pytest.mark.parametrize(
+    ("times", "quantile"),
+    [
+        (Uniform(), lambda q: q),
+        (Uniform(0.2, 3.0), lambda q: by_shift(0.2 + 0.8 * q, 3.0)),
+        (LogitNormal(3.0), lambda q: by_shift(expit(norm.ppf(q)), 3.0)),
+        (LogitNormal(1.0, 0.3), lambda q: np.maximum(0.3, expit(norm.ppf(q)))),
+    ],
+)
+def test_times_have_their_distribution(times: Times, quantile):
+    """With many levels, one from each stratum, the sorted ones lie between the quantiles."""
+    count = 200
+    got = np.sort(times([1.0, 0.5], count, torch.Generator().manual_seed(0)).double().numpy())
+    edges = quantile(np.linspace(1e-6, 1 - 1e-6, count + 1))
+    assert (edges[:-1] - 1e-5 <= got).all() and (got <= edges[1:] + 1e-5).all()
+
+
 @pytest.mark.parametrize(("times", "most"), [(Discrete(0.9), 4), (PermutedGrid(), 5)])
 def test_too_many_levels_are_refused(times: Times, most):
     rng = torch.Generator()
     times(SIGMAS[:-1], most, rng)
     with pytest.raises(UserError, match="use fewer levels or more steps"):
         times(SIGMAS[:-1], most + 1, rng)
+
+
+def test_neighbours_with_the_same_bits_have_the_same_number():
+    a, b = torch.tensor([[1.0, 2.0], [1.0, 3.0]])
+    assert equal_before(torch.stack([a, a, b, b, b, a])).tolist() == [0, 0, 1, 1, 1, 2]
+    assert equal_before(a[None]).tolist() == [0] and equal_before(torch.empty(0, 2)).tolist() == []
+
+
+def test_rows_of_one_state_share_an_input_but_not_where_rows_belong_together():
+    rows = rows_of(Transition(), rolled(Fork(FlowSDE(), 3, roots=2)))[0]
+    state = torch.tensor([5, 5, 7, 5, 7, 7])
+    rows = replace(take(rows, torch.zeros(6, dtype=torch.long)), state=state)
+    assert input_of(rows).tolist() == [0, 0, 1, 0, 1, 1]
+    assert input_of(rows, unit=2).tolist() == [0, 0, 1, 1, 2, 2]
+    assert input_of(replace(rows, state=None)).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_take_goes_through_every_tensor():

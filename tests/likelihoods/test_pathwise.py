@@ -98,6 +98,39 @@ def test_drafts_gradient_is_that_of_a_plain_loop_with_the_pipelines_scheduler(la
     torch.testing.assert_close(got, slope(net, reward(x).sum()), **EXACT)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_path_has_its_velocities_and_evaluates_several_once_more_for_gradients(steps):
+    net = Net()
+    (part,) = rows(Pathwise(Kept()), rollout(LastSteps(2, steps), net))
+    net.calls = 0
+    path = Pathwise(Kept()).path(net, part)
+    assert net.calls == steps
+    slope(net, reward(path.x0).sum())
+    assert net.calls == (steps if steps == 1 else 2 * steps)  # one step keeps what it computed
+    levels = SIGMAS[4 - steps : 4]
+    for state, velocity, sigma in zip(path.states, path.velocities, levels, strict=True):
+        level = torch.full((4,), sigma, dtype=torch.float64)
+        torch.testing.assert_close(velocity, net(state, level, part.prompt), **EXACT)
+    out = torch.stack(path.velocities, 1)
+    torch.testing.assert_close(Pathwise(Kept()).evaluate(net, part).out, out, **EXACT)
+    torch.testing.assert_close(Pathwise(Kept()).at(net, part, path.states).out, out, **EXACT)
+
+
+def test_a_path_has_the_credit_of_its_last_step():
+    made = rollout(LastSteps(2, 2), Net())
+    credit = torch.arange(16.0).view(4, 4)
+    known = torch.ones(4, 4, dtype=torch.bool)
+    (part,) = Pathwise(Kept()).rows(made, credit, known)
+    assert part.advantage.tolist() == credit[:, 3:].tolist()
+
+
+def test_a_path_has_no_ratio():
+    nothing = Evaluation(torch.zeros(4, 1), None)
+    (part,) = rows(Pathwise(Kept()), rollout(LastSteps(2, 1), Net()))
+    with pytest.raises(UserError, match="no density and therefore no ratio"):
+        Pathwise(Kept()).log_ratio(nothing, nothing, part)
+
+
 def test_drafts_gradient_is_that_of_finite_differences():
     net = Net()
     (part,) = rows(Pathwise(Kept()), rollout(LastSteps(2, 3), net))

@@ -65,6 +65,19 @@ def loss_of(name: str, net: Net, planner: Any, **more: Any) -> tuple[torch.Tenso
     return value.detach(), slope(net, value)
 
 
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_shortcuts_evaluate_several_velocities_once_more_for_gradients(active):
+    net, likelihood = Net(), Pathwise(Shortcuts("euler"))
+    (plan,) = SomeSteps(2, active)(LEVELS, 5, 3)
+    points = torch.ones(4, 8)
+    (rows,) = likelihood.rows(sampled(plan, net), points, points.bool())
+    net.calls = 0
+    path = likelihood.path(net, rows)
+    assert net.calls == active
+    slope(net, reward(path.x0).sum())
+    assert net.calls == (active if active == 1 else 2 * active)
+
+
 def held(x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """A prediction with the value of the real state: LeapAlign's connector, eq. 6 and 7."""
     return x + (real - x).detach()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
-from flowrl.losses.base import Anchor, ClipsRatio, metric_values
+from flowrl.losses import base
+from flowrl.losses.base import Anchor, ClipsRatio, Counts, metric_values
 from flowrl.losses.preference import Preference
 from flowrl.losses.ratio import Surrogate, clipped_surrogate
 from flowrl.losses.regression import NFT, Weighted
@@ -190,3 +191,13 @@ def test_nfts_first_gradient_is_that_of_a_weighted_matching_error():
     s = batch.sigma[:, None]
     weight = batch.advantage * s**2 / (s * gap.abs().mean(1, keepdim=True))
     torch.testing.assert_close(got, weight * 2 * gap / gap.shape[1])
+
+
+@pytest.mark.parametrize("on_device", [(), (0,), (1,), (0, 1)])
+def test_rows_and_tokens_are_counted_wherever_their_masks_are(monkeypatch, on_device):
+    """A mask that only the device has is counted there, with all others."""
+    masks = [torch.tensor([[True, True], [False, False]]), torch.tensor([[True, False]])]
+    alone = [masks[place] for place in on_device]
+    here = {id(mask): mask for mask in masks if all(mask is not each for each in alone)}
+    monkeypatch.setattr(base, "host_copy", lambda mask: here.get(id(mask)))
+    assert Counts.of(masks) == Counts(rows=2.0, tokens=3.0)

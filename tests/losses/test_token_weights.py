@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,3 +67,19 @@ def test_another_engines_mismatch_weighs_the_policy_term_only():
     same = replace(made, sampled=None)
     free = Surrogate(0.2, 0.2, weights=(Mismatch(),))(Token(), given, same)
     assert free.metrics["mismatch_weight"][same.mask].eq(1).all()
+
+
+@pytest.mark.parametrize(("mode", "said"), [("truncate", "truncated"), ("mask", "masked")])
+def test_the_share_beyond_a_bound_has_the_name_of_what_happens_to_it(mode, said):
+    made, given = rows(), says()
+    engine = given["old"].logp - torch.tensor([[0.9], [0.1], [-0.9], [0.1]], dtype=torch.float64)
+    weight = Mismatch("token", mode, high=2.0, low=0.5)
+    factor, metrics = weight(given, replace(made, sampled=engine))
+    seen = factor[made.mask].numpy()
+    effective = np.square(seen.sum()) / (len(seen) * np.square(seen).sum())  # 1 if all are alike
+    assert effective < 0.99
+    assert metrics["mismatch_effective"].unique().item() == pytest.approx(effective)
+    outside = torch.tensor([True, False, True, False])[:, None] & made.mask
+    for name in ("truncated", "masked"):
+        expected = outside if name == said else torch.zeros_like(outside)
+        assert torch.equal(metrics[f"mismatch_{name}"].bool() & made.mask, expected)

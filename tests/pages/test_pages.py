@@ -1,6 +1,7 @@
 """Pages of runs: their structure, their numbers, and texts that mean harm."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -225,6 +226,41 @@ def test_a_run_without_records_has_curves_alone_and_damaged_ones_are_left_out(tm
     }
     (run / "metrics.jsonl").unlink()
     check(run_page(RunFolder.read(run)))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "a huge file"])
+def test_what_is_no_plain_file_of_the_folder_is_left_out(kind, tmp_path, capsys):
+    """A pipe would be read for ever, a link may lead to another one's file, and a file of holes
+    would fill the memory."""
+    run = write_run(tmp_path / "run")
+    (run / "error.txt").write_text("a last line\n")
+    answer = run / "votes/vote-0001/answer.json"
+    answer.parent.mkdir(parents=True)
+    answer.write_text(json.dumps({"sentences": ["they prefer it"]}))
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != "run.yaml"]
+    assert len(files) == 11
+    for i, path in enumerate(files):
+        path.rename(tmp_path / str(i))
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "link":
+            path.symlink_to(tmp_path / str(i))
+        else:  # of holes, which take no place on a disk
+            with path.open("wb") as file:
+                file.truncate(20 * 2**30)
+    found = RunFolder.read(run)
+    records = (found.evaluations, found.trees, found.starts, found.alarms, found.votes)
+    assert not any(records) and not found.metrics
+    check(run_page(found))
+    assert flowrl("runs", run) == 0 and "a last line" not in capsys.readouterr().out
+
+
+def test_links_within_a_folder_are_followed(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").rename(run / "kept.jsonl")
+    (run / "metrics.jsonl").symlink_to("kept.jsonl")
+    (tmp_path / "named").symlink_to(run)
+    assert RunFolder.read(tmp_path / "named").done == 4
 
 
 def test_a_record_that_names_another_server_loads_nothing(tmp_path):

@@ -2,8 +2,11 @@
 
 import os
 import re
+import sched
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import FrameType
 
@@ -13,6 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from flowrl.errors import UserError
 from flowrl.processes import watch
+from flowrl.processes.at_work import times_gone_on
 from flowrl.processes.watch import HANG_VARIABLE, Board, Watch, hang_seconds
 
 LIMIT, CORE = 100.0, 0.8
@@ -48,7 +52,11 @@ class Processes:
 
     def __init__(self, *frames: FrameType | None, keeper: int | None = None) -> None:
         self.store, self.now, self.size = HashStore(), 1000.0, len(frames)
-        self.frames, self.used = list(frames), [0.0] * self.size
+        self.frames, self.used, self.gone_on = (
+            list(frames),
+            [0.0] * self.size,
+            [0] * self.size,
+        )
         self.quiet = set[int]()  # stopped processes
         self.said: list[tuple[int, str]] = []
         self.ended: dict[int, str] = {}
@@ -63,6 +71,7 @@ class Processes:
             end=lambda text: self.ended.setdefault(rank, text),
         )
         made.main.frames = lambda: self.frames[rank]
+        made.main.counted = lambda: self.gone_on[rank]
         return made
 
     def run(self, seconds: int, *computing: int, store: bool = True) -> None:
@@ -98,6 +107,19 @@ def test_one_that_moves_on_is_never_ended_though_its_processor_rests():
         them.frames[1] = places[turn % 2]
         them.run(int(LIMIT) - 10)
     assert not them.ended and "without progress for" in "".join(text for _, text in them.said)
+
+
+@pytest.mark.parametrize("waits_for", ["rows of a server", "one exchange after the other"])
+def test_one_that_goes_on_at_the_same_place_is_never_ended(waits_for):
+    """Each look finds it inside the same call, as in a loop of calls that wait."""
+    at = frame(scoring) if waits_for == "rows of a server" else frame(exchange)
+    them = Processes(frame(exchange), at)
+    for _ in range(10):
+        them.gone_on[1] += 1
+        them.run(int(LIMIT) - 10)
+    assert not them.ended
+    them.run(20)
+    assert them.ended.keys() == {0, 1}
 
 
 def test_one_that_hangs_is_ended_after_the_limit_and_the_others_with_it():
@@ -153,6 +175,41 @@ def test_the_limit_is_a_number_of_seconds(monkeypatch):
     monkeypatch.setenv(HANG_VARIABLE, "never")
     with pytest.raises(UserError, match="FLOWRL_HANG_SECONDS must be a number of seconds above 0"):
         hang_seconds()
+
+
+def polling(seconds: float) -> threading.Thread:
+    """A thread of a library's that looks at something again and again, without code of a user."""
+    calls = sched.scheduler(time.monotonic, time.sleep)
+    for turn in range(1000):
+        calls.enter(turn * seconds / 1000, 1, int)
+    return threading.Thread(target=calls.run, daemon=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts this for each thread")
+def test_threads_of_pools_and_of_the_user_go_on_and_those_of_libraries_do_not_count():
+    def rows():
+        for _ in range(20):
+            time.sleep(0.01)
+
+    def counted(work) -> int:
+        """Times gone on during the work, while this thread waits once."""
+        before = times_gone_on()
+        work()
+        return times_gone_on() - before
+
+    own = threading.Thread(target=rows)
+    own.start()
+    assert counted(lambda: time.sleep(0.1)) > 5
+    own.join()
+    with ThreadPoolExecutor(1) as pool:
+        asked = [pool.submit(time.sleep, 0.01) for _ in range(20)]  # no code of a user's
+        assert counted(lambda: time.sleep(0.1)) > 5
+        del asked
+    poller = polling(0.3)
+    poller.start()
+    assert counted(lambda: time.sleep(0.1)) < 20
+    poller.join()
+    assert counted(rows) > 5  # of the main thread
 
 
 def test_the_main_thread_is_found():

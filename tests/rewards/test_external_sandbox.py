@@ -123,10 +123,19 @@ def test_a_runs_file_names_no_command(setting) -> None:
         check_reward("code_tests", {setting: ["sh", "-c", "id"]})
 
 
+COMMANDS = {
+    "bubblewrap": BWRAP,
+    "gVisor": ["runsc", "--ignore-cgroups", "--network=none", "do"],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_in_bubblewrap() -> None:
-    inside = External((*BWRAP, os.path.realpath(sys.executable)))
+@pytest.mark.parametrize("sandbox", COMMANDS)
+def test_in_a_sandbox_of_the_user(sandbox) -> None:
+    command = COMMANDS[sandbox]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    inside = External((*command, os.path.realpath(sys.executable)))
     inside.check()
     assert inside.run_tests("def f(x): return x + 1", PLAIN, SHORT).passed == [True] * 3
     code = (

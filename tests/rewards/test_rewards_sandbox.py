@@ -26,7 +26,7 @@ FORGED = {
     "no assertions": "import builtins\nbuiltins.AssertionError = ValueError\n"
                      "def f(x): raise AssertionError",
     "turns assertions off": "import sys, ast\nast.Assert = ast.Pass\ndef f(x): return 99",
-    "writes to all files": "import os\nfor i in range(3, 64):\n    try: os.write(i, b'111')\n"
+    "writes to all files": "import os\nfor i in range(3, 4096):\n    try: os.write(i, b'111')\n"
                            "    except OSError: pass\ndef f(x): return 99",
     "reads the tests from its callers": "import sys, gc\ndef f(x):\n    seen = []\n"
                                         "    frame = sys._getframe()\n    while frame:\n"
@@ -35,7 +35,7 @@ FORGED = {
                                         "    seen = [s for s in seen + gc.get_objects()"
                                         " if type(s) is str and '='.join(['2) =', ' 3']) in s]\n"
                                         "    return 3 if seen else 99",
-    "answers for the channel": "import os, json\nfor i in range(3, 64):\n    try:\n"
+    "answers for the channel": "import os, json\nfor i in range(3, 4096):\n    try:\n"
                                "        b = json.dumps({'value': True}).encode()\n"
                                "        os.write(i, len(b).to_bytes(4, 'little') + b)\n"
                                "    except OSError: pass\ndef f(x): return 99",
@@ -70,7 +70,7 @@ EMPTY = "import numpy as np\ndef f(x): return np.array([])"
 TAIL = "def f(x): return [3.0, float('nan'), float('nan')]"
 FUNCTION = EVERYTHING.replace("def f(", "def F(")
 PICKLED = """import pickle
-CODE = "import os\\nfor i in range(3, 64):\\n  try: os.write(i, b'1')\\n  except OSError: pass\\n"
+CODE = "import os\\nfor i in range(3, 4096):\\n  try: os.write(i, b'1')\\n  except OSError: pass\\n"
 class A:
     def __reduce__(s): return exec, (CODE,)
 def f(x): return pickle.dumps(A())
@@ -92,7 +92,43 @@ REDEFINED = (
 def f(x): return f'{FRAMES}lambda x: {CODE}'
 """
 )
+ANSWERING = """import json, os, stat
+def socket():
+    for number in range(3, 4096):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode): return number
+        except OSError: pass
+def exactly(size):
+    found = b""
+    while len(found) < size: found += os.read(socket(), size - len(found)) or os._exit(0)
+    return found
+while True:
+    request, _, *given = json.loads(exactly(int.from_bytes(exactly(4), "little")))
+    answer = {"value": VALUE, "arguments": given[0][0] if request == "call" else []}
+    if request == "names": answer = {"value": {"list": ["f", "g"]}}
+    if request == "get": answer = {"value": {"held": 1}}
+    body = json.dumps(answer).encode()
+    os.write(socket(), len(body).to_bytes(4, "little") + body)
+"""  # a program that writes its side of the messages itself; VALUE is what its functions return
+
+
+def answering(value: object) -> str:
+    return ANSWERING.replace("VALUE", repr(value))
+
+
 UNKNOWING = {
+    "is NaN in an array of objects": (
+        answering({"array": ["O", {"list": [{"float": "nan"}]}]}),
+        "assert not abs(f(2) - 3) > 1e-6",
+    ),
+    "is NaN in a deque": (
+        "from collections import deque\ndef f(x): return deque([float('nan')])",
+        "from collections import deque\nassert not f(2) > deque([3])",
+    ),
+    "is the name of the wanted result": (
+        "def f(x): return 'wanted'",
+        "wanted = 3\nassert eval(f(2)) == wanted",
+    ),
     "is empty for approx": (EMPTY, "import pytest\nassert f(2) == pytest.approx(3.0)"),
     "is empty for approx, turned": (EMPTY, "import pytest\nassert pytest.approx(3.0) == f(2)"),
     "is empty for all": (EMPTY, "assert (f(2) == 3).all()"),
@@ -146,6 +182,28 @@ def test_a_result_that_is_no_answer_passes_no_test(name):
     assert passed(code, [test]) == [False]
 
 
+@pytest.mark.parametrize("kind", ["O", "U3", "(0,)f8", "V8", "M8[s]", [["a", "f8"]], 7, None])
+def test_only_arrays_of_numbers_are_read(kind):
+    """A program that sends others has not passed; and it is not that this judge cannot judge it."""
+    code = answering({"array": [kind, {"list": ["abc"]}]})
+    found = run.run_tests(code, ["assert g(f('hi')) == 'hi'", "assert f(2) == 3"], SMALL)
+    assert found.passed == [False, False] and not found.limits
+
+
+@pytest.mark.parametrize("first", ["", "import resource\n"])
+def test_a_program_may_close_all_files_of_usual_numbers(first):
+    most = "resource.getrlimit(resource.RLIMIT_NOFILE)[0]" if first else "256"
+    code = f"import os\n{first}def f(x):\n    os.closerange(3, {most})\n    return x + 1"
+    assert passed(code, ["assert f(2) == 3", "assert f(3) == 4"]) == [True, True]
+
+
+def test_a_program_that_answers_by_itself_is_judged_by_its_answers():
+    assert passed(answering({"int": "0x3"}), ["assert f(2) == 3", "assert f(2) == 4"]) == [
+        True,
+        False,
+    ]
+
+
 def test_empty_arrays_and_numbers_in_order_still_pass():
     code = "import numpy as np\nclass F:\n    def __contains__(s, x): return x == 3\n"
     code += "def f(x): return np.array([]) if x == 0 else np.array([3.0])\n"
@@ -166,7 +224,7 @@ def test_empty_arrays_and_numbers_in_order_still_pass():
 def test_code_that_came_to_run_beside_the_judge_writes_no_verdict(mark):
     """A test that writes stands for it: into every open file, as the judge did, and in its form.
     What comes after it counts for nothing either."""
-    writes = "import os\nfor i in range(3, 64):\n"
+    writes = "import os\nfor i in range(3, 4096):\n"
     writes += f"    try: os.write(i, {mark!r})\n    except OSError: pass\n"
     code, right = "def f(x): return x", "assert f(3) == 3"
     tests = [right, f"{writes}assert f(2) == 3", right, right]

@@ -40,7 +40,7 @@ PREAMBLE = program_of(Escape("end", ""), {**VALUES, "mark": "none"})
 def escaped(name: str, mark: str) -> str | None:
     """What is wrong after the program: processes that are alive, or what it says it reached."""
     code = program_of(ESCAPES[name], {**VALUES, "mark": mark})
-    limits = run.SandboxLimits(seconds=1.0, memory=SMALL.memory, processes=16)
+    limits = run.SandboxLimits(seconds=ESCAPES[name].seconds, memory=SMALL.memory, processes=16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a keeper that did not end in time
         result = run.run_program(code, "", limits)
@@ -177,6 +177,42 @@ def test_tests_of_functions_leave_nothing_either(folder, monkeypatch):
     code = PREAMBLE + "leave()\ndef f(x):\n    leave()\n    return x + 1"
     assert run.run_tests(code, PLAIN, SMALL)[0] == [True] * 3
     assert not alive(folder)
+
+
+MAPPED = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+for flags in (0x22, 0x21, 0x23, 0x40022, 0x4022):  # of MAP_ANONYMOUS and others
+    made = libc.mmap(None, 2**21, 3, flags, -1, 0) != ctypes.c_void_p(-1).value
+    print(made or errno.errorcode[ctypes.get_errno()], end=' ')
+"""
+
+
+def test_memory_is_mapped_where_it_can_be_counted():
+    """Private memory, also if it is reserved only; neither shared memory nor the host's pages."""
+    found = run.run_program(MAPPED, "", SMALL)
+    assert found.output.split() == ["True", "EPERM", "EPERM", "EPERM", "True"]
+    zeros = "file = open('/dev/zero', 'rb')\nprint(file.read(9) == bytes(9), file.seek(0, 2))"
+    assert run.run_program(zeros, "", SMALL).output.split() == ["True", str(SMALL.written)]
+
+
+SHARING = """
+import mmap, os, sys
+small, large = mmap.mmap(-1, 1000), mmap.mmap(-1, int(sys.stdin.read()))
+large[7:9] = b'ab'
+if os.fork() == 0:
+    small[0] = 5
+    os._exit(0)
+os.wait()
+print(small[0], len(small), large[7:9].decode(), isinstance(small, mmap.mmap), type(small).__name__)
+print(mmap.mmap(-1, 10, flags=mmap.MAP_PRIVATE)[0], mmap.mmap(-1, 10, access=mmap.ACCESS_READ)[3])
+"""
+
+
+def test_mappings_of_python_are_shared_with_children_and_may_be_large():
+    found = run.run_program(SHARING, str(2**24), SMALL)
+    assert found.output == "5 1000 ab True mmap\n0 0\n"
 
 
 BWRAP = ("bwrap", "--dev-bind", "/", "/", "--unshare-user", "--unshare-pid", "--proc", "/proc")

@@ -2,26 +2,30 @@
 names the cause, and no error in explaining takes its place."""
 
 import errno
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from flowrl.errors import Stopped, UserError, after
 from flowrl.estimate import fit, memory
 from flowrl.iteration.open import open_stages
-from flowrl.paths import find
+from flowrl.paths import PROJECT, find
 from flowrl.processes import parallel
 from flowrl.processes.parallel import Parallel
-from flowrl.run import train
+from flowrl.run import start, train
+from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable
+from flowrl.run.show.observer import Observer
 from flowrl.session import smaller_calls
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
-from flowrl.settings.read import override, read_run, run_from
+from flowrl.settings.read import dump, override, read_run, run_from
 from tests.support import runs, text_runs, tiny_lm
 
 MOST = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -95,6 +99,128 @@ def test_every_phase_of_every_kind_names_the_cause(kinds, kind, tmp_path):
             train.iterate(broken, Progress())
         assert str(said.value).startswith("out of memory (CUDA out of memory)"), phase
         assert "leave it out" not in str(said.value)
+
+
+STAGES = ("draw", "sample", "score", "credit", "rows", "update")
+PLACES: dict[str, tuple[object, str]] = {
+    "the proof": (train, "prove_pipeline"),
+    "the search of sizes": (train, "search_sizes"),
+    "an evaluation": (train, "evaluate_and_keep"),
+    "the copy of a checkpoint": (checkpoint, "take_state"),
+    "the writing of a checkpoint": (checkpoint.SavedState, "_fill"),
+    "the export": (checkpoint, "export_last"),
+    "the settings": (train, "keep_settings"),
+}
+MOMENTS = ("on_start", "on_iteration", "on_evaluation", "on_record")  # of observers
+PHASES = (*STAGES, *PLACES, *MOMENTS)
+CAUSES: dict[str, tuple[BaseException, str]] = {
+    "memory": (torch.OutOfMemoryError(MOST), "CUDA out of memory"),
+    "disk": (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+}
+
+
+def break_phase(phase: str, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+    """Let a phase of the loop raise this error."""
+
+    def fails(*_, **__):
+        raise error
+
+    if phase in PLACES:
+        patch.setattr(*PLACES[phase], fails)
+    elif phase in STAGES:
+        opened = train.open_stages
+        patch.setattr(
+            train, "open_stages", lambda *given: replace(opened(*given), **{phase: fails})
+        )
+    else:
+        broken = type("Broken", (Observer,), {phase: fails})
+        patch.setattr(train, "open_observers", lambda *_: [broken()])
+
+
+SMALL = ("--train.iterations=1", "--evaluate.samples=4", "--evaluate.every=1",
+         "--checkpoint.every=1", "--prompts.per-iteration=2")  # fmt: skip
+LOOP_KINDS = ("text", "text with LoRA", "images with LoRA", "own", "demo_video", "demo_joint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("kind", LOOP_KINDS)
+def test_the_loop_names_the_cause_in_every_phase_of_every_kind(kinds, kind, cause, tmp_path):
+    run, (error, said) = override(kinds[kind], SMALL), CAUSES[cause]
+    wrong: dict[str, str] = {}
+    for phase in PHASES:
+        folder = tmp_path / phase
+        folder.mkdir()
+        (folder / "run.yaml").write_text(yaml.safe_dump(dump(run)))
+        session = runs.session_of(run, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            break_phase(phase, error, patch)
+            try:
+                train.train_session(session)
+                wrong[phase] = "nothing was raised"
+            except UserError as found:
+                if not re.search(said, str(found)) or "leave it out" in str(found):
+                    wrong[phase] = str(found)
+            except Exception as found:
+                wrong[phase] = repr(found)
+    assert not wrong
+
+
+@pytest.mark.parametrize("starts", ["start", "resume"])
+def test_the_opening_of_a_run_names_the_cause(starts, kinds, tmp_path, monkeypatch):
+    """Before its loop: the models are loaded there, which needs most of the memory."""
+    monkeypatch.setattr(start, "open_session", no_memory)
+    run, folder = kinds["own"], tmp_path / "run"
+    if starts == "start":
+        with pytest.raises(UserError, match=r"^out of memory \(CUDA out of memory\)"):
+            start.start(run, "own", folder)
+        assert not folder.exists()
+        return
+    monkeypatch.setattr(start.start_record, "changes", lambda *_: [])
+    monkeypatch.setattr(start.checkpoint, "newest", lambda *_: begun(folder) / "checkpoints/000002")
+    folder.mkdir()
+    with pytest.raises(Stopped, match=r"^out of memory .*Checkpoint 000002 is intact"):
+        start.resume(run, folder)
+
+
+COMMANDS = {
+    "evaluate": (
+        *("evaluate", "--model", "PIPELINE"),
+        *("--rewards", "brightness", "--prompts", "PROMPTS"),
+    ),
+    "sample": ("sample", "--model", "PIPELINE", "a red ball"),
+    "prove": ("prove", "RUN"),
+    "calibrate": ("calibrate", "RUN"),
+    "vote": ("vote", "RUN"),
+}  # fmt: skip
+LOADING = {"load_models", "load_policy", "open_session"}  # functions that open a run's models
+TRAINING = {"device_check", "floor"}  # which say themselves what failed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_sample_name_the_cause(command, pipeline, tmp_path, monkeypatch, capsys):
+    for name in LOADING:
+        for module in ("given_model", "prove", "vote"):
+            monkeypatch.setattr(f"flowrl.cli.{module}.{name}", no_memory, raising=False)
+    monkeypatch.setattr("flowrl.session.session.open_session", no_memory)
+    recipe = {"name": "dense_grpo", "steps": 4, "group": 4}
+    config = runs.write(runs.tree(pipeline, tmp_path, recipe), tmp_path)
+    names = {"PIPELINE": pipeline, "RUN": config, "PROMPTS": tmp_path / "prompts.jsonl"}
+    monkeypatch.chdir(tmp_path)
+    assert runs.flowrl(*(names.get(word, word) for word in COMMANDS[command])) == 2
+    said = capsys.readouterr().err
+    assert "flowrl: out of memory (CUDA out of memory): set train.rows_per_call lower" in said
+    assert "gradient_checkpointing" not in said, "nothing is trained"
+
+
+def test_every_command_that_opens_a_model_is_tried():
+    """`export` opens one only to merge."""
+    found = {
+        path.stem
+        for path in (PROJECT / "flowrl/cli").glob("*.py")
+        if LOADING & set(re.findall(r"\w+", path.read_text()))
+    }
+    assert found - TRAINING == {"given_model", "prove", "calibrate", "vote", "export"}
 
 
 @pytest.mark.parametrize("broken", ["advice", "estimate", "override"])

@@ -1,5 +1,6 @@
 """Rows per call: apart by kind, lowered after an out-of-memory error, kept in checkpoints."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -137,6 +138,16 @@ def test_what_is_an_out_of_memory_error_of_the_model():
     inside.add_note("in reward 'clip'")
     assert not out_of_memory(inside) and not out_of_memory(RuntimeError("a wrong shape"))
     assert out_of_memory(MemoryError()) and out_of_memory(RuntimeError("out of memory"))
+    for said in (
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "NCCL Error 1: unhandled cuda error: Failed to CUDA calloc 6291456 bytes",
+        "MPS backend out of memory (MPS allocated: 18.13 GiB, other allocations: 1.1 GiB)",
+        "unable to mmap 4096 bytes from file <x>: Cannot allocate memory (12)",
+    ):
+        assert out_of_memory(RuntimeError(said)), said
+    assert out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(CallTooLarge) as error, bounded_call("sampling"), bounded_call("decoding"):
         raise MemoryError
     assert error.value.kinds == {"decoding"} and not error.value.agreed

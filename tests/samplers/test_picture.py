@@ -2,7 +2,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from samplers import Chain, Fork, Frozen, Tree, Window, picture
+from samplers import Chain, Fork, Frozen, Looking, Tree, Window, picture
 from tests.samplers.test_plans import COUNTED, SDE, SIGMAS
 
 
@@ -18,6 +18,15 @@ def test_a_picture_has_every_edge_and_branch_point(planner):
     dots = len([e for e in root if e.tag.endswith("circle")]) - 1
     splits = sum(n // s.branch for n, s in edges if s.branch > 1)
     assert dots == splits + sum(p.group for p in plans)
+
+
+def test_everything_is_drawn_within_the_picture():
+    root = xml.fromstring(picture.tree_svg(Tree(SDE, (0, 3), (2, 3), roots=2)(SIGMAS, 0, 0)))
+    _, _, *size = map(float, root.get("viewBox").split())
+    for axis, most in zip("xy", size, strict=True):
+        names = [axis, f"{axis}1", f"{axis}2", f"c{axis}"]
+        places = [float(e.get(name)) for e in root for name in names if e.get(name) is not None]
+        assert places and 0 <= min(places) <= max(places) <= most
 
 
 def test_a_tree_is_drawn_without_crossings():
@@ -46,3 +55,16 @@ def test_a_description_counts_what_a_draw_costs():
     single = picture.describe_plan(Chain(SDE, 1)(SIGMAS, 0, 0))
     assert "1 plan," in single and "1 leaf" in single
     assert len([line for line in single.splitlines() if "trained" in line]) == 10
+
+
+@pytest.mark.parametrize(
+    ("group", "steps", "said"),
+    [
+        (1, 1, "1 state scored by its projection"),
+        (3, 1, "3 states scored by its projection"),
+        (3, 2, "3 states scored by its completion of 2 steps"),
+    ],
+)
+def test_a_description_says_how_an_intermediate_state_is_scored(group, steps, said):
+    text = picture.describe_plan(Looking(Chain(SDE, group), steps)(SIGMAS, 0, 0))
+    assert text.splitlines()[4].endswith(said)

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,6 +37,7 @@ from samplers import (
     roll,
     steps_of,
 )
+from samplers.routes.tails import TwoLeaps
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting
 
@@ -304,3 +307,27 @@ def test_a_level_that_is_as_good_as_clean_is_the_end(planner):
 
     assert noisy(0.001) == {0, 1, 2}
     assert noisy(0.01) == {0, 1, 2, 3}  # shifted schedules keep theirs
+
+
+def test_a_chain_keeps_the_plan_of_the_last_iteration_and_no_older_one():
+    chain = Chain(SDE, 4, fraction=0.3)
+    older = [weakref.ref(chain(shifted_levels(8), iteration, 0)[0]) for iteration in range(9)]
+    gc.collect()
+    assert [plan() is not None for plan in older[:-1]] == [False] * 8
+    last = chain(shifted_levels(8), 8, 0)[0]
+    assert last is older[-1]()
+
+
+def test_the_levels_of_steps_fall():
+    for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.4, 0.6, 0.0]):
+        with pytest.raises(ValueError, match="step 1: sigma must decrease"):
+            Plan(steps_of(levels))
+
+
+@pytest.mark.parametrize(
+    ("planner", "steps"),
+    [(TwoLeaps(2), 1), (TwoLeaps(2, order=0), 4), (TwoLeaps(2, reach=0), 4)],
+)
+def test_two_leaps_name_what_they_need(planner, steps):
+    with pytest.raises(ValueError, match="two leaps need at least 2 steps, an order of at least 1"):
+        planner(shifted_levels(steps), 0, 0)

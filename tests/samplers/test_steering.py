@@ -52,6 +52,13 @@ def test_few_particles_do_not_overshoot(potential, strength):
     assert 0.85 * strength < float(mean) < 1.1 * strength
 
 
+def test_each_row_of_weights_is_normalised_alone():
+    """A particle of weight 0 stays at 0, also beside a draw whose particles all have weight 0."""
+    logs = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf], [-math.inf, 3.0]])
+    assert normalised(logs).tolist() == [[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]]
+    assert effective(logs).tolist() == [effective(row).item() for row in logs] == [1.0, 2.0, 1.0]
+
+
 def test_weights_that_were_not_used_are_kept():
     """With a threshold that is never met nothing is drawn anew: plain importance weights."""
     how = FeynmanKac((5, 15), 1.0, "difference", threshold=0.0)

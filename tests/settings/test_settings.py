@@ -64,6 +64,8 @@ def put(tree: dict, where: str, value: object) -> dict:
         ("train", 3, r"train: expected settings \(iterations, .*\.\.\.\), not 3"),
         ("track", "wandb", r"track: expected settings \(with, .*, not 'wandb'"),
         ("checkpoint", False, r"checkpoint: expected settings \(every, .*, not False"),
+        ("workers", {"rewards": {"a": "x"}}, r"workers.rewards.a: expected settings \(replicas"),
+        ("workers", {"rewards": {"a": {"b": 1}}}, "workers.rewards.a.b: 'b' is not known; one of"),
         ("train.schedule", {"nam": "linear"}, "train.schedule.nam: .*did you mean 'name'"),
         ("model.lora", {"rnk": 4}, "model.lora.rnk: 'rnk' is not known; did you mean 'rank'"),
         ("rewards", [], "rewards: .*at least 1"),

@@ -125,8 +125,8 @@ def _names(
     for part in where:
         if part == "recipe":
             kinds = (recipe or whole,)
-        elif not part.isdigit():
-            kinds = kinds_at(fields_of(kinds)[part].annotation) or (whole,)
+        elif part in (fields := fields_of(kinds)):  # not a number, or a key that a user chose
+            kinds = kinds_at(fields[part].annotation) or (whole,)
     names = [field.alias or name for name, field in fields_of(kinds).items()]
     based = not where and "recipe" in whole.model_fields  # a run's file alone can have a base
     return [*names, BASE_KEY] if based else names
