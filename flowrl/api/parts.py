@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
-from flowrl.settings.file.plain import plain
+from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.perception.media import to_rgb
@@ -59,7 +59,7 @@ class GivenRewards:
             )
         specs, objects = [], dict[str, Reward]()
         for one in given:
-            spec = plain(one if isinstance(one, Mapping) else {"name": one})
+            spec = texts_of_paths(one if isinstance(one, Mapping) else {"name": one})
             named = spec.get("name")
             if callable(named):
                 spec["label"] = spec.get("label") or _label(named)
@@ -198,7 +198,7 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
                 f"{at}: a mapping must be a data set {{'source': ...}}; pass one split of a "
                 "DatasetDict"
             )
-        return plain(given)
+        return texts_of_paths(given)
     given = _records(given)
     if isinstance(given, list | tuple) and any(_is_data_set(each, column) for each in given):
         if not all(_is_data_set(each, column) for each in given):
@@ -206,7 +206,7 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
                 f"{at}: a list has texts, rows or data sets {{'source': ...}}, not several of "
                 "these: give each file as {'source': FILE}"
             )
-        return plain(given)
+        return texts_of_paths(given)
     if not isinstance(given, Iterable) or isinstance(given, IOBase):
         raise UserError(
             f"{at}: expected a file's name, texts, rows or a data set, not {type(given).__name__}"
@@ -245,7 +245,7 @@ def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
         if isinstance(value, Image.Image):
             cells[name] = _saved_image(value, name, number, path, at)
     try:
-        return json.dumps(plain(cells))
+        return json.dumps(texts_of_paths(cells))
     except (TypeError, ValueError) as error:
         raise UserError(f"{at}: row {number} cannot be written to a file: {error}") from error
 

@@ -16,7 +16,7 @@ from flowrl.evaluation.folders import Where
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.evaluation.scoring import ScoreArguments, score_folder
 from flowrl.pages.reward_page import report_rewards
-from flowrl.settings.file.plain import plain
+from flowrl.settings.file.plain import texts_of_paths
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
     values = {
         "dataset": data,
         "rewards": tuple(json.dumps(spec) for spec in named),
-        "judges": tuple(json.dumps(plain(one)) for one in judges),
+        "judges": tuple(json.dumps(texts_of_paths(one)) for one in judges),
         "out": out, "layout": layout, "dimension": dimension, "columns": tuple(columns),
         "images": images, "prompts": prompts, "ties": ties, "level": level,
         "resamples": resamples, "robust": robust, "examples": examples, "chunk": chunk,
@@ -163,4 +163,4 @@ def score(
 
 
 def _word(reward: str | Path | Mapping[str, Any]) -> str:
-    return str(reward) if isinstance(reward, str | Path) else json.dumps(plain(reward))
+    return str(reward) if isinstance(reward, str | Path) else json.dumps(texts_of_paths(reward))

@@ -17,9 +17,9 @@ from flowrl.session.given_file import GIVEN_FILE, GivenFile
 from flowrl.settings import LanguageSettings, RunSettings
 from rewards.rights import Right, allows
 
-SUFFIXES = (*MEDIA_SUFFIXES, ".wav", ".flac", ".mp3", ".ogg")
-WHOLE = 2**16  # bytes: of larger files, BLOCKS blocks are read
-BLOCKS, BLOCK = 4, 2**12
+NAMED_SUFFIXES = (*MEDIA_SUFFIXES, ".wav", ".flac", ".mp3", ".ogg")
+READ_WHOLE = 2**16  # bytes: of larger files, NAMED_BLOCKS blocks are read
+NAMED_BLOCKS, NAMED_BLOCK = 4, 2**12
 
 
 def named_file_digests(run: RunSettings) -> Iterator[tuple[str, str]]:
@@ -63,7 +63,7 @@ def _files(value: Any, folders: list[Path]) -> Iterator[Path]:
             yield from _files(each, folders)
     elif isinstance(value, str):
         name = value.partition("#")[0]
-        if name.lower().endswith(SUFFIXES) and "\0" not in name:
+        if name.lower().endswith(NAMED_SUFFIXES) and "\0" not in name:
             yield from ((folder / name).absolute() for folder in folders)
 
 
@@ -78,10 +78,10 @@ def _digest(path: Path) -> bytes:
     size = path.stat().st_size
     found = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        if size <= WHOLE:
+        if size <= READ_WHOLE:
             found.update(file.read())
         else:
-            for block in range(BLOCKS):
-                file.seek(block * (size - BLOCK) // (BLOCKS - 1))
-                found.update(file.read(BLOCK))
+            for block in range(NAMED_BLOCKS):
+                file.seek(block * (size - NAMED_BLOCK) // (NAMED_BLOCKS - 1))
+                found.update(file.read(NAMED_BLOCK))
     return found.digest()

@@ -44,7 +44,7 @@ from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
-from flowrl.settings.file.plain import check_integers, plain
+from flowrl.settings.file.plain import check_integers, texts_of_paths
 from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
 from flowrl.settings.model.environment import EnvironmentSettings, check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
@@ -227,7 +227,7 @@ def run_from(tree: Any, source: str) -> RunSettings:
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
     try:
-        tree = spelled_out(renewed(plain(tree)))
+        tree = spelled_out(renewed(texts_of_paths(tree)))
         recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         run = RunSettings.model_validate(tree)

@@ -9,15 +9,15 @@ from flowrl.settings.file.strict_yaml import LARGEST_INTEGER
 from flowrl.settings.words.values import short_repr
 
 
-def plain(value: Any) -> Any:
+def texts_of_paths(value: Any) -> Any:
     """The value with paths, at any depth, as texts: wherever a file's name is read, a
     `pathlib.Path` is read too."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: texts_of_paths(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [texts_of_paths(each) for each in value]
     return value
 
 
