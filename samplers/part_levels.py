@@ -35,14 +35,14 @@ def to_own(
     layout: Layout | None, x: Float[Tensor, "n d"], sigma: Float[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
     """Convert states of the flow to those of the parts at their own levels."""
-    return _changed(layout, (x,), sigma, lambda _, factor, x: x / factor)
+    return _changed(layout, x, x, sigma, lambda _, factor, x, __: x / factor)
 
 
 def from_own(
     layout: Layout | None, x: Float[Tensor, "n d"], sigma: Float[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
     """Inverse of `to_own`."""
-    return _changed(layout, (x,), sigma, lambda _, factor, x: x * factor)
+    return _changed(layout, x, x, sigma, lambda _, factor, x, __: x * factor)
 
 
 def velocity_from_own(
@@ -53,7 +53,7 @@ def velocity_from_own(
 ) -> Float[Tensor, "n d"]:
     """The flow's velocity noise - k x0, from the parts' own states and velocities noise - x0."""
     return _changed(
-        layout, (v, x), sigma, lambda data, factor, v, x: (1 - data) * x + data / factor * v
+        layout, v, x, sigma, lambda data, factor, v, x: (1 - data) * x + data / factor * v
     )
 
 
@@ -65,28 +65,28 @@ def velocity_to_own(
 ) -> Float[Tensor, "n d"]:
     """The parts' own velocities, from their own states and the flow's velocity."""
     return _changed(
-        layout, (v, x), sigma, lambda data, factor, v, x: factor / data * (v - (1 - data) * x)
+        layout, v, x, sigma, lambda data, factor, v, x: factor / data * (v - (1 - data) * x)
     )
 
 
 def _changed(
     layout: Layout | None,
-    given: tuple[Tensor, ...],
+    first: Tensor,
+    second: Tensor,
     sigma: Tensor,
-    change: Callable[..., Tensor],
+    change: Callable[[float, Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Return the first of the given flat tensors, with the parts changed whose data has another
-    size than 1. `change` takes that size, its factor at the level [n 1], and the part of each."""
+    """Return the first of two flat tensors, with the parts changed whose data has another size than
+    1. `change` takes that size, its factor at the level [n 1], and the part of each tensor."""
     if layout is None or not layout.data:
-        return given[0]
-    shape = given[0].shape
-    parts = zip(*(layout.unpack(each.reshape(len(each), -1)) for each in given), strict=True)
-    changed = []
-    for data, (first, *others) in zip(layout.data, parts, strict=True):
+        return first
+    parts, others = (layout.unpack(each.reshape(len(each), -1)) for each in (first, second))
+    changed: list[Tensor] = []
+    for data, part, other in zip(layout.data, parts, others, strict=True):
         if data == 1:
-            changed.append(first)
+            changed.append(part)
             continue
-        level = lift(sigma).to(first.device)
-        factor = per_row(data + (1 - data) * level, first)
-        changed.append(change(data, factor, lift(first), *map(lift, others)))
-    return layout.pack(changed).reshape(shape)
+        level = lift(sigma).to(part.device)
+        factor = per_row(data + (1 - data) * level, part)
+        changed.append(change(data, factor, lift(part), lift(other)))
+    return layout.pack(changed).reshape(first.shape)

@@ -138,13 +138,12 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
 
 
 def loader(m: PipelineSettings) -> str:
-    """The class of diffusers that reads the folder of a pipeline in the form that it is driven
-    in."""
+    """Name the class of diffusers that reads the folder of a pipeline in its form."""
     return "ModularPipeline" if m.form == "modular" else "DiffusionPipeline"
 
 
 def _pipeline_lines(m: PipelineSettings, place: str) -> Iterator[str]:
-    """Lines that read a pipeline; a modular one reads no weights before it is told to."""
+    """Lines that read a pipeline, whose weights a modular one reads in a line of its own."""
     dtype = f"torch.{m.dtype}"
     if m.form == "modular":
         yield f"pipe = {loader(m)}.from_pretrained({place})"

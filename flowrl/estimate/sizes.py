@@ -41,7 +41,7 @@ SIZED_BY_DENOISER = (
 )  # fmt: skip
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
-FACTORS = ("spatial_downsample_factors", "temporal_downsample_factors")
+LEVEL_FACTORS = ("spatial_downsample_factors", "temporal_downsample_factors")
 LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
 
 
@@ -419,8 +419,8 @@ def _compression(vae: Mapping[str, Any]) -> tuple[int, int]:
     """Pixels per latent in space, and frames per latent in time."""
     levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
     halvings = len(vae.get("dim_mult") or levels) - 1
-    if FACTORS[0] in vae:  # of each level
-        spatial, temporal = (math.prod(vae[name]) for name in FACTORS)
+    if LEVEL_FACTORS[0] in vae:  # of each level
+        spatial, temporal = (math.prod(vae[name]) for name in LEVEL_FACTORS)
         return spatial, temporal
     spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
     return spatial, next((vae[n] for n in TEMPORAL if vae.get(n)), 1)

@@ -74,7 +74,8 @@ def times_of_rows(made: PipelinePolicy, sigma: float) -> tuple[float, float]:
     hook.remove()
     (given,) = seen
     times = given["timestep"][given["timestep_indices"]]
-    return tuple(float(times[given[f"{name}_indices"]].unique()) for name in ("video", "audio"))
+    video, audio = (times[given[f"{name}_indices"]].unique() for name in ("video", "audio"))
+    return float(video), float(audio)
 
 
 def test_each_part_is_at_its_own_level_between_those_of_the_list_too():

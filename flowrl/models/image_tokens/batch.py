@@ -12,7 +12,7 @@ from flowrl.media.statistics import Statistics, WeightedMean, image_statistics
 from flowrl.models.call_sizes import CallSizes
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.image_tokens.drawing import CodeSampler
-from flowrl.models.image_tokens.family import Guided, PromptTokens
+from flowrl.models.image_tokens.family import GuidedCodes, PromptTokens
 from flowrl.models.image_tokens.scores import CodeScores
 from flowrl.models.shards import directly
 from samplers import Sampling
@@ -31,7 +31,7 @@ class CodeBatch:
     calls    runs a function of the model
     """
 
-    guided: Guided
+    guided: GuidedCodes
     model: Any
     prompts: Sequence[PromptTokens]
     steps: int

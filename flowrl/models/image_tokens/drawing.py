@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.models.image_tokens.family import Guided, PromptTokens
+from flowrl.models.image_tokens.family import GuidedCodes, PromptTokens
 from flowrl.models.image_tokens.scores import joined
 from flowrl.models.language.generation import Keyed, downloaded, joined_rows
 from flowrl.models.language.growing_cache import growing_cache
@@ -25,7 +25,7 @@ class CodeSampler:
     """A `samplers.generate.Sampler` of images' codes, `rows_per_call` rows at a time. A request's
     contexts are the codes so far alone: `prompts` are the prompts that its `prompt` counts."""
 
-    guided: Guided
+    guided: GuidedCodes
     model: Any
     prompts: Sequence[PromptTokens]
     rows_per_call: int | None = None
@@ -91,7 +91,7 @@ class CodeSampler:
 class _Reader:
     """Reads tokens with a cache, and returns the last states [m r d]."""
 
-    def __init__(self, guided: Guided, model: Any, room: int) -> None:
+    def __init__(self, guided: GuidedCodes, model: Any, room: int) -> None:
         self.guided, self.model, self.room = guided, model, room
         self.cache: Any = None
         self.mask: Bool[Tensor, "b s"] | None = None

@@ -106,7 +106,7 @@ class ImageFamily(Protocol):
 
 
 @dataclass(frozen=True)
-class Guided:
+class GuidedCodes:
     """Logits of a family at a scale of guidance: those without the prompt, plus `scale` times what
     the prompt adds (classifier-free guidance, arXiv:2207.12598; of logits, arXiv:2306.17806)."""
 

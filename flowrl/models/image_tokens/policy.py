@@ -18,7 +18,7 @@ from flowrl.models.complete_weights import lacks
 from flowrl.models.image_tokens.batch import CodeBatch
 from flowrl.models.image_tokens.drawing import CodeSampler
 from flowrl.models.image_tokens.emu3 import Emu3Images
-from flowrl.models.image_tokens.family import Guided, ImageFamily, PromptTokens
+from flowrl.models.image_tokens.family import GuidedCodes, ImageFamily, PromptTokens
 from flowrl.models.image_tokens.janus import JanusImages
 from flowrl.models.language import lora
 from flowrl.models.language.loading import OWN_CODE, read_errors
@@ -29,7 +29,7 @@ from flowrl.settings.model.image_tokens import ImageTokenSettings
 from samplers.completions import Completions
 from samplers.generate import TokenRequest
 
-PLAIN = TextUse()
+PLAIN_USE = TextUse()
 WRITERS = {"janus": "Janus", "emu3": "Emu3"}  # names of configurations, and of models
 
 
@@ -49,12 +49,12 @@ class ImageTokenPolicy:
         processor: Any,
         settings: ImageTokenSettings,
         published: Any,
-        use: TextUse = PLAIN,
+        use: TextUse = PLAIN_USE,
     ) -> None:
         self.model, self.processor = model.eval(), processor
-        self.family = family_of(model, processor, settings, published)
+        self.family = image_family(model, processor, settings, published)
         scale = self.family.guidance if settings.guidance is None else settings.guidance
-        self.guided = Guided(self.family, scale)
+        self.guided = GuidedCodes(self.family, scale)
         self.sizes = CallSizes()
         self.name = type(model).__name__
         for name, value in (("system", use.system), ("template", use.template)):
@@ -82,14 +82,14 @@ class ImageTokenPolicy:
         dtype: torch.dtype,
         device: torch.device,
         attention: str | None = None,
-        use: TextUse = PLAIN,
+        use: TextUse = PLAIN_USE,
     ) -> "ImageTokenPolicy":
         """Load a model from a folder or a hub name. UserError for one that writes no images, or
         whose files cannot be read or lack weights, and for settings that it does not have."""
         config = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
             found = AutoConfig.from_pretrained(source, **OWN_CODE)
-        refuse_others(found, source)
+        refuse_other_writers(found, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             loaded: Any = AutoModelForImageTextToText.from_pretrained(
@@ -107,14 +107,14 @@ class ImageTokenPolicy:
         source: str,
         settings: ImageTokenSettings,
         attention: str | None = None,
-        use: TextUse = PLAIN,
+        use: TextUse = PLAIN_USE,
     ) -> "ImageTokenPolicy":
         """The model of a local folder on torch's meta device, for questions that its configuration
         and its processor answer. UserError, as `load`."""
         config = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
             found = AutoConfig.from_pretrained(source, **OWN_CODE)
-        refuse_others(found, source)
+        refuse_other_writers(found, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             with torch.device("meta"):
@@ -306,7 +306,7 @@ class ImageTokenPolicy:
         """Do nothing, since nothing is held outside this process."""
 
 
-def refuse_others(config: Any, source: str) -> None:
+def refuse_other_writers(config: Any, source: str) -> None:
     """UserError for a configuration of a model that writes no images."""
     if config.model_type not in WRITERS:
         raise UserError(
@@ -315,7 +315,7 @@ def refuse_others(config: Any, source: str) -> None:
         )
 
 
-def family_of(
+def image_family(
     model: Any, processor: Any, settings: ImageTokenSettings, published: Any
 ) -> ImageFamily:
     """The family of a loaded model. UserError for settings that it does not have."""

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows, restored
-from flowrl.models.image_tokens.family import Guided, PromptTokens
+from flowrl.models.image_tokens.family import GuidedCodes, PromptTokens
 from flowrl.models.language.token_scores import scores_of_tokens
 from flowrl.models.shards import directly
 from samplers.host import on_host, sent_together, uploaded
@@ -29,7 +29,7 @@ class CodeScores:
     runs a function of the model (`flowrl.models.shards.GatheredCalls`).
     """
 
-    guided: Guided
+    guided: GuidedCodes
     prompts: Sequence[PromptTokens]
     device: torch.device
     calls: Callable[..., Any] = directly

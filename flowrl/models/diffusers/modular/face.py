@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import SchedulerMixin
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
     ConditionalPipelineBlocks,
@@ -33,6 +32,7 @@ from diffusers.modular_pipelines.modular_pipeline import (
     PipelineState,
     SequentialPipelineBlocks,
 )
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
 from flowrl.settings.model.form import PipelineForm
@@ -196,7 +196,7 @@ def enter(pipe: Any, state: PipelineState) -> None:
     prompt = state.get("prompt")
     samples = len(prompt) if isinstance(prompt, list) else 1
     for name in STEPPED:
-        latents = state.get(name)
+        latents: Any = state.get(name)
         prepare = getattr(pipe, f"prepare_{name}", None)
         if latents is None or prepare is None:
             continue
@@ -217,7 +217,8 @@ def schedulers_beside(pipe: Any) -> dict[str, Any]:
     """The schedulers beside `scheduler` that the loops of a modular pipeline step, by component."""
     if not isinstance(pipe, ModularPipeline):
         return {}
-    declared = {str(c.name) for loop in loops_of(pipe._blocks) for c in loop.expected_components}
+    loops = loops_of(vars(pipe)["_blocks"])
+    declared = {str(part.name) for loop in loops for part in loop.expected_components}
     parts = {name: vars(pipe).get(name) for name in sorted(declared - {"scheduler"})}
     return {name: part for name, part in parts.items() if isinstance(part, SchedulerMixin)}
 

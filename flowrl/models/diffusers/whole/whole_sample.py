@@ -230,7 +230,7 @@ class WholeSample:
         """
         twin, states = copy.copy(self.policy.pipe), list[Tensor]()
         driver = self.policy.loop.driver
-        scheduler = copy.deepcopy(driver.real)
+        scheduler = copy.deepcopy(self.policy.loop.driver.real)
         beside = {name: copy.deepcopy(real) for name, real in driver.real_beside.items()}
         vars(twin).update({MAIN_SCHEDULER: scheduler, **beside})
         layout = self.policy.layout
