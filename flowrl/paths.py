@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from flowrl.errors import UserError
 
@@ -99,8 +100,12 @@ def run_file(word: str) -> Path:
     names = dict(own_runs())
     if (folder / "run.yaml").is_file():
         own = names.get(_run_name(word))
-        hint = f", or {_shown(own)}" if own is not None else ""
-        raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}{hint}")
+        if own is None:
+            raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}")
+        raise UserError(
+            f"{word} is a run's folder and the name of one of flowrl's runs: write "
+            f"{folder / 'run.yaml'} or {_shown(own)}"
+        )
     if folder.is_dir():
         raise UserError(f"{word} is a folder: give a run file, such as configs/demo.yaml")
     other = next((p for s in _RUN_SUFFIXES if (p := folder.with_suffix(s)).is_file()), None)
@@ -125,6 +130,17 @@ def run_path(word: str) -> Path | None:
         return None
     beside = [path for suffix in _RUN_SUFFIXES if (path := Path(f"{near}{suffix}")).is_file()]
     return beside[0] if beside else dict(own_runs()).get(_run_name(word))
+
+
+def own_name_of(word: str | Path | None) -> bool:
+    """Whether a word is the name of one of flowrl's runs. A `Path` is no name."""
+    return isinstance(word, str) and _run_name(word) in dict(own_runs())
+
+
+def folder_taken(folder: Path) -> str:
+    """Sentence for a new run's folder that exists; only a run's folder can be resumed."""
+    resumed = f", or --resume {quote(str(folder))}" if (folder / "run.yaml").is_file() else ""
+    return f"{folder} already exists; choose another --folder{resumed}"
 
 
 def no_run_in(folder: Path) -> str:

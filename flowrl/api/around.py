@@ -15,7 +15,7 @@ Shell = Literal["bash", "zsh", "fish"]
 def new_run(
     folder: str | Path,
     *,
-    model: str | None = None,
+    model: str | Path | None = None,
     recipe: str | None = None,
     text: bool = False,
 ) -> Path:
@@ -109,10 +109,10 @@ def doctor(
     folder: str | Path | None = None,
     *,
     device: str | None = None,
-    run: str | None = None,
+    run: str | Path | None = None,
     sandbox: bool = False,
     isolation: Literal["full", "external"] = "full",
-    program: str | None = None,
+    program: str | Path | None = None,
 ) -> int:
     """Print what this machine can run, what is missing and how to get it. Returns the exit code of
     `flowrl doctor`: 0 if all that was asked for works here, 1 if not, 2 without the device.

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from flowrl.errors import UserError
+from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.read import Overrides
 from flowrl.settings.words.sentences import plain_message
 
@@ -22,7 +23,7 @@ def checked_arguments(
     if unknown := [name for name in options if name not in known]:
         raise UserError(f"{at}: options: {unknown[0]!r} is not one of {', '.join(known)}")
     try:
-        return TypeAdapter(kind).validate_python({**values, **options})
+        return TypeAdapter(kind).validate_python(texts_of_paths({**values, **options}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise UserError(f"{at}: {first['loc'][0]}: {plain_message(first)}") from error
@@ -43,4 +44,4 @@ def setting_words(settings: Overrides) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(texts_of_paths(value))

@@ -63,6 +63,12 @@ def train_command(arguments: list[str]) -> int:
     if not begins:
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
     run = _run(rest[0], settings=rest[1:])
+    if run.folder is not None:
+        named = quote(str(run.folder))
+        raise UserError(
+            f"train: {run.folder} is a run's folder: resume it with `flowrl train --resume {named}`"
+            f", or begin another run of its file, {quote(str(run.folder / 'run.yaml'))}"
+        )
     resume = AUTO if auto else None
     result = run.begin(folder=folder, resume=resume, wait=wait, no_cache=no_cache, trust=trust)
     return _finish(result, run)
@@ -74,7 +80,7 @@ def _run(source: str | Path | None = None, **given: Any) -> "Run":
 
     with collection_paused():
         from flowrl.api.run import Run
-    return Run(source, **given)
+    return Run(None if source is None else str(source), **given)  # a word, which may be a name
 
 
 def _finish(result: "Result", run: "Run") -> int:
@@ -259,7 +265,7 @@ def prove_command(arguments: list[str]) -> int:
         run = Run.of_model(given.model or "", settings=options)
     else:
         other = [] if given.model is None else ["--model.pipeline", given.model]
-        run = Run(given.config, settings=[*other, *options])
+        run = Run(str(given.config), settings=[*other, *options])
     return 0 if run.prove(no_cache=NO_CACHE in arguments) else 1
 
 

@@ -14,14 +14,15 @@ from PIL import Image, ImageOps
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
-from flowrl.settings.sections.data import IN_PYTHON, RewardSpec
+from flowrl.settings.file.plain import texts_of_paths
+from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.perception.media import to_rgb
 from rewards.user_function import Own, function_settings, user_reward
 
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
-GivenReward = str | Mapping[str, Any] | Callable[..., Any]
+GivenReward = str | Path | Mapping[str, Any] | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class GivenRewards:
         """
         if isinstance(given, Mapping) and "name" not in given:  # as `rewards: {pickscore: 1.0}`
             given = [{"name": name, "weight": weight} for name, weight in given.items()]
-        elif isinstance(given, str | Mapping) or callable(given):
+        elif isinstance(given, str | Path | Mapping) or callable(given):
             given = [given]
         if not isinstance(given, Iterable):
             raise UserError(
@@ -58,7 +59,7 @@ class GivenRewards:
             )
         specs, objects = [], dict[str, Reward]()
         for one in given:
-            spec = dict(one) if isinstance(one, Mapping) else {"name": one}
+            spec = texts_of_paths(one if isinstance(one, Mapping) else {"name": one})
             named = spec.get("name")
             if callable(named):
                 spec["label"] = spec.get("label") or _label(named)
@@ -182,8 +183,9 @@ def place_of(named: Any) -> str | None:
 
 
 def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
-    """Settings of a data set for prompts. Files, hub names and mappings with `source` stay as they
-    are; texts and rows are written to a new file in `files`, with the rows' images next to it.
+    """Settings of a data set for prompts. Files, hub names, mappings with `source` and lists of
+    these mappings stay as they are; texts and rows are written to a new file in `files`, with the
+    rows' images next to it.
 
     UserError, with the row, for values that cannot be stored in a file.
     """
@@ -196,8 +198,15 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
                 f"{at}: a mapping must be a data set {{'source': ...}}; pass one split of a "
                 "DatasetDict"
             )
-        return dict(given)
+        return texts_of_paths(given)
     given = _records(given)
+    if isinstance(given, list | tuple) and any(_is_data_set(each, column) for each in given):
+        if not all(_is_data_set(each, column) for each in given):
+            raise UserError(
+                f"{at}: a list has texts, rows or data sets {{'source': ...}}, not several of "
+                "these: give each file as {'source': FILE}"
+            )
+        return texts_of_paths(given)
     if not isinstance(given, Iterable) or isinstance(given, IOBase):
         raise UserError(
             f"{at}: expected a file's name, texts, rows or a data set, not {type(given).__name__}"
@@ -208,6 +217,13 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
         raise UserError(f"{at}: the list is empty")
     path.write_text("".join(line + "\n" for line in lines))
     return str(path)
+
+
+def _is_data_set(given: Any, column: str) -> bool:
+    """Whether an entry of a list is a data set with its settings rather than a row."""
+    if not isinstance(given, Mapping) or "source" not in given or column in given:
+        return False
+    return set(given) <= set(DataSet.model_fields)
 
 
 def _records(given: Any) -> Any:
@@ -229,7 +245,7 @@ def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
         if isinstance(value, Image.Image):
             cells[name] = _saved_image(value, name, number, path, at)
     try:
-        return json.dumps(cells)
+        return json.dumps(texts_of_paths(cells))
     except (TypeError, ValueError) as error:
         raise UserError(f"{at}: row {number} cannot be written to a file: {error}") from error
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from flowrl.launching.own_python import python_environment
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import state, summary_html
 from flowrl.pages.stack import number
-from flowrl.paths import find
+from flowrl.paths import find, folder_taken, own_name_of
 from flowrl.run.evaluate.evaluate import HeldOutResult
 from flowrl.run.train import Result
 from flowrl.run.watch.start_check import check_start
@@ -137,7 +136,7 @@ class Run:
         """
         numbers = {"iterations": iterations, "lr": lr, "seed": seed}
         place = None if source is None else find(str(source))
-        begun = place is not None and (place / RUN_FILE).is_file()
+        begun = place is not None and (place / RUN_FILE).is_file() and not own_name_of(source)
         self.folder: Path | None = place if begun else None
         self.live = live
         self._trust = trust
@@ -190,12 +189,12 @@ class Run:
 
     @classmethod
     def of_model(
-        cls, model: str, adapter: str | Path | None = None, settings: Overrides | None = None
+        cls, model: str | Path, adapter: str | Path | None = None, settings: Overrides | None = None
     ) -> "Run":
         """An untrained model, by its folder or hub name, for `sample`, `evaluate` and `prove`; and
         an adapter for it, by its folder. `settings`: of its proof."""
         run = cls(settings=settings)
-        run._untrained = model, None if adapter is None else Path(adapter)
+        run._untrained = str(model), None if adapter is None else Path(adapter)
         return run
 
     def __repr__(self) -> str:
@@ -443,10 +442,7 @@ class Run:
                 return self._again(place, no_cache=no_cache, trust=trust, calls=calls)
             check_start(run, live.rewards)
             if place is not None and place.exists() and not launched():  # else the main one looks
-                named = shlex.quote(str(place))
-                raise UserError(
-                    f"{place} already exists; choose another --folder, or --resume {named}"
-                )
+                raise UserError(folder_taken(place))
             whole = Live(live.rewards, (*self.live.callbacks, *calls), live.files)
             name = self._given.named_after(run)
             result = run_start.start(run, name, place, not no_cache, whole)
@@ -702,7 +698,8 @@ class Run:
             return () if prompts is None else prompts.words
         column = "prompt" if self._untrained is not None else self.settings.prompts.column
         named = prompt_settings(prompts, files, "held_out", column)
-        return (named if isinstance(named, str) else json.dumps(named),)
+        sets = named if isinstance(named, list) else [named]
+        return tuple(each if isinstance(each, str) else json.dumps(each) for each in sets)
 
     def judges(self, given: Sequence[GivenReward] = (), of_sets: bool = True) -> dict[str, Reward]:
         """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores

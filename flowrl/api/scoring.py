@@ -16,6 +16,7 @@ from flowrl.evaluation.folders import Where
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.evaluation.scoring import ScoreArguments, score_folder
 from flowrl.pages.reward_page import report_rewards
+from flowrl.settings.file.plain import texts_of_paths
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
     values = {
         "dataset": data,
         "rewards": tuple(json.dumps(spec) for spec in named),
-        "judges": tuple(json.dumps(one) for one in judges),
+        "judges": tuple(json.dumps(texts_of_paths(one)) for one in judges),
         "out": out, "layout": layout, "dimension": dimension, "columns": tuple(columns),
         "images": images, "prompts": prompts, "ties": ties, "level": level,
         "resamples": resamples, "robust": robust, "examples": examples, "chunk": chunk,
@@ -131,7 +132,7 @@ def _is_object(spec: Mapping[str, Any], read: GivenRewards) -> bool:
 
 def score(
     folder: str | Path,
-    rewards: Sequence[str | Mapping[str, Any]],
+    rewards: Sequence[str | Path | Mapping[str, Any]],
     *,
     prompts: str | Path | None = None,
     prompts_from: Where = "auto",
@@ -161,5 +162,5 @@ def score(
         return score_folder(given)
 
 
-def _word(reward: str | Mapping[str, Any]) -> str:
-    return reward if isinstance(reward, str) else json.dumps(dict(reward))
+def _word(reward: str | Path | Mapping[str, Any]) -> str:
+    return str(reward) if isinstance(reward, str | Path) else json.dumps(texts_of_paths(reward))

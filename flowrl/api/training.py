@@ -61,7 +61,7 @@ def train(  # noqa: PLR0913 one call has all of a run
                       (samples), (images, prompts, metadata) or (prompts, completions), or a loaded
                       reward; their weighted sum is maximized
     prompts           a list of texts or rows, a datasets.Dataset, a file, a hub name, or
-                      {"source": ...} with the settings of a data set
+                      {"source": ...} with the settings of a data set, or a list of these
     held_out          prompts of evaluations, in the same forms; none: no evaluations
     held_out_rewards  rewards of evaluations; none: the training rewards
     given             samples to train on, {"file": ..., "kind": "pairs", ...}: if all samples are

@@ -62,18 +62,29 @@ def weights_folder(folder: Path, weights: str) -> Path:
     """Folder of a run's last or best weights, of a checkpoint by its name (000010), or `weights`
     itself. UserError if it does not exist."""
     if weights == "best":
-        chosen = next(reversed(numbered_folders(folder / "best")), None)
+        chosen = _best(folder)
     elif weights == "last":
-        chosen = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
+        chosen = _last(folder)
     else:
         places = (Path(weights), folder / weights, folder / "checkpoints" / weights)
         chosen = next((place for place in places if place.is_dir()), None)
     if chosen is None:
         unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
         saved = [path.name for path in numbered_folders(folder / "checkpoints")]
-        hint = f"; its checkpoints are {', '.join(saved)}" if saved and not unfinished else ""
+        found = {"last": _last(folder), "best": _best(folder)}
+        named = [name for name, place in found.items() if place is not None]
+        there = f"; it has {', '.join([*named, 'base', *saved])}"
+        hint = "" if unfinished else there
         raise UserError(f"{folder} has no {weights!r} weights{unfinished}{hint}")
     return chosen
+
+
+def _best(folder: Path) -> Path | None:
+    return next(reversed(numbered_folders(folder / "best")), None)
+
+
+def _last(folder: Path) -> Path | None:
+    return next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to
 # pipelines whose denoiser sees the edited image's tokens too, and to how many pixels they resize it
 EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
 EDITED_PIXELS = 2**20
+# begin the names of pipelines whose default size is their denoiser's `sample_size`; others, such as
+# Lumina 2, have numbers of their own
+SIZED_BY_DENOISER = (
+    "StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusion3Pipeline",
+    "PixArtAlphaPipeline", "PixArtSigmaPipeline", "SanaPipeline", "AuraFlowPipeline",
+    "CogView3PlusPipeline", "CogView4Pipeline",
+)  # fmt: skip
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
 LEVEL_FACTORS = ("spatial_downsample_factors", "temporal_downsample_factors")
@@ -337,8 +344,7 @@ class RowShape:
         vae, config = described.vae(), dict(described.first.config)
         levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
         spatial, temporal = _compression(vae)
-        side = config.get("sample_size")
-        size = side * spatial if isinstance(side, int) else 512
+        size = _own_side(described) or 512
         height = _size("height", described, m) or size
         width = _size("width", described, m) or size
         frames = _size("num_frames", described, m) or 1
@@ -447,6 +453,22 @@ def _packed(vae: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     channels = config.get("in_channels", 4)
     own = vae.get("latent_channels") or vae.get("z_dim") or channels
     return channels == 4 * own
+
+
+def known_size(described: Description, m: PipelineSettings) -> tuple[int | None, int | None]:
+    """Height and width of the run's samples, in pixels: its settings', the defaults of the
+    pipeline's call, or, for pipelines that take them from it, those of the denoiser's
+    configuration; None where none of them says."""
+    taken = (described.pipeline or "").startswith(SIZED_BY_DENOISER)
+    own = _own_side(described) if taken else None
+    return _size("height", described, m) or own, _size("width", described, m) or own
+
+
+def _own_side(described: Description) -> int | None:
+    """The side in pixels that the denoiser's configuration names."""
+    side = described.first.config.get("sample_size")
+    spatial, _ = _compression(described.vae())
+    return side * spatial if isinstance(side, int) else None
 
 
 def _size(name: str, described: Description, m: PipelineSettings) -> int | None:

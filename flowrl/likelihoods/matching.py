@@ -18,6 +18,7 @@ from flowrl.likelihoods.rows import (
     of_parts,
     once_per_state,
     parts_of_samples,
+    unlike,
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
 from samplers import Rollout, Velocity
@@ -79,7 +80,7 @@ class Matching:
     levels_per_sample  number of noise levels per sample or pair
     weight     w by noise level and error size: see `Weighting`
     paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
-               Diffusion-DPO (arXiv:2311.12908). A tie becomes a masked pair
+               Diffusion-DPO (arXiv:2311.12908). A tie, and a pair of equal samples, is masked
     together   the group's size for losses that compare the samples of a group: their rows stay
                together. 1 for all other losses
     same_noise gives these rows the same noise and level, so that only the samples differ: DGPO
@@ -140,7 +141,8 @@ class Matching:
         keep, storage = torch.arange(len(credit)), rollout.storage
         if self.paired:
             keep, paired = self.pairs(credit[:, 0], kept[:, 0], rollout.plan.group)
-            kept = paired[:, None]
+            unequal = on_host(unlike(rollout.x0[sent(keep, rollout.x0.device)]))
+            kept = (paired & unequal)[:, None]
         alike = 2 if self.paired else 1  # rows of a group with the same noise share a key
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         device, dtype = rollout.x0.device, rollout.x0.dtype

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -265,6 +265,19 @@ def once_per_state(
 
 def _selected(part: Tensor, number: Tensor) -> Tensor:
     return part.index_select(0, number)
+
+
+def unlike(samples: Shaped[Tensor, "b *d"]) -> Bool[Tensor, " b"]:
+    """Mask of rows whose sample differs from the other of their pair of consecutive rows. The
+    gradients of a pair with one sample twice cancel but for rounding, which Adam would scale to
+    whole steps."""
+    return samples[::2].ne(samples[1::2]).flatten(1).any(dim=1).repeat_interleave(2)
+
+
+def unlike_texts(rows: TokenRows) -> Bool[Tensor, " b"]:
+    """`unlike` for completions with all their tokens, an environment's included."""
+    ids, ends = on_host(rows.ids), on_host(rows.ends)
+    return sent(unlike(ids) | unlike(ends[:, None]), rows.ids.device)
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:

@@ -13,7 +13,7 @@ from flowrl.credit.turns import greedy_baselines
 from flowrl.credit.values import NodeLevel
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take
+from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take, unlike_texts
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
 
@@ -35,7 +35,8 @@ class Token:
     ratio     the level of the ratio: see `flowrl.likelihoods.token_ratios.log_ratio`
     kl_form   the estimate of a divergence: see `flowrl.likelihoods.token_ratios.divergence`
     entropy   also computes entropies
-    paired    keeps each group's best and worst as consecutive rows; a tie becomes a masked pair
+    paired    keeps each group's best and worst as consecutive rows; a tie, and a pair of equal completions, is
+              masked
     cut       whether completions that were cut off at the length limit are trained on or masked
               (DAPO's overlong filter, arXiv:2503.14476)
 
@@ -98,6 +99,7 @@ class Token:
         value, some = (part.gather(1, last)[:, 0] for part in (advantage, mask))
         keep, differ = Matching.pairs(value, some, rollout.plan.group)
         pairs = take(rows, keep)
+        differ = differ & unlike_texts(pairs)
         whole = pairs.written & differ[:, None]  # a pair is compared as whole completions
         return [replace(pairs, mask=whole)]
 

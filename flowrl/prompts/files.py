@@ -270,7 +270,7 @@ def _convert(rows: Sequence[Row], name: str) -> None:
     that 007 stays a text; empty cells become None."""
     cells = [row[name] or None for row in rows]
     given = [cell for cell in cells if cell is not None]
-    for convert in (_boolean, _integer, _float):
+    for convert in (_boolean, _number):
         try:
             values = [convert(cell) for cell in given]
         except (ValueError, OverflowError):
@@ -286,6 +286,11 @@ def _boolean(cell: str) -> bool:
     if cell.lower() not in ("true", "false"):
         raise ValueError(cell)
     return cell.lower() == "true"
+
+
+def _number(cell: str) -> int | float:
+    """A number as JSON reads it: 7 stays whole beside 0.5."""
+    return _float(cell) if set(cell) & {*".eE"} else _integer(cell)
 
 
 def _integer(cell: str) -> int:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 import yaml
@@ -14,7 +13,7 @@ from accelerate import PartialState
 from flowrl.errors import FolderInUse, Stopped, UserError, after
 from flowrl.iteration.open import timed_units
 from flowrl.models.open import with_guider
-from flowrl.paths import numbered
+from flowrl.paths import folder_taken, numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched_processes
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
@@ -36,7 +35,7 @@ from flowrl.session.session import (
 )
 from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
-from flowrl.settings.read import dump, with_full_paths
+from flowrl.settings.read import run_yaml_text, with_full_paths
 from flowrl.settings.trust import remember
 from flowrl.votes.asking import with_asking
 from rewards import Reward
@@ -128,7 +127,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     chosen = folder or numbered(Path("runs"), name)
-    settings = yaml.safe_dump(dump(live.placed(run, chosen)), sort_keys=False)
+    settings = run_yaml_text(live.placed(run, chosen))
 
     def write(new: Path) -> None:
         live.write(new)
@@ -140,9 +139,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise FolderInUse(
-            f"{chosen} already exists; choose another --folder, or --resume {quote(str(chosen))}"
-        ) from error
+        raise FolderInUse(folder_taken(chosen)) from error
     except OSError as error:
         raise UserError(f"{chosen} cannot be created: {reason(error)}") from error
     return chosen

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.estimate.sizes import known_size
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
+from flowrl.models.description import describe
 from flowrl.models.image_check import check_images
 from flowrl.session.given_file import GivenFile, check_samples_of
 from flowrl.settings import PipelineSettings, RunSettings
@@ -22,7 +24,20 @@ def check_given(run: RunSettings) -> None:
     if run.given.kind != "images":  # whose own columns hold the samples
         check_images(run.model, file.prompts)
     if isinstance(run.model, PipelineSettings):
-        check_samples_of(file, run.given, (run.model.height, run.model.width))
+        check_samples_of(file, run.given, size_of_samples(run.model))
+
+
+def size_of_samples(m: PipelineSettings) -> tuple[int | None, int | None]:
+    """Height and width that the run's samples will have; None where only its first call tells."""
+    described = describe(m)
+    return (m.height, m.width) if described is None else known_size(described, m)
+
+
+def unknown_size(run: RunSettings) -> bool:
+    """Whether given samples may have another size than the run's, which its files do not tell."""
+    if run.given is None or run.given.fit != "exact" or not isinstance(run.model, PipelineSettings):
+        return False
+    return None in size_of_samples(run.model)
 
 
 def described_given(run: RunSettings) -> Iterator[str]:

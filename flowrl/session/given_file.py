@@ -1,5 +1,6 @@
 """Read the file of given samples as rows: a prompt with a pair, or with one sample."""
 
+import filecmp
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class GivenFile:
     """Rows of a prompt with `group` samples: the better and the worse one, or a single one.
 
     rows      the samples of each prompt, as indices into `items`
-    left_out  ties, and rows without a judgement
+    left_out  ties, of which pairs of one sample twice are some, and rows without a judgement
     """
 
     prompts: PromptSet
@@ -88,7 +89,11 @@ def _pairs(given: GivenSettings) -> GivenFile:
     if read.texts:
         raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
     judged = zip(read.a, read.b, read.label, strict=True)
-    above = [(i, j, p) for i, j, p in judged if p != EVEN and i != j]
+    above = [
+        (i, j, p)
+        for i, j, p in judged
+        if p != EVEN and not same_content(read.items[i].source, read.items[j].source)
+    ]
     if not above:
         raise UserError(
             f"{GIVEN_FILE}: {given.file}: all pairs are ties, or name one sample twice, which "
@@ -100,6 +105,26 @@ def _pairs(given: GivenSettings) -> GivenFile:
     items = tuple(GivenItem(item.source, _place(item.meta)) for item in read.items)
     ties = len(read.label) - len(rows)
     return GivenFile(PromptSet(texts, meta), rows, items, ties + read.unlabelled)
+
+
+def same_content(a: Source, b: Source) -> bool:
+    """Whether two sources are one sample: the same file or copies of it, and the same part. Pixels
+    are not compared here: rows that a model sees as one are masked when they are made
+    (`flowrl.likelihoods.rows.unlike`)."""
+    if a.box != b.box or a.text != b.text:
+        return False
+    if a.path is None or b.path is None or a.data is not None or b.data is not None:
+        return _bytes_of(a) == _bytes_of(b)
+    if a.path == b.path:
+        return True
+    there = a.path.is_file() and b.path.is_file()  # others are named by the check of samples
+    return there and filecmp.cmp(a.path, b.path, shallow=False)
+
+
+def _bytes_of(source: Source) -> bytes | None:
+    if source.data is not None:
+        return source.data
+    return source.path.read_bytes() if source.path is not None and source.path.is_file() else None
 
 
 def _row_of(read: Preferences, item: int, folder: Path) -> PromptRow:

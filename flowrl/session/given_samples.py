@@ -145,7 +145,7 @@ class GivenSamples:
     def _of_texts(self, batch: TextBatch, rows: Sequence[int]) -> Rows:
         items, prompt, advantage = self._places(rows)
         texts = [str(self.file.items[item].sample) for item in items]
-        return completion_rows(batch, texts, prompt, advantage)
+        return completion_rows(batch, texts, prompt, advantage, paired=self.file.group == 2)
 
     def _of_media(
         self, batch: MediaBatch, rows: Sequence[int], ids: tuple[int, ...], iteration: int

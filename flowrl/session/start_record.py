@@ -7,7 +7,7 @@ says which settings may change. Large files are sampled, so that the check reads
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from flowrl.credit.trees import families_read
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.json_text import read_exact
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.modular.revisions import snapshot
 from flowrl.models.language.older_ends import changed_ends
@@ -24,6 +26,7 @@ from flowrl.models.open import modular_source
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
+from flowrl.session.named_files import named_file_digests
 from flowrl.settings import LanguageSettings, OwnSettings, RunSettings
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
@@ -56,6 +59,10 @@ class StartRecord:
     abstaining: bool = False  # None of a reward: a failure in older versions
     reward_rules: int = 1  # the version of the rules of flowrl's rewards
     revisions: dict[str, str] | None = None  # of a modular pipeline's components; None: not noted
+    named_files: dict[str, str] = field(
+        default_factory=dict
+    )  # setting -> digest of its rows' files
+    equal_pairs_left_out: bool = False  # older versions trained on pairs of one sample twice
 
     @classmethod
     def of(cls, run: RunSettings, processes: int) -> "StartRecord":
@@ -80,6 +87,8 @@ class StartRecord:
             abstaining=True,
             reward_rules=RULES_VERSION,
             revisions=revisions,
+            named_files=dict(named_file_digests(run)),
+            equal_pairs_left_out=True,
         )
 
     @classmethod
@@ -90,7 +99,7 @@ class StartRecord:
             record = cls(**state)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        tables = ("settings", "base", "prompts", "sources")
+        tables = ("settings", "base", "prompts", "sources", "named_files")
         sound = all(isinstance(getattr(record, name), dict) for name in tables)
         return record if sound else None
 
@@ -157,6 +166,12 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
             "held-out means are over the rewards that apply (docs/rewards.md, "
             '"Rewards that do not apply")'
         )
+    if not (before and before.equal_pairs_left_out) and _compares_pairs(run):
+        yield (
+            "the checkpoint is from an older version, which trained on pairs of one sample twice: "
+            "now they are left out or masked (docs/given_data.md), so results differ from those of "
+            "an uninterrupted run where the run has such pairs"
+        )
     for clause in rules_changed_since(before, run):
         yield (
             f"the checkpoint is from an older version, whose rule of a reward was another: {clause}"
@@ -174,6 +189,11 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
             "children of one parent: advantages now compare those that were drawn from the same "
             "noise, so results differ from those of an uninterrupted run"
         )
+
+
+def _compares_pairs(run: RunSettings) -> bool:
+    likelihood = run.algorithm().likelihood
+    return isinstance(likelihood, Matching | Token) and likelihood.paired
 
 
 def _has_other_parents(run: RunSettings) -> bool:
@@ -311,6 +331,14 @@ def _files(before: StartRecord, now: StartRecord, run: RunSettings, folder: Path
                     "index; restore the prompts, or start a new run"
                 )
             yield f"the prompts of {name}"
+    for name, digest in now.named_files.items():
+        if before.named_files.get(name, digest) != digest:
+            if name == "prompts.train" and remembers_prompts(run):
+                raise UserError(
+                    f"{name}: files that its rows name have changed, but this run stores scores by "
+                    "prompt index; restore the files, or start a new run"
+                )
+            yield f"files that rows of {name} name"
     for name, digest in now.sources.items():
         if before.sources.get(name, digest) != digest:
             yield f"the source {name}"

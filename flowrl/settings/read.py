@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 import rewards
 from flowrl.algorithm import Algorithm
@@ -42,7 +44,8 @@ from flowrl.settings.file.exclusive import taken_over
 from flowrl.settings.file.inherit import read_tree, with_base
 from flowrl.settings.file.older_names import renewed
 from flowrl.settings.file.places import in_full
-from flowrl.settings.file.strict_yaml import read_yaml
+from flowrl.settings.file.plain import check_integers, texts_of_paths
+from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
 from flowrl.settings.model.environment import EnvironmentSettings, check_answers
 from flowrl.settings.parts.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.sections.budget import BudgetSettings
@@ -216,23 +219,27 @@ def _tree_of(
 def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
-        raise UserError(
-            f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
-        )
+        what = "and it is empty" if tree is None else f"not {short_repr(tree)}"
+        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, {what}")
     if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
     kind = None
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
     try:
-        tree = spelled_out(renewed(tree))
+        tree = spelled_out(renewed(texts_of_paths(tree)))
         recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
-        return RunSettings.model_validate(tree)
+        run = RunSettings.model_validate(tree)
+        check_integers(dump(run))
     except ValidationError as error:
         raise UserError(f"{source}: {explain(error, RunSettings, kind)}") from error
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
+    except PydanticSerializationError as error:  # an object from Python
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: the settings cannot be written to run.yaml: {why}") from error
+    return run
 
 
 def override(run: RunSettings, arguments: Overrides) -> RunSettings:
@@ -362,6 +369,20 @@ def _tell_kept(run: RunSettings, kept: Collection[str]) -> None:
 def dump(run: RunSettings) -> dict[str, Any]:
     """The run as plain data, as in `run.yaml`."""
     return run.model_dump(mode="json", by_alias=True)
+
+
+def run_yaml_text(run: RunSettings) -> str:
+    """The text of the run's run.yaml. UserError for settings that could not be read from it."""
+    try:
+        text = yaml.safe_dump(dump(run), sort_keys=False)
+        again = yaml.safe_dump(parse_yaml(text, "run.yaml"), sort_keys=False)
+    except UserError as error:
+        raise UserError(f"the settings could not be read again: {error}") from error
+    if text != again:
+        lines = zip(text.splitlines(), again.splitlines(), strict=False)
+        first = next((line for line, other in lines if line != other), "")
+        raise UserError(f"the settings could not be read again from run.yaml: {first.strip()}")
+    return text
 
 
 def with_full_paths(run: RunSettings) -> RunSettings:

@@ -367,7 +367,7 @@ def test_a_copy_beside_the_best_weights_is_not_taken(tmp_path):
     (tmp_path / "checkpoints" / "000004").mkdir(parents=True)
     for name in ("000004", "checkpoints/000004", str(tmp_path / "checkpoints" / "000004")):
         assert weights_folder(tmp_path, name) == tmp_path / "checkpoints" / "000004"
-    with pytest.raises(UserError, match="has no '000005' weights; its checkpoints are 000004"):
+    with pytest.raises(UserError, match="has no '000005' weights; it has best, base, 000004"):
         weights_folder(tmp_path, "000005")
 
 
@@ -382,3 +382,22 @@ def test_a_caller_may_close_its_streams(tmp_path, closed):
     line = f"{sys.executable} -m flowrl version {closed}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=runs.environment(), check=False)
     assert done.returncode == 0
+
+
+def test_a_folder_with_a_run_does_not_take_the_place_of_a_name(tmp_path, monkeypatch, capsys):
+    """Both are named, and both ways work; a run's own folder is told how it is resumed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.yaml").write_text("base: configs/demo.yaml\n")
+    for verb in ("plan", "train", "prove", "calibrate"):
+        code, _, said = flowrl(capsys, verb, "demo")
+        assert code == 2
+        assert "write demo/run.yaml or configs/demo.yaml" in said
+    for way in ("demo/run.yaml", "configs/demo.yaml"):
+        assert flowrl(capsys, "plan", way)[0] == 0
+    code, _, said = flowrl(capsys, "train", "other")
+    assert code == 2 and "flowrl train --resume other" in said and "resume()" not in said
+    (tmp_path / "f.txt").write_text("x")
+    code, _, said = flowrl(capsys, "train", "demo/run.yaml", "--folder", "f.txt")
+    assert code == 2 and "already exists" in said and "--resume" not in said

@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows, take
 from flowrl.likelihoods.token import Token
 from flowrl.models.language import proofs, token_scores
+from flowrl.models.language.given_texts import completion_rows
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.use import TextUse
 from flowrl.models.policy import Batch, Policy, RolloutLike
@@ -351,6 +352,22 @@ def test_pairs_are_the_best_and_the_worst_and_ties_are_masked(policy):
     (made,) = Token(paired=True).rows(found, credit, torch.ones(6, 1, dtype=torch.bool))
     assert torch.equal(made.ids[:2], found.ids[[1, 0]])
     assert torch.equal(made.mask[:2], found.written[[1, 0]]) and not made.mask[2:].any()
+
+
+def test_a_pair_of_equal_completions_is_masked(policy):
+    """Sampled twice with other credit, and given texts of one beginning that were cut."""
+    found = rollout(policy, Completions(2), prompts=PROMPTS[:2])
+    first = torch.tensor([0, 0, 2, 3])
+    twice = replace(
+        found, ids=found.ids[first], lengths=found.lengths[first], stopped=found.stopped[first]
+    )
+    credit = torch.tensor([0.0, 2.0, 1.0, 5.0], dtype=torch.float64)[:, None]
+    (made,) = Token(paired=True).rows(twice, credit, torch.ones(4, 1, dtype=torch.bool))
+    assert not made.mask[:2].any() and made.mask[2:].any(1).all()
+    batch, places = policy.open(PROMPTS[:2], [], 3), torch.tensor([0, 0, 1, 1])
+    texts = ["abcd", "abca", "bcda", "dabc"]
+    given = completion_rows(batch, texts, places, torch.tensor([1.0, -1.0] * 2), paired=True)
+    assert not given.mask[:2].any() and given.mask[2:].all()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -355,3 +355,14 @@ def test_the_ratio_of_matching_is_fpos_of_one_pair():
             losses.append(sum(errors) / len(errors))
         assert float(ratio[i]) == pytest.approx(math.exp(losses[0] - losses[1]), rel=1e-4)
     assert float((ratio - 1).abs().max()) > 0.01
+
+
+def test_a_pair_of_equal_samples_is_masked_whatever_its_credit():
+    """Its gradients cancel but for rounding: the only signal in the data is none."""
+    rollout = rolled(Ode(4))
+    x0 = rollout.x0.clone()
+    x0[2] = x0[0]
+    credit = torch.tensor([1.0, 0, -1, 0] * 3)[:, None].expand(-1, 5)
+    mask = torch.ones(12, 5, dtype=torch.bool)
+    for rows in Matching(2, paired=True).rows(replace(rollout, x0=x0), credit, mask):
+        assert rows.mask[:, 0].tolist() == [False] * 2 + [True] * 4

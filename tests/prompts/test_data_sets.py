@@ -405,6 +405,7 @@ def test_lines_end_as_on_any_system(tmp_path, end):
         (("12345678901234567890.1", "2"), ["12345678901234567890.1", "2"]),
         (("7", "-12"), [7, -12]),
         (("0.5", "1e3"), [0.5, 1000.0]),
+        (("2", "0.5"), [2, 0.5]),
         (("True", "false"), [True, False]),
         (("", "3"), [None, 3]),
     ],
@@ -413,7 +414,7 @@ def test_cells_of_a_csv_are_numbers_only_where_json_would_write_them_so(tmp_path
     rows = "".join(f"a,{cell}\n" for cell in cells)
     (tmp_path / "p.csv").write_text(f"prompt,answer\n{rows}")
     found = PromptSet.read(str(tmp_path / "p.csv"), "prompt", "x")
-    assert [row["answer"] for row in found.meta] == values
+    assert [repr(row["answer"]) for row in found.meta] == [repr(value) for value in values]
 
 
 def test_prompts_of_a_csv_are_texts(tmp_path):

@@ -1,6 +1,7 @@
 """configs/models: each is read, planned offline, and run on a tiny pipeline of its class."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from flowrl.estimate.time import duration
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.paths import own_runs, run_file
+from flowrl.paths import CONFIGS_FOLDER, PROJECT, own_runs, run_file
 from flowrl.settings.checks.machine import check_kind, check_pipeline
 from flowrl.settings.file.inherit import merged
 from flowrl.settings.read import dump, read_run
@@ -201,3 +202,11 @@ def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(
     assert line["loss/grad_norm"] > 0 if "loss/grad_norm" in line else line
     saved = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
     assert "base" not in saved and saved["recipe"]["name"] == run.recipe.name
+
+
+def test_pages_count_the_configurations_as_they_are() -> None:
+    count = len([*(CONFIGS_FOLDER / "models").glob("*.yaml")])
+    for page in ("README.md", "docs/choosing.md", "docs/index.md"):
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        counts = re.findall(r"\[(\d+) configurations\]\((?:docs/)?models\.md\)", text)
+        assert [*map(int, counts)] == [count], page

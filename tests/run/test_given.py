@@ -166,6 +166,19 @@ def test_images_are_matched_with_weight_one(pipeline, tmp_path) -> None:
     assert loss == pytest.approx(float(torch.cat(errors).mean()), rel=1e-5)
 
 
+def test_pairs_that_the_model_sees_as_one_sample_have_no_gradient(pairs) -> None:
+    """Not one of rounding either, which Adam would scale to steps of the learning rate."""
+    kept = pairs.given.kept.latents
+    collect(pairs, 0)
+    first = next(iter(kept.values()))
+    kept.update(dict.fromkeys(kept, first))
+    experience = collect(pairs, 0)
+    kept.clear()
+    assert not any(rows.mask.any() for rows in experience.rows)
+    loss, found = gradients(pairs, experience)
+    assert loss == 0 and all(not gradient.any() for gradient in found.values())
+
+
 def test_an_epoch_has_each_sample_once_and_its_order_is_its_own(pairs) -> None:
     given = pairs.given
     epochs = [tuple(given.draws(i).rows + given.draws(i + 1).rows) for i in (0, 2, 4)]

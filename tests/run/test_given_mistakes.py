@@ -1,12 +1,16 @@
 """Mistakes in given samples are one sentence each, before any weights load."""
 
+import inspect
 from pathlib import Path
 
+import diffusers
 import pytest
 from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.estimate.sizes import SIZED_BY_DENOISER
 from flowrl.paths import PROJECT
+from flowrl.run.watch.start_check import unchecked
 from flowrl.session.given_check import check_given, described_given
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
@@ -31,8 +35,8 @@ def refused(settings) -> str:
     return str(found.value)
 
 
-def image(folder, name, size=(8, 8)):
-    Image.new("RGB", size).save(folder / name)
+def image(folder, name, size=(32, 32)):
+    Image.new("RGB", size, (sum(name.encode()) % 256, 0, 0)).save(folder / name)  # unlike others
     return name
 
 
@@ -64,6 +68,41 @@ def test_paths_are_relative_to_the_file_in_any_folder(folder, monkeypatch, kind,
     check_given(run_from(settings, "run.yaml"))
 
 
+def _copied(folder, name):
+    (folder / f"copy_of_{name}").write_bytes((folder / name).read_bytes())
+    return f"copy_of_{name}"
+
+
+# a pair of one sample twice, in every form that a table has for a sample
+TWICE = {
+    "one file": lambda folder: ("a.png", "a.png"),
+    "a copy": lambda folder: ("a.png", _copied(folder, "a.png")),
+    "one piece": lambda folder: ("a.png#xywh=0,0,4,4", "a.png#xywh=0,0,4,4"),
+    "a piece of a copy": lambda folder: (
+        "a.png#xywh=0,0,4,4", f"{_copied(folder, 'a.png')}#xywh=0,0,4,4",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TWICE)
+def test_a_pair_of_one_sample_twice_teaches_nothing(folder, form) -> None:
+    """It is left out and counted, or refused where all are so."""
+    same = dict(zip(("chosen", "rejected"), TWICE[form](folder), strict=True))
+    row = {"prompt": "a ball", **same}
+    path = write(folder, "pairs.jsonl", [row, ROW])
+    settings = tree(path, fit="crop")
+    file = GivenFile.read(run_from(settings, "run.yaml"))
+    assert (len(file.rows), file.left_out) == (1, 1)
+    write(folder, "pairs.jsonl", [row, row])
+    assert "all pairs are ties, or name one sample twice" in refused(settings)
+
+
+@pytest.mark.parametrize("other", ["a.png#xywh=0,0,4,4", "b.png", "missing.png"])
+def test_other_samples_are_not_one(folder, other) -> None:
+    path = write(folder, "pairs.jsonl", [ROW | {"rejected": other}])
+    assert len(GivenFile.read(run_from(tree(path), "run.yaml")).rows) == 1
+
+
 @pytest.fixture
 def folder(tmp_path):
     image(tmp_path, "a.png")
@@ -92,6 +131,7 @@ def test_a_damaged_image_and_one_of_another_size_are_named(folder) -> None:
     (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:40])
     file = write(folder, "pairs.jsonl", [ROW])
     assert "pairs.jsonl, row 1: b.png: not readable" in refused(tree(file))
+    image(folder, "a.png", (8, 8))
     image(folder, "b.png", (8, 6))
     settings = tree(file)
     settings["model"] |= {"height": 8, "width": 8}
@@ -182,3 +222,31 @@ def test_a_line_says_what_is_given(folder) -> None:
     (line,) = described_given(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
     assert "3 pairs of 2 prompts in " in line
     assert "4 per iteration, so an epoch is 0.75 iterations" in line
+
+
+@pytest.mark.parametrize("kind", ["pairs", "images"])
+def test_samples_of_another_size_than_the_models_own_are_refused_by_plan(folder, kind) -> None:
+    """Without model.height the size is that of the model's files, as at the start."""
+    for name in ("a.png", "b.png"):
+        image(folder, name, (40, 40))
+    recipe = DPO if kind == "pairs" else {"name": "rwr", "steps": 4, "anchor": 0.0}
+    row = ROW if kind == "pairs" else {"prompt": "a ball", "image": "a.png"}
+    path = write(folder, "given.jsonl", [row])
+    said = refused(tree(path, kind, recipe))
+    assert "a.png has 40 x 40 pixels, but the run's samples have 32 x 32" in said
+    check_given(run_from(tree(path, kind, recipe, fit="crop"), "run.yaml"))
+    own = tree(path, kind, recipe)
+    own["model"] |= {"height": 40, "width": 40}
+    check_given(run_from(own, "run.yaml"))
+
+
+def test_a_size_that_no_file_tells_is_said_to_be_unchecked(folder, monkeypatch) -> None:
+    run = run_from(tree(write(folder, "pairs.jsonl", [ROW])), "run.yaml")
+    assert not any("size of given" in line for line in unchecked(run))
+    monkeypatch.setattr("flowrl.session.given_check.known_size", lambda *_: (None, None))
+    assert any("set model.height and model.width" in line for line in unchecked(run))
+
+
+def test_sizes_of_denoisers_are_those_of_pipelines_that_read_them() -> None:
+    for name in SIZED_BY_DENOISER:
+        assert "config.sample_size" in inspect.getsource(getattr(diffusers, name)), name

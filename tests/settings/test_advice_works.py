@@ -84,6 +84,7 @@ CASES = [
         {"model.rights": ["network"]},
         {"model.form": "modular"},
     ),
+    Advice("is too large: use an integer", {"train.seed": 2**70}, {"train.seed": 0}),
     Advice("is a setting of", {"model.stop": ["a"]}, {"model.stop": DROP}),
     Advice(
         "needs diffusers' native attention",

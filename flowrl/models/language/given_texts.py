@@ -1,6 +1,7 @@
 """Given completions as the tokens that the model would have sampled."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import TokenRows
+from flowrl.likelihoods.rows import TokenRows, unlike_texts
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.turns import turn_template
 
@@ -46,14 +47,16 @@ def completion_rows(
     texts: Sequence[str],
     prompt: Int[torch.Tensor, " b"],
     advantage: Float[torch.Tensor, " b"],
+    paired: bool = False,
 ) -> TokenRows:
-    """Rows of given completions: all of their tokens are in the loss, at temperature 1."""
+    """Rows of given completions: all of their tokens are in the loss, at temperature 1. Of `paired`
+    ones a pair is masked whose tokens are equal, as two long texts with one beginning may be."""
     ids = [completion_tokens(batch, text, batch.steps, batch.template) for text in texts]
     lengths = torch.tensor([len(each) for each in ids])
     width = int(lengths.max())
     padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in ids])
     mask = torch.arange(width) < lengths[:, None]
-    return TokenRows(
+    rows = TokenRows(
         prompt=prompt,
         advantage=advantage[:, None] * mask,
         mask=mask,
@@ -63,3 +66,4 @@ def completion_rows(
         temperature=1.0,
         kept=None,
     )
+    return replace(rows, mask=mask & unlike_texts(rows)[:, None]) if paired else rows

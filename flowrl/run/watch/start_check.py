@@ -13,7 +13,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import DATA_SET
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import check_hub, check_model
-from flowrl.settings.read import run_checks
+from flowrl.settings.read import run_checks, run_yaml_text
 from flowrl.settings.sections.data import PromptPlace, RewardSpec
 from rewards.types import Reward, cell
 
@@ -75,6 +75,7 @@ def check_model_of(run: RunSettings) -> None:
 def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
     if run.given is not None:  # first: its file may hold the prompts too
         yield partial(_given, run)
+    yield partial(run_yaml_text, run)
     yield from run_checks(run, given, hub=hub)
     yield partial(_shares, run)
     yield partial(_needs_of_rewards, run, given)
@@ -185,6 +186,14 @@ def unchecked(run: RunSettings) -> Iterator[str]:
     places = [place for place in run.prompts.given if run.prompts.on_hub(place)]
     if places:
         yield f"prompts.{' and prompts.'.join(places)}: on the hub, which plan does not ask"
+    if run.given is not None:
+        from flowrl.session.given_check import unknown_size
+
+        if unknown_size(run):
+            yield (
+                "the size of given samples: the model's files do not tell the run's; set "
+                "model.height and model.width"
+            )
     labels = ", ".join(dict.fromkeys(spec.label for _, spec in _rewards(run)))
     yield f"rewards ({labels}): their weights or servers were not opened, nor was their self-test"
     if run.server is not None:

@@ -55,7 +55,8 @@ def with_base(
     try:
         under, names = with_base(at_file(read_yaml(base), base), base, chain, check)
         if not isinstance(under, Mapping):
-            raise UserError(f"{base}: expected settings, not {short_repr(under)}")
+            what = "and it is empty" if under is None else f"not {short_repr(under)}"
+            raise UserError(f"{base}: expected settings, {what}")
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from error
     return _over(under, own), f"{path} over {names}"

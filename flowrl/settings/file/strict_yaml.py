@@ -14,7 +14,7 @@ from rewards.perception.contents import FIRST_BYTES, unlike_its_name
 _MOST_CHARACTERS = 2**18
 _MOST_LEVELS = 40  # of lists and mappings inside each other
 _MOST_VALUES = 20_000  # with every alias written out
-_LARGEST_INTEGER = 2**63
+LARGEST_INTEGER = 2**63
 _CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
 _ODD_NUMBER = re.compile(r"[-+]?(0\d[\d_]*|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
 
@@ -52,7 +52,7 @@ def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
                 f"line {node.start_mark.line + 1}: {node.value} would be read as {value}: write "
                 f"{value}, or put quotes around a text"
             )
-        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise _Refusal(f"line {node.start_mark.line + 1}: the integer is too large")
         return value
 
@@ -106,6 +106,8 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f"line {mark.line + 1}: "
         why = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        if "'\\t'" in why:
+            why = f"{why}: indent with spaces, not with tabs"
         raise UserError(f"{source}: not valid YAML: {place}{why[:200]}") from error
     except (yaml.YAMLError, ValueError) as error:
         why = " ".join(str(error).split())[:200]

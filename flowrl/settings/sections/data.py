@@ -68,6 +68,10 @@ class DataSet(Settings):
                     f"{name}: expected a value, a list of values, or bounds such as {{min: 0.1, "
                     f"max: 0.9}}, not {short_repr(wanted)}"
                 )
+            for bound, value in wanted.items() if isinstance(wanted, Mapping) else ():
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                if value is not None and not number:
+                    raise ValueError(f"{name}.{bound} must be a number, not {short_repr(value)}")
         return where
 
     @property
