@@ -170,6 +170,18 @@ def _shown(path: Path) -> str:
     return f"{(Path('configs') / path.relative_to(CONFIGS_FOLDER)).as_posix()} of flowrl ({path})"
 
 
+def folder_inside(run: Path, name: str) -> Path:
+    """A folder of a run's, in which a command writes. UserError for a link, which could lead
+    anywhere: the run's folder may be another person's."""
+    folder = run / name
+    if folder.is_symlink():
+        raise UserError(
+            f"{folder} is a link, and a command writes into a run's own folders alone: replace it "
+            "with a folder, or set --out"
+        )
+    return folder
+
+
 def new_numbered(parent: Path, stem: str) -> Path:
     """Create `parent/stem-0001`, or the next number, which no other process gets. UserError if that
     is impossible."""

@@ -245,6 +245,13 @@ def test_the_root_holds_what_it_should() -> None:
     assert there == {*ROOT_FILES, *ROOT_FOLDERS}
 
 
+def test_no_file_holds_the_marks_of_a_merge() -> None:
+    done = subprocess.run(
+        ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=PROJECT, capture_output=True, text=True
+    )
+    assert done.stdout == ""
+
+
 @pytest.fixture(scope="module")
 def drawn_for_a_module() -> float:
     return float(torch.rand(())) + random.random() + float(np.random.rand())

@@ -23,13 +23,13 @@ from flowrl.drill.same_end import numbered_in, saved
 from flowrl.drill.training import DrilledProgram, Overdue
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
 from flowrl.pages.stack import duration_text, from_template
 from flowrl.paths import new_numbered
 from flowrl.session.atomic import LOCK
 from flowrl.settings.command_line.arguments import Word
 from flowrl.settings.read import open_folder, rights_of
 from flowrl.settings.trust import Trust
+from flowrl.whole_file import write_whole
 from rewards.rights import Right
 
 FAULT_KINDS: tuple[FaultKind, ...] = ("kills", "ends", "hangs", "fills", "cuts", "records")

@@ -31,7 +31,7 @@ from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.pages.sample_files import Page
-from flowrl.paths import find, new_numbered
+from flowrl.paths import find, folder_inside, new_numbered
 from flowrl.prompts import PromptSet
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
@@ -82,7 +82,9 @@ def sample_prompts(
         with explained(run, trains=False):
             samples, _ = _sampled(given, chosen, prompts, specs, rewards, image)
         return samples
-    out = out or new_numbered((chosen.folder or Path()) / "samples", "sample")
+    if out is None:
+        at = Path("samples") if chosen.folder is None else folder_inside(chosen.folder, "samples")
+        out = new_numbered(at, "sample")
     with removed_if_empty(out), explained(run, trains=False):
         rewards = _loaded(specs, named, chosen, own)
         return _write(given, chosen, prompts, specs, rewards, out, image)

@@ -22,7 +22,7 @@ from flowrl.models.open import whole_at_evaluation
 from flowrl.models.own.policy import shown_by
 from flowrl.models.policy import EvaluationSampler
 from flowrl.pages.run_page import write_report
-from flowrl.paths import new_numbered, run_path
+from flowrl.paths import folder_inside, new_numbered, run_path
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
@@ -151,8 +151,12 @@ def _new(given: Vote) -> Path:
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
-    parent, name = (first / RUN_VOTES, "vote") if all(runs) else (Path(), "votes")
-    folder = new_numbered(parent, name) if given.out is None else out_folder(given.out)
+    if given.out is not None:
+        folder = out_folder(given.out)
+    elif all(runs):
+        folder = new_numbered(folder_inside(first, RUN_VOTES), "vote")
+    else:
+        folder = new_numbered(Path(), "votes")
     question = VoteQuestion(given.question, given.votes, given.raters, given.seed)
     try:
         with whole_or_empty(folder):

@@ -13,7 +13,14 @@ from flowrl.credit.turns import greedy_baselines
 from flowrl.credit.values import NodeLevel
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take, unlike_texts
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    PointMask,
+    PointValues,
+    TokenRows,
+    take,
+    unlike_texts,
+)
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
 
@@ -35,8 +42,8 @@ class Token:
     ratio     the level of the ratio: see `flowrl.likelihoods.token_ratios.log_ratio`
     kl_form   the estimate of a divergence: see `flowrl.likelihoods.token_ratios.divergence`
     entropy   also computes entropies
-    paired    keeps each group's best and worst as consecutive rows; a tie, and a pair of equal completions, is
-              masked
+    paired    keeps each group's best and worst as consecutive rows; a tie, and a pair of equal
+              completions, is masked
     cut       whether completions that were cut off at the length limit are trained on or masked
               (DAPO's overlong filter, arXiv:2503.14476)
 

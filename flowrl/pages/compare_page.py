@@ -13,7 +13,7 @@ from flowrl.evaluation.agreement import MeanInterval
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.pages.charts import LINE_COLOURS, Chart, Curve
 from flowrl.pages.curves import held_out_line
-from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
+from flowrl.pages.records import EvaluationRecord, SampleRecord
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import (
     kept_diversity,
@@ -24,6 +24,7 @@ from flowrl.pages.run_page import (
     state,
 )
 from flowrl.pages.stack import duration_text, from_template, number, sign, signed, varying
+from flowrl.whole_file import write_whole
 
 MOST_RUNS = 12
 ALL_PAIRS = 5  # runs up to which every pair is compared; beyond, each with the first

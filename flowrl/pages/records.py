@@ -3,7 +3,6 @@
 small and bounded. A run writes them at its evaluations; docs/following.md describes each.
 """
 
-import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flowrl.json_text import json_text
 from flowrl.pages.plain_files import plain_bytes
+from flowrl.whole_file import write_whole
 
 RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
@@ -165,14 +165,6 @@ def append_record(run: Path, record: LaunchRecord | AlarmRecord) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(_json(record) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file through a temporary file next to it, so that readers never see half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
 
 
 def cut_back_records(run: Path, iteration: int) -> None:

@@ -16,8 +16,9 @@ from flowrl.evaluation.preferences import Preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, Measured, measure_rewards, table
 from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
 from flowrl.media.thumbnails import small_copy
-from flowrl.pages.records import GivenImage, write_whole
+from flowrl.pages.records import GivenImage
 from flowrl.pages.stack import from_template, varying
+from flowrl.whole_file import write_whole
 from rewards import Reward
 
 LARGEST = 192  # pixels of an image's longer side on the page

@@ -12,12 +12,13 @@ from markupsafe import Markup
 from flowrl.evaluation.agreement import MeanInterval
 from flowrl.evaluation.paired import paired_gain
 from flowrl.pages.curves import DIVERSITIES, NORMAL, RunCharts
-from flowrl.pages.records import UNLIKE, EvaluationRecord, SampleRecord, write_whole
+from flowrl.pages.records import UNLIKE, EvaluationRecord, SampleRecord
 from flowrl.pages.run_folder import RunFolder, flat
 from flowrl.pages.stack import count, duration_text, from_template, number, signed
 from flowrl.pages.tree import TreeView
 from flowrl.pages.unseen import Unseen
 from flowrl.settings.words.scores import shown_score
+from flowrl.whole_file import write_whole
 
 REPORT = "report.html"
 ARROW = "\N{RIGHTWARDS ARROW}"

@@ -38,6 +38,7 @@ from flowrl.settings import RunSettings
 from flowrl.settings.read import run_yaml_text, with_full_paths
 from flowrl.settings.trust import remember
 from flowrl.votes.asking import with_asking
+from flowrl.whole_file import write_whole
 from rewards import Reward
 
 FolderState = Literal["absent", "begun", "finished"]
@@ -131,7 +132,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
 
     def write(new: Path) -> None:
         live.write(new)
-        record.replace(new / "run.yaml", settings)
+        write_whole(new / "run.yaml", settings, synced=True)
         remember(chosen, yaml.safe_load(settings), new)  # a kill may follow its appearance
 
     try:

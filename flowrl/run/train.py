@@ -38,6 +38,7 @@ from flowrl.session.signals import Interrupt
 from flowrl.session.smaller_calls import explained
 from flowrl.settings.read import dump, read_run
 from flowrl.settings.trust import record_again
+from flowrl.whole_file import write_whole
 
 
 @dataclass
@@ -123,7 +124,7 @@ def keep_settings(session: Session) -> None:
     """Update run.yaml with settings that this start has accepted."""
     path = session.folder / "run.yaml"
     if not path.exists() or dump(read_run(path)) != dump(session.run):
-        record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
+        write_whole(path, yaml.safe_dump(dump(session.run), sort_keys=False), synced=True)
         record_again(session.folder, dump(session.run))
 
 

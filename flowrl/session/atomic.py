@@ -18,13 +18,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
 
 from safetensors import SafetensorError
 
 from flowrl.errors import FolderInUse, UserError, after
 from flowrl.json_text import json_text
 from flowrl.pages.run_folder import EXPORTED
+from flowrl.whole_file import NO_SYNC
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
@@ -32,9 +32,8 @@ WRITTEN = {"checkpoints", "best", "samples", "report", "given", *EXPORTED}
 WRITTEN |= {f"{name}_raw" for name in EXPORTED}
 WRITTEN_FILES = {"run.yaml", "metrics.jsonl", "report.html", "starts.jsonl", "alarms.jsonl"}
 WRITTEN_FILES |= {"row_checks.jsonl"}
-# what file systems of networks and of user space answer to a lock, and to a sync, that they lack
+# what file systems of networks and of user space answer to a lock that they lack, and to a sync
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 NO_FOLDER_SYNC = {*NO_SYNC, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EBADF}
 LITTLE = 2**20  # bytes: with less than this free, a failed write is reported as a full disk
 BLOCK = 2**20
@@ -113,16 +112,6 @@ def to_disk(path: Path) -> bool:
             return False
         raise
     return True
-
-
-def flushed(file: IO[Any]) -> None:
-    """Flush the data of an open file to disk, if the file system can."""
-    file.flush()
-    try:
-        os.fsync(file.fileno())
-    except OSError as error:
-        if error.errno not in NO_SYNC:
-            raise
 
 
 def sweep(parent: Path) -> None:

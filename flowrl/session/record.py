@@ -10,7 +10,8 @@ from accelerate.tracking import GeneralTracker
 
 from flowrl.errors import UserError
 from flowrl.json_text import json_text, not_finite
-from flowrl.session.atomic import flushed, reason
+from flowrl.session.atomic import reason
+from flowrl.whole_file import flushed, write_whole
 
 METRICS = "metrics.jsonl"
 
@@ -77,7 +78,7 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
             "checkpoint has done; curves and pages leave them out"
         )
     if path.exists():
-        replace(path, "".join(kept[done] + "\n" for done in sorted(kept)))
+        write_whole(path, "".join(kept[done] + "\n" for done in sorted(kept)), synced=True)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -115,15 +116,6 @@ def iteration_of(line: bytes) -> int | None:
         return None
     done = entry.get("iteration") if isinstance(entry, dict) else None
     return done if isinstance(done, int) and not isinstance(done, bool) else None
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("w") as file:
-        file.write(text)
-        flushed(file)
-    beside.rename(path)
 
 
 def clock(seconds: float) -> str:

@@ -14,7 +14,7 @@ from flowrl.json_text import json_text
 from flowrl.processes.meeting import agreed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.prompts.prompt_set import PromptRow
-from flowrl.session.atomic import flushed
+from flowrl.whole_file import flushed
 from rewards import Reward
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
 from rewards.rules import RULES_VERSION

@@ -157,8 +157,8 @@ class Session:
         return {label: each for label, each in rewards if [*parts_of(each, Reports)]}
 
     def draw_request(self, iteration: int) -> DrawRequest:
-        """What an iteration asks of the prompts: how many, and by which of the tracker's weights,
-        as they stand now."""
+        """The request of an iteration for prompts: how many, and by which of the tracker's
+        weights, as they stand now."""
         weights = None if self.tracker is None else self.tracker.weights(len(self.prompts))
         return DrawRequest(self.prompts, self.draw_count, self.run.train.seed, iteration, weights)
 

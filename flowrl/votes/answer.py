@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from flowrl.evaluation.agreement import MeanInterval, Resamples
 from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
 from flowrl.votes.log import GivenVote, VoteLog
 from flowrl.votes.plan import PlannedSample, VotePlan
+from flowrl.whole_file import write_whole
 
 TABLE, ANSWER = "votes.jsonl", "answer.json"
 LEVEL, DRAWS = 0.95, 2000

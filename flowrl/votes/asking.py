@@ -27,7 +27,6 @@ from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
 from flowrl.paths import find
 from flowrl.session.session import Session
 from flowrl.settings.sections.ask import ASKED_REWARD, AskSettings
@@ -40,6 +39,7 @@ from flowrl.votes.log import EVENTS, VoteLog
 from flowrl.votes.plan import PLAN, VotePlan
 from flowrl.votes.serve import PageAddress
 from flowrl.votes.simulated import SimulatedPerson
+from flowrl.whole_file import write_whole
 from rewards.fitted.folder import FittedFolder, prompt_hash
 from rewards.fitted.heads import LinearHead, VotedPairs, choose_ridge
 from rewards.fitted.scoring import FittedScores

@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.pages.records import write_whole
 from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan
+from flowrl.whole_file import write_whole
 
 EVENTS = "events.jsonl"
 GivenVerdict = Literal["left", "right", "equal", "both_bad"]

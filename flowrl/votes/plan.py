@@ -15,7 +15,8 @@ import numpy as np
 
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
-from flowrl.pages.records import MediaKind, write_whole
+from flowrl.pages.records import MediaKind
+from flowrl.whole_file import write_whole
 
 PLAN = "plan.json"
 PLAN_FORMAT = 1

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiment import Curve, over_seeds
 
-from flowrl.session.record import replace
+from flowrl.whole_file import write_whole
 
 
 class Looks(NamedTuple):
@@ -165,7 +165,7 @@ def figure(results: Mapping[str, Mapping[str, Any]], looks: Looks, file: Path) -
 
 def report(folder: Path, results: Mapping[str, Mapping[str, Any]], looks: Looks) -> None:
     finished = {name: found for name, found in results.items() if found["curves"]}
-    replace(folder / "table.md", table(finished, looks))
+    write_whole(folder / "table.md", table(finished, looks))
     ends = {n: [c[-1][looks.metric] for c in f["curves"]] for n, f in finished.items()}
     facts: dict[str, Any] = {
         "last": ends,
@@ -175,6 +175,6 @@ def report(folder: Path, results: Mapping[str, Mapping[str, Any]], looks: Looks)
         reached = mean(ends[looks.beside])
         facts[f"{looks.beside}_last"] = reached
         facts[f"to_{looks.beside}_last"] = at_goal(finished, looks.metric, reached)
-    replace(folder / "results.json", json.dumps(facts, indent=1))
+    write_whole(folder / "results.json", json.dumps(facts, indent=1))
     if finished:
         figure(finished, looks, folder / "curves.png")

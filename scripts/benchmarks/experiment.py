@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import yaml
 from scipy.stats import t as student
 
-from flowrl.session.record import METRICS, replace
+from flowrl.session.record import METRICS
+from flowrl.whole_file import write_whole
 
 T = TypeVar("T")
 Curve = list[dict[str, float]]  # a run's metrics, line by line
@@ -64,7 +65,7 @@ class Job:
             return
         file = self.root / self.method / f"{self.name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace(file, yaml.safe_dump(self.settings, sort_keys=False))
+        write_whole(file, yaml.safe_dump(self.settings, sort_keys=False))
         flowrl("train", file, "--folder", self.folder)
 
 

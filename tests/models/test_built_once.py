@@ -24,9 +24,8 @@ LIBRARIES = {  # objects of torch, diffusers, transformers and peft, which have 
     "is_supported", "layers", "scheduler", "training", "use_slicing",
 }  # fmt: skip
 OWN: Mapping[str, str] = {
-    "models/diffusers/call/drive/driver.py: self.control.layout": "a call's settings, shared with "
+    "models/diffusers/call/drive/driver.py: self.control.pinned": "a call's settings, shared with "
     "copies of the scheduler that a pipeline makes",
-    "models/diffusers/call/drive/driver.py: self.control.pinned": "likewise",
     "models/diffusers/call/drive/driver.py: control.repeatable": "likewise",
     "models/diffusers/call/drive/scheduler_standin.py: control.repeatable": "likewise",
     "models/diffusers/modular/face.py: logger.disabled": "a logger of a library, put back after",

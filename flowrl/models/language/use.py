@@ -1,4 +1,4 @@
-"""How a run uses its language model: what the model's constructor reads, and nothing changes later.
+"""The use that a run makes of its language model, which its constructor reads for good.
 
 A system message, what ends a completion, who replies, and which savings are on.
 """
@@ -51,7 +51,7 @@ class TextUse:
 
 @dataclass(frozen=True)
 class Stops:
-    """What ends a completion.
+    """The ends of a completion.
 
     tokens  single tokens, in ascending order
     texts   texts of several tokens; None if there are none

@@ -1,4 +1,4 @@
-"""What features have in a checkpoint: where a session holds it, and the file that it goes to.
+"""State of features in a checkpoint: where a session holds it, and the file that it goes to.
 
     tracker  statistics of credit: numbers in state.json
     budget   success rates and kept successes: budget.pt

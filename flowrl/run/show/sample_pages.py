@@ -19,8 +19,9 @@ from flowrl.run.show.first_tree import FirstSamples
 from flowrl.run.show.observer import Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
 from flowrl.session.progress import Progress
-from flowrl.session.record import iteration_of, replace
+from flowrl.session.record import iteration_of
 from flowrl.session.session import Session
+from flowrl.whole_file import write_whole
 from rewards import Samples, Scores
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
@@ -210,4 +211,4 @@ def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
             and iteration - KEPT_ITERATIONS < done < iteration
         ]
     new = [json_text(line, ensure_ascii=False) for line in lines]
-    replace(path, "".join(f"{line}\n" for line in [*kept, *new]))
+    write_whole(path, "".join(f"{line}\n" for line in [*kept, *new]), synced=True)

@@ -25,9 +25,10 @@ from flowrl.errors import UserError
 from flowrl.iteration.histograms import Histogram, histogram_image
 from flowrl.json_text import json_text
 from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
-from flowrl.session.record import Terminal, replace
+from flowrl.session.record import Terminal
 from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
+from flowrl.whole_file import write_whole
 from rewards.rights import LOCAL_TRACKERS, Right, need
 
 IDS = (
@@ -91,7 +92,7 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
         for each in accelerator.trackers
     ]
     if before | ids:
-        replace(path, json_text(before | ids))
+        write_whole(path, json_text(before | ids), synced=True)
 
 
 @contextmanager

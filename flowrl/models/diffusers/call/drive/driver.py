@@ -311,8 +311,8 @@ class Driver:
         if self.guider is not None and GUIDER in arguments:
             arguments = {name: value for name, value in arguments.items() if name != GUIDER}
             patches = [*patches, Patch(self.pipe, GUIDER, self.guider.new(enabled=False))]
-        vars(self.control).update(vars(control))
-        self.control.layout, self.control.rows = self.layout, _samples(arguments)
+        of_call = replace(control, layout=self.layout, rows=_samples(arguments))
+        vars(self.control).update(vars(of_call))
         finished = False
         try:
             stands = [Patch(self.pipe, MAIN_SCHEDULER, self.scheduler)]
