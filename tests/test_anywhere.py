@@ -77,7 +77,7 @@ def test_the_users_own_file_wins_and_a_folder_with_a_run_is_said(
     (tmp_path / "configs" / "demo.yaml").touch()
     assert run_file("configs/demo.yaml") == Path("configs/demo.yaml")
     (tmp_path / "demo" / "run.yaml").touch()
-    with pytest.raises(UserError, match=r"write demo/run\.yaml, or configs/demo\.yaml of flowrl"):
+    with pytest.raises(UserError, match=r"write demo/run\.yaml or configs/demo\.yaml of flowrl"):
         run_file("demo")
 
 

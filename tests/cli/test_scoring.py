@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import embedded_prompt, find_items, prompt_of_name
 from flowrl.evaluation.measure import Clock, Cost, Gallery, Item, chunks, parse_specs, scores
-from flowrl.evaluation.scoring import kept, summary
+from flowrl.evaluation.scoring import sheet_ranks, summary
 from flowrl.evaluation.sources import Source
 from rewards import Samples
 from tests.support import runs
@@ -188,8 +188,8 @@ def test_the_table_has_milliseconds_and_megabytes_of_each_sample():
 
 
 def test_a_sheet_keeps_both_ends_and_some_between():
-    assert kept(5, 9) == [0, 1, 2, 3, 4]
-    at = kept(1000, 96)
+    assert sheet_ranks(5, 9) == [0, 1, 2, 3, 4]
+    at = sheet_ranks(1000, 96)
     assert len(at) == len(set(at)) == 96 and at[:32] == list(range(32))
     assert at[-32:] == list(range(968, 1000)) and all(np.diff(at) > 0)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import JanusForConditionalGeneration
 
 from flowrl.errors import UserError
@@ -27,6 +26,7 @@ from samplers.completions import Completions
 from tests.support import runs, text_runs, tiny_lm
 from tests.support import tiny_image_tokens as tiny
 from tests.support.iterations import collect, iterate
+from tests.support.page_blocks import block_of
 from tests.support.runs import flowrl, lines, write
 
 CPU = torch.device("cpu")
@@ -149,7 +149,12 @@ def test_an_adapter_loads_in_plain_peft(janus, tmp_path):
     policy, after = trained(janus, tmp_path / "run", {"rank": 4})
     plain = JanusForConditionalGeneration.from_pretrained(janus)
     published = copy.deepcopy(plain.generation_config)
-    adapted: Any = PeftModel.from_pretrained(plain, str(tmp_path / "run/saved"))
+    text = block_of("image_tokens.md", "PeftModel").text.replace(
+        "deepseek-community/Janus-Pro-1B", str(janus)
+    )
+    space: dict[str, Any] = {}
+    exec(text.replace("runs/run-0001/adapter", str(tmp_path / "run/saved")), space)
+    adapted = space["model"]
     found = densities(adapted.base_model.model, policy.processor, published, codes_of_test())
     torch.testing.assert_close(found, after, atol=1e-6, rtol=0)
     names = [name for name, p in policy.model.named_parameters() if p.requires_grad]

@@ -141,11 +141,8 @@ def test_every_block_of_python_has_its_test() -> None:
     here |= {"own_rewards.md": 6, "README.md": 1, "rewards.md": 1, "your_own_taste.md": 1}
     # those of test_page_commands.py:
     with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1, "quickstart.md": 2}
-    elsewhere = (
-        "api.md",
-        "extending.md",
-        "own_models.md",
-    )  # test_api_pages.py, test_docs.py, test_own_runs.py
+    # test_api_pages.py, test_docs.py, test_own_runs.py, test_image_token_runs.py
+    elsewhere = ("api.md", "extending.md", "own_models.md", "image_tokens.md")
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)
 

@@ -63,6 +63,7 @@ PLAIN = {
     ),
     *("system", "template", "stop", "targets", "separator", "device", "components", "arguments"),
     *("call", "name", "config", "split", "revision", "column", "columns", "keep", "where", "label"),
+    "negative",  # a text of guidance
     *("scheduler",),  # numbers and names of the scheduler's class
     *("sets", "media", "layout", "rewards", "best", "project", "tags", "frames", "weights", "body"),
     "scheduler",  # values of the folder's own scheduler
