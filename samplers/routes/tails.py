@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samplers.noise import key_hash
-from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0, FROM_0_TO_1
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0
 from samplers.plan import Plan, steps_of
 from samplers.routes.keeping import KeepingRoute
 
@@ -65,8 +65,8 @@ class OneOfSteps:
     stop: float = 1.0
 
     def __post_init__(self) -> None:
-        FROM_0_TO_1.check("OneOfSteps's first, a share of the steps,", self.first)
-        FROM_0_TO_1.check("OneOfSteps's stop, a share of the steps,", self.stop)
+        ANY_NUMBER.check("OneOfSteps's first", self.first)
+        ANY_NUMBER.check("OneOfSteps's stop", self.stop)
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1

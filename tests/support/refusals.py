@@ -22,8 +22,12 @@ def constructor_refusals(room: str) -> dict[str, str]:
                 continue
             for method in kind.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__post_init__":
-                    lines = [node.lineno for node in ast.walk(method) if _refuses(node)]
-                    found |= {f"{path}:{line}": kind.name for line in lines}
+                    statements = (
+                        node
+                        for node in ast.walk(method)
+                        if isinstance(node, ast.Raise | ast.Call) and _refuses(node)
+                    )
+                    found |= {f"{path}:{node.lineno}": kind.name for node in statements}
     return found
 
 
@@ -35,7 +39,7 @@ def refusal_of(make: Callable[[], Any], sentence: str) -> str:
     return f"{Path(str(last.path))}:{last.lineno + 1}"
 
 
-def _refuses(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == check_number.__name__
-    return isinstance(node, ast.Raise)
+def _refuses(node: ast.Raise | ast.Call) -> bool:
+    if isinstance(node, ast.Raise):
+        return True
+    return isinstance(node.func, ast.Name) and node.func.id == check_number.__name__
