@@ -7,6 +7,7 @@ children of a completion that stopped before a cut are its copies. After the las
 fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,7 +54,7 @@ class TextPlan:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"length must be at least 1, not {self.length}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1:
             raise ValueError(
                 f"temperature must be at least 0 and top_p in (0, 1], not {self.temperature} "
                 f"and {self.top_p}"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from samplers.host import host_copy, remembered, sent, uploaded
 from samplers.layout import Layout
+from samplers.number_ranges import AT_LEAST_0, FROM_0_TO_1, FROM_0_TO_2
 
 # From here up a level counts as pure noise: Wan's list starts at .9997 and AWM's at .999, while no
 # published list has a second level above .9986 (shift 7, 100 steps).
@@ -174,6 +175,9 @@ class FlowSDE(AnyLevels):
     affine = True
     eta: float = 0.7
 
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("FlowSDE's eta", self.eta)
+
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         finite = torch.where(sigma > PURE_NOISE, sigma_next, sigma)
         return reverse_sde(x, v, sigma, sigma_next, self.eta * (sigma / (1 - finite)).sqrt())
@@ -189,6 +193,9 @@ class ConstantSDE(AnyLevels):
 
     affine = True
     eta: float = 0.3
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("ConstantSDE's eta", self.eta)
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         return reverse_sde(x, v, sigma, sigma_next, torch.full_like(sigma, self.eta))
@@ -207,6 +214,9 @@ class WanSDE:
 
     affine = True
     sigma_max: float | None = None
+
+    def __post_init__(self) -> None:
+        FROM_0_TO_1.check("WanSDE's sigma_max", self.sigma_max)
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         if self.sigma_max is None:
@@ -229,12 +239,16 @@ class CPS(AnyLevels):
     Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
     std = s' sin(eta pi / 2)
 
+    The std is largest at eta = 1, falls again up to eta = 2, and would be negative above.
     The level of x_next is sigma_next whatever eta, but this is no SDE: its noise does not shrink
     with the step, and the samples' variance stays short of the data's however many steps there are.
     """
 
     affine = True
     eta: float = 0.7
+
+    def __post_init__(self) -> None:
+        FROM_0_TO_2.check("CPS's eta", self.eta)
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         std = sigma_next * math.sin(0.5 * math.pi * self.eta)
@@ -266,6 +280,9 @@ class DDIM(AnyLevels):
 
     affine = True
     eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("DDIM's eta", self.eta)
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         std = self.eta * _ancestral(sigma, sigma_next)[0]

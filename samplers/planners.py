@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from samplers.kernels import Kernel
+from samplers.number_ranges import ABOVE_0_TO_1
 from samplers.plan import Plan, steps_of
 from samplers.route import Route
 from samplers.solvers import DPM2M, Euler, Solver
@@ -106,12 +107,11 @@ class Flash:
     ratio: float = 0.4
     solver: Solver = DPM2M()
 
+    def __post_init__(self) -> None:
+        ABOVE_0_TO_1.check("the ratio of steps that Flash keeps", self.ratio)
+
     def sigmas(self, sigmas: Sequence[float], end: int) -> tuple[float, ...]:
         """Levels of the whole plan if the window ends before step `end`."""
-        if not 0 < self.ratio <= 1:
-            raise ValueError(
-                f"the ratio of steps that Flash keeps must be in (0, 1], not {self.ratio}"
-            )
         last = len(sigmas) - 1
         points = max(2, int((last - end + 1) * self.ratio))
         positions = [end + (last - end) * i / (points - 1) for i in range(points)]

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from samplers.number_ranges import AT_LEAST_0, FROM_0_TO_1
+
 
 class Past(NamedTuple):
     """A previous step, as multistep solvers remember it."""
@@ -187,6 +189,16 @@ class SA(Plain):
     noise: float = 0.4
     low: float = 0.3
     high: float = 0.9
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("SA's noise", self.noise)
+        FROM_0_TO_1.check("SA's low", self.low)
+        FROM_0_TO_1.check("SA's high", self.high)
+        if self.low > self.high:
+            raise ValueError(
+                f"SA's noise is for steps that end in [low, high], which is empty: low {self.low} "
+                f"must be at most high {self.high}"
+            )
 
     @property
     def memory(self) -> int:

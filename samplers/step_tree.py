@@ -5,6 +5,7 @@ after step k" is integer division and "the mean over a node's leaves" is a resha
 linked list of nodes anywhere. A *draw* is one use of a prompt; its leaves are its group.
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from itertools import pairwise
 import torch
 
 from samplers.kernels import Kernel
+from samplers.number_ranges import AT_LEAST_0
 from samplers.solvers import Euler, Solver
 
 LAST_LEVEL = 0.1  # the highest level that a plan may end on; SD1.5's alpha_0 is 0.028
@@ -60,10 +62,11 @@ class StepTree:
             )
         if self.roots < 1:
             raise ValueError(f"a group needs at least one sample, not {self.roots}")
-        if self.split is not None and not self.split > 0:
+        if self.split is not None and not 0 < self.split < math.inf:
             raise ValueError(
                 f"split must be above 0, not {self.split}: siblings would be identical"
             )
+        AT_LEAST_0.check("a plan's noise_of", self.noise_of)
         if not 0 <= self.solve_from <= len(self.steps):
             raise ValueError(
                 f"solve_from is {self.solve_from}, but the plan has only {len(self.steps)} steps"

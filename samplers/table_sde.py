@@ -1,5 +1,6 @@
 """A kernel with a noise of its own at each step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ class TableSDE:
     sigmas: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not self.table or min(self.table) <= 0:
+        if not self.table or not all(0 < g < math.inf for g in self.table):
             raise ValueError(f"a noise table needs numbers above 0, got {self.table}")
 
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:

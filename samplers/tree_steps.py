@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_1
 from samplers.windows import Progressive, WindowPosition
 
 
@@ -11,6 +12,10 @@ class Stripes:
 
     size: int = 4
     every: int = 30
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("Stripes's size", self.size)
+        AT_LEAST_1.check("Stripes's every", self.every)
 
     def steps(self, last: int, iteration: int, seed: int) -> set[int]:
         return {k for k in range(last) if k % self.every < self.size}
@@ -23,6 +28,9 @@ class Moving:
     size: int = 4
     position: WindowPosition = Progressive(30)
 
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check("Moving's size", self.size)
+
     def steps(self, last: int, iteration: int, seed: int) -> set[int]:
         start = self.position(iteration, seed, last, self.size)
         return set(range(start, min(start + self.size, last)))
@@ -33,8 +41,9 @@ class Prune:
     """Excludes steps of a tree from training, by depth: BranchGRPO, arXiv:2509.06040.
 
     `steps` are excluded. They move by `move` every `every` iterations (0: never) until they reach
-    the step `stop`; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
-    the last split and moves deeper (move = 1); its code's moves to earlier steps (move = -1).
+    the step `stop`; from iteration `until` on nothing is pruned. A `move` below 0
+    goes to earlier steps. The paper's window of 4 starts at the last split and moves deeper
+    (move = 1); its code's moves to earlier steps (move = -1).
     """
 
     steps: tuple[int, ...]
@@ -42,6 +51,11 @@ class Prune:
     move: int = 1
     stop: int | None = None
     until: int | None = None
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("Prune's every", self.every)
+        AT_LEAST_0.check("Prune's stop", self.stop)
+        AT_LEAST_0.check("Prune's until", self.until)
 
     def at(self, iteration: int, last: int) -> set[int]:
         if not self.steps:

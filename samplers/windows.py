@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_1
+
 
 @runtime_checkable
 class WindowPosition(Protocol):
@@ -21,11 +23,9 @@ class WindowPosition(Protocol):
         ...
 
 
-def _check(iteration: int, every: int, stride: int | None) -> None:
+def _check(iteration: int) -> None:
     if iteration < 0:
         raise ValueError(f"iterations are counted from 0, got {iteration}")
-    if every < 1 or (stride is not None and stride < 1):
-        raise ValueError(f"stride and every must be at least 1, not {stride} and {every}")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,12 @@ class Progressive:
     stride: int | None = 1
     roll_back: bool = False
 
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check("Progressive's every", self.every)
+        AT_LEAST_1.check("Progressive's stride", self.stride)
+
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
-        _check(iteration, self.every, self.stride)
+        _check(iteration)
         starts = range(0, limit, self.stride or size)
         moves = iteration // self.every
         return starts[moves % len(starts) if self.roll_back else min(moves, len(starts) - 1)]
@@ -61,13 +65,18 @@ class Decaying:
     stride: int | None = 1
     roll_back: bool = False
 
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check("Decaying's every", self.every)
+        AT_LEAST_1.check("Decaying's least", self.least)
+        AT_LEAST_1.check("Decaying's stride", self.stride)
+
     def stay(self, start: int, limit: int) -> int:
         least = max(1, self.every // 4) if self.least is None else self.least
         progress = start / limit
         return max(least, int(self.every * (1 - progress) + least * progress))
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
-        _check(iteration, self.every, self.stride)
+        _check(iteration)
         return _walk(self.stay, iteration, range(0, limit, self.stride or size), self.roll_back)
 
 
@@ -84,11 +93,17 @@ class ExponentiallyDecaying:
     stride: int | None = 1
     roll_back: bool = False
 
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check("ExponentiallyDecaying's every", self.every)
+        AT_LEAST_0.check("ExponentiallyDecaying's rate", self.rate)
+        AT_LEAST_0.check("ExponentiallyDecaying's after", self.after)
+        AT_LEAST_1.check("ExponentiallyDecaying's stride", self.stride)
+
     def stay(self, start: int, limit: int) -> int:
         return math.ceil(self.every * math.exp(-self.rate * max(0, start - self.after)))
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
-        _check(iteration, self.every, self.stride)
+        _check(iteration)
         return _walk(self.stay, iteration, range(0, limit, self.stride or size), self.roll_back)
 
 
@@ -103,6 +118,10 @@ class Random:
 
     low: int = 0
     high: int | None = None
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("Random's low", self.low)
+        AT_LEAST_1.check("Random's high", self.high)
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
         high = limit if self.high is None else self.high
@@ -119,6 +138,9 @@ class Frozen:
     """A window that always starts at `start`: MixGRPO-Flash*."""
 
     start: int = 0
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("Frozen's start", self.start)
 
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
         if not 0 <= self.start < limit:

@@ -7,10 +7,12 @@ from flowrl.credit.choices import Choices
 from flowrl.likelihoods.pathwise import PathRows, noise_of
 from flowrl.likelihoods.rows import Rows
 from flowrl.losses.reward import RewardGradient
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.reward_gradient import Form, pathwise
 from samplers import Ode, Plan, Rollout
+from samplers.number_ranges import AT_LEAST_1
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,11 @@ class Renoised:
     draws: int = 2
     inside = True
 
+    def __post_init__(self) -> None:
+        check_number("Renoised's draws", self.draws, AT_LEAST_1)
+
     def refuses(self, choices: Choices) -> str | None:
-        return None if self.draws >= 1 else "Renoised needs at least one draw: raise draws"
+        return None
 
     def steps(self, plan: Plan) -> list[int]:
         return [1] * self.draws

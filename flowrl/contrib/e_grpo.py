@@ -10,8 +10,10 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from samplers import FlowSDE, Kernel
+from samplers.number_ranges import ANY_NUMBER
 from samplers.placements import first_steps
 from samplers.plan import Plan, steps_of
 
@@ -33,6 +35,9 @@ class Merged:
     roots: int = 1
     share: float = 0.5
     least: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("Merged's least", self.least, ANY_NUMBER)
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         kernel, first = self.kernel.bound(sigmas), first_steps(sigmas, self.share)

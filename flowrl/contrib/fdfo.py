@@ -43,7 +43,7 @@ class Churn(AnyLevels):
     gamma: float = 0.0025
 
     def __post_init__(self) -> None:
-        if self.gamma < 0:
+        if not 0 <= self.gamma < math.inf:
             raise ValueError(
                 f"gamma, the share of noise to renew, must be at least 0, not {self.gamma}"
             )
@@ -155,7 +155,7 @@ class Quadratic(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bound <= 0:
+        if not 0 < self.bound < math.inf:
             raise UserError(f"the bound of a quadratic penalty must be above 0, not {self.bound}")
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:

@@ -1,5 +1,6 @@
 """A tree whose nodes have rewards of their own, which may abstain."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,11 @@ from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from samplers import ConstantSDE, Kernel, Looking, Tree
+from samplers.number_ranges import AT_LEAST_0
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,12 @@ class Potential:
     eps: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
+        if not 0 <= self.weight < math.inf:
             raise UserError(
                 f"the weight of intermediate rewards must be at least 0, not {self.weight}: "
                 "otherwise training would lower them"
             )
+        check_number("Potential's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         intermediate = needed_intermediate(context)

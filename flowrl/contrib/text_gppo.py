@@ -1,5 +1,6 @@
 """GPPO: clipped tokens keep a bounded gradient."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.losses.base import PolicyTerm, RatioLoss
 from flowrl.losses.ratio import clip_counts
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.text import GROUP, sampling_settings, texts
+from samplers.number_ranges import FROM_0_TO_1
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,12 @@ class GPPO(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.low <= 1 or self.high <= 0:
+        if not 0 < self.low <= 1 or not 0 < self.high < math.inf:
             raise UserError(
                 f"GPPO's range ({self.low}, {self.high}): low must be in (0, 1], high above 0"
             )
+        check_number("GPPO's keep_low", self.keep_low, FROM_0_TO_1)
+        check_number("GPPO's keep_high", self.keep_high, FROM_0_TO_1)
 
     @property
     def clip(self) -> tuple[float, float]:

@@ -9,9 +9,11 @@ from flowrl.credit.fitting import refuse_branches
 from flowrl.credit.turns import Discount
 from flowrl.credit.values import Context, Credit, existing
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.text import sampling_settings, texts
+from samplers.number_ranges import AT_LEAST_0
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class WhitenTurns:
 
     by_turn = True
     eps: float = 1e-9
+
+    def __post_init__(self) -> None:
+        check_number("WhitenTurns's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = credit = existing(credit, context)

@@ -20,15 +20,22 @@ from flowrl.credit.values import (
 )
 from flowrl.errors import UserError
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.text import OVER_BATCH, sampling_settings, texts
 from flowrl.table import Column
 from rewards.types import Scores
+from samplers.number_ranges import ABOVE_0_TO_1, AT_LEAST_0, AT_LEAST_1
 from samplers.untyped import floats
 
 QUANTILES: Column[tuple[float, float] | None] = Column(
     "quantiles of the scores of bundles", "tracker", "whole"
 )
+
+
+def _check_levels(part: str, low: float, high: float) -> None:
+    if not 0 < low < high < 1:
+        raise UserError(f"{part}'s levels must satisfy 0 < low < high < 1, not ({low}, {high})")
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,10 @@ class RiskPO:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < 1:
-            raise UserError(
-                f"RiskPO's levels must satisfy 0 < low < high < 1, not ({self.low}, {self.high})"
-            )
+        _check_levels("RiskPO", self.low, self.high)
+        check_number("RiskPO's bundle", self.bundle, AT_LEAST_1)
+        check_number("RiskPO's mix", self.mix, AT_LEAST_0)
+        check_number("RiskPO's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
@@ -136,6 +143,11 @@ class ScoreQuantiles:
     high: float = 0.8
     rate: float = 0.1
     quantiles: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        _check_levels("ScoreQuantiles", self.low, self.high)
+        check_number("ScoreQuantiles's bundle", self.bundle, AT_LEAST_1)
+        check_number("ScoreQuantiles's rate", self.rate, ABOVE_0_TO_1)
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None

@@ -14,9 +14,11 @@ from flowrl.credit.intermediate import refuse_intermediate, state_values
 from flowrl.credit.values import Context, Credit, applying
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import anchors, named
 from samplers import CPS, Chain, FlowSDE, Frozen, Kernel, Looking, Window
+from samplers.number_ranges import AT_LEAST_0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class TurningPoint:
     bonus: float = 1.0
     strict: bool = False
     balanced: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("TurningPoint's bonus", self.bonus, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, known, noisy = state_values(credit, context)

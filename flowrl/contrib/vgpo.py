@@ -1,5 +1,6 @@
 """VGPO: discounted rewards that follow a step, with a part that groups without spread keep."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,11 @@ from flowrl.credit.values import Context, Credit, masked_mean
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.evidence import rests_on
 from flowrl.recipes.grpo import KlForm, anchors
 from samplers import Chain, FlowSDE, Kernel, Looking
+from samplers.number_ranges import AT_LEAST_0
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,13 @@ class AbsoluteValue:
 
     def __post_init__(self) -> None:
         low, high = self.bounds
-        if not 0 <= low <= high:
+        if not 0 <= low <= high < math.inf:
             raise UserError(f"bounds {self.bounds} must be at least 0, the lower one first")
         if not 0 <= self.share <= 1:
             raise UserError(f"the share of the steps must be in [0, 1], not {self.share}")
-        if self.kappa < 0:
+        if not 0 <= self.kappa < math.inf:
             raise UserError(f"kappa must be at least 0, not {self.kappa}")
+        check_number("AbsoluteValue's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = credit

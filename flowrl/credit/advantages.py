@@ -4,6 +4,7 @@ n samples (contiguous per draw), k decision points, r rewards. Node values, and 
 transforms share, are in `flowrl/credit/values.py`. Everything is float64 and honours the mask.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -30,7 +31,9 @@ from flowrl.credit.values import (
     node_values,
 )
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from rewards.types import Scores
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0, FROM_0_BELOW_1
 from samplers.planners import CLEAN
 
 
@@ -87,6 +90,12 @@ class Standardize:
     centre: Literal["group", "batch"] = "group"
     trim: float = 0.0
     blend: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("Standardize's correction", self.correction, AT_LEAST_0)
+        check_number("Standardize's eps", self.eps, AT_LEAST_0)
+        check_number("Standardize's trim", self.trim, FROM_0_BELOW_1)
+        check_number("Standardize's blend", self.blend, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
@@ -157,8 +166,9 @@ class GroupBaseline:
     shift: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.soft is not None and self.soft <= 0:
+        if self.soft is not None and not 0 < self.soft < math.inf:
             raise UserError(f"a soft baseline's temperature must be above 0, got {self.soft}")
+        check_number("GroupBaseline's shift", self.shift, ANY_NUMBER)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
@@ -216,7 +226,7 @@ class Clip:
     at: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.at <= 0:
+        if not 0 < self.at < math.inf:
             raise UserError(
                 f"Clip needs a bound above 0, not {self.at}: every advantage would be 0"
             )
@@ -236,7 +246,7 @@ class Rescale:
     to: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.at <= 0 or self.to <= 0:
+        if not 0 < self.at < math.inf or not 0 < self.to < math.inf:
             raise UserError(
                 f"Rescale needs ranges above 0, not {self.at} and {self.to}: every advantage would "
                 "be 0 or infinite"

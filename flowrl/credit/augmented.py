@@ -1,5 +1,6 @@
 """Advantages that keep a signal where a whole group does well or badly."""
 
+import math
 from dataclasses import dataclass, field
 
 from flowrl.credit.advantages import Standardize
@@ -25,7 +26,7 @@ class Augmented:
     high: float = 0.28
 
     def __post_init__(self) -> None:
-        if min(self.low, self.high) < 0:
+        if not (0 <= self.low < math.inf and 0 <= self.high < math.inf):
             raise UserError(
                 f"the clip bounds low and high must be at least 0, got {self.low} and {self.high}"
             )

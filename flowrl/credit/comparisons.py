@@ -25,7 +25,9 @@ from flowrl.credit.values import (
     refuse_tokens,
 )
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from samplers import Columns
+from samplers.number_ranges import ABOVE_0_TO_1, AT_LEAST_0
 
 
 def roots(credit: Credit, context: Context) -> Tensor:
@@ -83,6 +85,10 @@ class TwoLevel:
     group: float = 0.5
     rule: Standardize = field(default_factory=Standardize)
 
+    def __post_init__(self) -> None:
+        check_number("TwoLevel's siblings", self.siblings, AT_LEAST_0)
+        check_number("TwoLevel's group", self.group, AT_LEAST_0)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if context.nodes is not None:
             raise UserError("TwoLevel needs uniform trees: use GlobalLocal for other trees")
@@ -134,6 +140,9 @@ class Exponential:
     rate: float = 1.0
     over: Literal["group", "batch"] = "group"
 
+    def __post_init__(self) -> None:
+        check_number("Exponential's rate", self.rate, AT_LEAST_0)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
             dims = 1 if self.over == "group" else (0, 1)
@@ -162,6 +171,9 @@ class PruneWidth:
     keep: Literal["branch", "extremes"]
     fraction: float = 0.5
     over: Literal["group", "batch"] = "group"
+
+    def __post_init__(self) -> None:
+        check_number("PruneWidth's fraction", self.fraction, ABOVE_0_TO_1)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         columns = context.columns

@@ -17,6 +17,8 @@ from flowrl.credit.values import (
     Transform,
     existing,
 )
+from flowrl.number_checks import check_number
+from samplers.number_ranges import AT_LEAST_0, FROM_0_TO_1, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class GroupReturns:
     information: Information | None = None
     eps: float = 1e-4
 
+    def __post_init__(self) -> None:
+        check_number("GroupReturns's gamma", self.gamma, FROM_0_TO_1)
+        check_number("GroupReturns's eps", self.eps, AT_LEAST_0)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         exists = context.needed(SAMPLE_TURNS, "GroupReturns").exists.cpu()
         credit, group = existing(credit, context), context.columns.group
@@ -83,6 +89,9 @@ class MinReturns:
     by_turn = True
     temperature: float = 0.1
     outcome: bool = True
+
+    def __post_init__(self) -> None:
+        check_number("MinReturns's temperature", self.temperature, POSITIVE)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         exists = context.needed(SAMPLE_TURNS, "MinReturns").exists.cpu()

@@ -17,8 +17,10 @@ from flowrl.credit.advantages import Standardize
 from flowrl.credit.choices import Choices, independent, text_plans
 from flowrl.credit.values import Context, Credit, Transform, masked_mean
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from flowrl.table import Column
 from rewards.types import Scores
+from samplers.number_ranges import BETWEEN_0_AND_1
 
 LEAST, MOST = 0.02, 0.2  # bounds of a share that adapts
 REMEMBERED = 20  # iterations whose mean uncertainty the share is compared with
@@ -158,6 +160,7 @@ class GateShare:
 
     def __post_init__(self) -> None:
         self.history = GateHistory(self.share, ())
+        check_number("GateShare's share", self.share, BETWEEN_0_AND_1)
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None

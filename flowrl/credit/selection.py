@@ -9,6 +9,8 @@ from torch import Tensor
 from flowrl.credit.choices import Choices
 from flowrl.credit.values import Context, Credit, at_leaves, masked_std
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
+from samplers.number_ranges import AT_LEAST_0
 
 
 def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
@@ -37,6 +39,9 @@ class DropFlat:
     """
 
     least: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("DropFlat's least", self.least, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return _only(credit, masked_std(*_grouped(credit, context), 1, 0) > self.least, context)

@@ -14,7 +14,9 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from samplers.kernels import is_affine
+from samplers.number_ranges import ANY_NUMBER
 
 
 @runtime_checkable
@@ -75,11 +77,15 @@ class EvenDepths:
 
         A_k <- A_k w_k,  w_k = nodes_k^-power, over its mean over the edges of noisy steps
 
-    In a mean over edges, power 1 weights all noisy steps equally, and power 0 all edges.
+    In a mean over edges, power 1 weights all noisy steps equally, and power 0 all edges. A
+    power below 0 favours steps with many edges.
     """
 
     carries_weights = True
     power: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("EvenDepths's power", self.power, ANY_NUMBER)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         columns = context.columns

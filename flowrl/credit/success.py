@@ -21,6 +21,8 @@ from flowrl.credit.values import (
     masked_std,
 )
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
+from samplers.number_ranges import AT_LEAST_0, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class MaxRL:
     floor: float = 0.0
     spread: bool = False
     eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_number("MaxRL's floor", self.floor, AT_LEAST_0)
+        check_number("MaxRL's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
@@ -110,6 +116,7 @@ class PassAtK:
     def __post_init__(self) -> None:
         if self.k < 1:
             raise UserError(f"the k of pass@k must be at least 1, not {self.k}")
+        check_number("PassAtK's eps", self.eps, AT_LEAST_0)
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups of fewer than k samples, and trees."""
@@ -156,6 +163,9 @@ class BestGap:
     scaled: bool = True
     eps: float = 1e-6
 
+    def __post_init__(self) -> None:
+        check_number("BestGap's eps", self.eps, AT_LEAST_0)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
 
@@ -186,6 +196,10 @@ class BetaNormalize:
 
     most: float = 10.0
     correction: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("BetaNormalize's most", self.most, POSITIVE)
+        check_number("BetaNormalize's correction", self.correction, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from flowrl.credit.values import TRACKED, Context, TrackedStatistics
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from flowrl.prompts import uncertainty
 from rewards.types import Scores
+from samplers.number_ranges import ANY_NUMBER
 from samplers.untyped import floats, integers
 
 
@@ -104,6 +106,7 @@ class PromptValues:
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
             raise UserError(f"a tracker's keep must be in [0, 1), not {self.keep}")
+        check_number("PromptValues's prior", self.prior, ANY_NUMBER)
 
     def value(self, prompt: int) -> float:
         if prompt in self.known:
@@ -181,7 +184,7 @@ class StartValues:
     known: dict[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or (self.soft is not None and self.soft <= 0):
+        if self.samples < 1 or (self.soft is not None and not 0 < self.soft < math.inf):
             raise UserError(
                 f"start_values: samples must be at least 1 and soft above 0, not {self.samples} "
                 f"and {self.soft}"

@@ -16,7 +16,9 @@ from flowrl.credit.choices import Choices
 from flowrl.credit.comparisons import ParentDifference, PruneWidth, TwoLevel, roots
 from flowrl.credit.fitting import refuse_independent
 from flowrl.credit.values import NONE, Context, Credit, NodeLevel, Transform, masked_std
+from flowrl.number_checks import check_number
 from samplers import Columns
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0
 
 
 def leaves(credit: Credit, context: Context) -> Tensor:
@@ -42,7 +44,7 @@ class GlobalLocal:
 
     power   a node's tokens are trained once here. Published code trains them once in each leaf
             below the node: a plain sum is power 1, and TreeRL's division by sqrt(leaves) is power
-            0.5
+            0.5; below 0, nodes with many leaves weigh less
     scaled  divides by the std of the draw's leaves; with power 1 this is TEMPO (arXiv:2509.18314).
             Without it there is no division
     first   keeps V - V_parent at first nodes whose parent is the draw: a group that never
@@ -53,6 +55,10 @@ class GlobalLocal:
     scaled: bool = False
     first: bool = False
     eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_number("GlobalLocal's power", self.power, ANY_NUMBER)
+        check_number("GlobalLocal's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         local = ParentDifference()(credit, context).value.clone()

@@ -9,6 +9,7 @@ SAMPLE_TURNS marks which of them a sample has. `Turns` compares each turn among 
 have it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -32,7 +33,9 @@ from flowrl.credit.values import (
     tracked,
 )
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from flowrl.table import Column
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_2, FROM_0_TO_1
 
 T = TypeVar("T")
 
@@ -92,6 +95,9 @@ class WhitenTokens:
 
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        check_number("WhitenTokens's eps", self.eps, AT_LEAST_0)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         lengths = required(context.lengths, "lengths", "WhitenTokens").double().cpu()
         value, mask = credit
@@ -144,6 +150,9 @@ class GreedyBaseline:
 
     samples: int
 
+    def __post_init__(self) -> None:
+        check_number("GreedyBaseline's samples", self.samples, AT_LEAST_2)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         shape = (-1, self.samples, *credit.value.shape[1:])
         value, mask = (part.reshape(shape) for part in credit)
@@ -174,7 +183,7 @@ class Penalize:
     reads: ClassVar[tuple[Column[Any], ...]] = (REFERENCE,)
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
+        if not 0 < self.weight < math.inf:
             raise UserError(
                 f"the weight of a KL penalty in the reward must be above 0, not {self.weight}: "
                 "leave the penalty out"
@@ -259,6 +268,9 @@ class Discount:
     by_turn = True
     gamma: float = 0.95
 
+    def __post_init__(self) -> None:
+        check_number("Discount's gamma", self.gamma, FROM_0_TO_1)
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         credit = existing(credit, context)
         later = credit.mask.double().flip(1).cumsum(1).flip(1) - 1
@@ -291,6 +303,11 @@ class States:
     gamma: float = 0.95
     scale: bool = False
     eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_number("States's weight", self.weight, AT_LEAST_0)
+        check_number("States's gamma", self.gamma, FROM_0_TO_1)
+        check_number("States's eps", self.eps, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         states = context.needed(SAMPLE_TURNS, "States").states.cpu()

@@ -15,9 +15,11 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from flowrl.table import EMPTY, Column, Table
 from rewards.types import IntermediateScores, Scores
 from samplers import Columns
+from samplers.number_ranges import AT_LEAST_0
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
@@ -240,6 +242,9 @@ class LikelyPaths:
     """
 
     beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("LikelyPaths's beta", self.beta, AT_LEAST_0)
 
 
 Fusion = Literal["mean", "max", "path"] | LikelyPaths

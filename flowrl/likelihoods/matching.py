@@ -21,11 +21,13 @@ from flowrl.likelihoods.rows import (
     unlike,
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, free_of, mse
+from flowrl.number_checks import check_number
 from samplers import Rollout, Velocity
 from samplers.host import on_host, picked, sent
 from samplers.kernels import per_row
 from samplers.layout import Layout
 from samplers.noise import generator, keyed_noise
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_1, POSITIVE
 from samplers.untyped import integers
 
 FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
@@ -39,13 +41,20 @@ class Weighting:
 
     e is the mean squared error. AWM's five (a, c, p) are uniform (0, 0, 1), t (1, 0, 1),
     t2 (2, 0, 1), ghuber (1, 0, p) and huber, half of ghuber at p = 1/2. `epsilon` (0, 2, 1) is the
-    error of a noise prediction in velocity space.
+    error of a noise prediction in velocity space. Below 0, a favours low levels and c
+    high ones.
     """
 
     sigma_power: float = 0.0  # a
     clean_power: float = 0.0  # c
     error_power: float = 1.0  # p; below 1 small errors weigh more
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("Weighting's sigma_power", self.sigma_power, ANY_NUMBER)
+        check_number("Weighting's clean_power", self.clean_power, ANY_NUMBER)
+        check_number("Weighting's error_power", self.error_power, POSITIVE)
+        check_number("Weighting's scale", self.scale, POSITIVE)
 
     def __call__(
         self, error: Float[Tensor, "b t"], sigma: Float[Tensor, " b"]
@@ -107,6 +116,10 @@ class Matching:
     same_noise: bool = False
     parts: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_number("Matching's levels_per_sample", self.levels_per_sample, AT_LEAST_1)
+        check_number("Matching's together", self.together, AT_LEAST_1)
+
     @property
     def unit(self) -> int:
         return 2 if self.paired else self.together
@@ -117,12 +130,7 @@ class Matching:
             return NEEDS_TOKEN
         if self.parts and (self.paired or self.together > 1):
             return "modalities: losses that compare samples of a group have one advantage for all"
-        if self.levels_per_sample < 1:
-            return (
-                "Matching needs at least one noise level per sample: raise levels_per_sample from "
-                f"{self.levels_per_sample}"
-            )
-        if self.together < 1 or (self.paired and self.together > 1):
+        if self.paired and self.together > 1:
             return (
                 "Matching keeps either pairs or groups together: set paired or together, not both"
             )

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
+from samplers.number_ranges import ABOVE_0_TO_1, FROM_0_BELOW_1, POSITIVE
 from samplers.untyped import normal_quantiles
 
 
@@ -48,6 +50,10 @@ class Uniform:
     low: float = 0.0
     shift: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_number("Uniform's low", self.low, FROM_0_BELOW_1)
+        check_number("Uniform's shift", self.shift, POSITIVE)
+
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
     ) -> Float[Tensor, " count"]:
@@ -68,6 +74,10 @@ class LogitNormal:
     shift: float = 3.0
     least: float = 0.01
 
+    def __post_init__(self) -> None:
+        check_number("LogitNormal's shift", self.shift, POSITIVE)
+        check_number("LogitNormal's least", self.least, FROM_0_BELOW_1)
+
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
     ) -> Float[Tensor, " count"]:
@@ -87,6 +97,9 @@ class Discrete:
 
     fraction: float = 0.9
     init: Literal["any", "with", "without"] = "any"
+
+    def __post_init__(self) -> None:
+        check_number("Discrete's fraction", self.fraction, ABOVE_0_TO_1)
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
@@ -119,6 +132,9 @@ class PermutedGrid:
     """
 
     fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("PermutedGrid's fraction", self.fraction, ABOVE_0_TO_1)
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator

@@ -18,9 +18,11 @@ from flowrl.credit.choices import Choices, image_plans, samples_itself, text_pla
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
+from flowrl.number_checks import check_number
 from samplers import Plan, Rollout, Velocity
 from samplers.host import filled_rows, sent
 from samplers.noise import key_hash, keyed_noise
+from samplers.number_ranges import BETWEEN_0_AND_1
 from samplers.scheduler import unbound
 from samplers.untyped import evaluated_again
 
@@ -216,11 +218,14 @@ class KnownNoise:
     strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.0), (0.0, 0.0))
     inside = True
 
+    def __post_init__(self) -> None:
+        check_number("KnownNoise's width, a share of the levels,", self.width, BETWEEN_0_AND_1)
+
     def refuses(self, choices: Choices) -> str | None:
         low, high = self.levels
         if not 0 < low < high < 1:
             return f"levels are two numbers with 0 < low < high < 1, not {low}, {high}"
-        return None if 0 < self.width < 1 else f"width is a share of the levels, not {self.width}"
+        return None
 
     def steps(self, plan: Plan) -> list[int]:
         return [1] * (1 + self.both)

@@ -18,8 +18,10 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans
 from flowrl.likelihoods.pathwise import Path, PathRows, path_rows
 from flowrl.likelihoods.rows import Rows
+from flowrl.number_checks import check_number
 from samplers import Plan, Rollout, Velocity
 from samplers.host import filled_rows
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_1, FROM_0_TO_1, POSITIVE
 from samplers.routes.keeping import bridge_of, kept_states, kept_steps
 from samplers.routes.tails import TwoLeaps, evenly_spaced
 from samplers.untyped import evaluated_again
@@ -164,8 +166,15 @@ class Shortcuts:
     rescale: float = 0.0
     inside = False
 
+    def __post_init__(self) -> None:
+        check_number("Shortcuts's order", self.order, AT_LEAST_1)
+        check_number("Shortcuts's alpha", self.alpha, FROM_0_TO_1)
+        check_number("Shortcuts's tau", self.tau, POSITIVE)
+        check_number("Shortcuts's second", self.second, AT_LEAST_0)
+        check_number("Shortcuts's rescale", self.rescale, AT_LEAST_0)
+
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans that keep other states, and settings out of range."""
+        """Refuses plans that keep other states, and settings that need others."""
         plans, leaps = image_plans(choices), self.rule == "lagrange"
         if not all(map(kept_steps, plans)):
             return "Shortcuts needs stored intermediate states: use the plan TwoLeaps or SomeSteps"
@@ -173,12 +182,11 @@ class Shortcuts:
             return f"leaps of order {self.order} need the plan TwoLeaps with the same order"
         if self.alpha and any(bridge_of(plan) is None for plan in plans):
             return "alpha scales the gradient through a bridge, which this plan has not: set split"
-        if not 0 <= self.alpha <= 1:
-            return f"alpha scales the gradient through the bridge: from 0 to 1, not {self.alpha}"
-        if self.tau is not None and not (leaps and self.tau > 0):
-            return "tau is a distance above 0 between the ends of two leaps and the trajectory"
-        if self.rescale < 0 or self.second < 0:
-            return "rescale and second scale gradients: at least 0"
+        if self.tau is not None and not leaps:
+            return (
+                "tau is a distance between the ends of two leaps and the trajectory: leave it out, "
+                "or use the rule lagrange"
+            )
         return None
 
     def _leaps(self, plan: Plan) -> tuple[Quadrature, Quadrature]:

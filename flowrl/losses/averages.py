@@ -1,6 +1,7 @@
 """Additional policies that losses read: slow averages of the weights, and loaded teachers."""
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Decay:
     def __post_init__(self) -> None:
         if self.flat < 0:
             raise UserError(f"average.flat must be at least 0, not {self.flat}")
-        if self.slope < 0 or not (0 <= self.start <= 1 and 0 <= self.most <= 1):
+        if not 0 <= self.slope < math.inf or not (0 <= self.start <= 1 and 0 <= self.most <= 1):
             raise UserError(
                 f"an average's decay starts at {self.start} and grows by {self.slope} to "
                 f"{self.most}: start and most must be in [0, 1], the slope at least 0"
@@ -51,7 +52,7 @@ class Refresh:
     above: float | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or (self.above is not None and self.above <= 0):
+        if self.every < 1 or (self.above is not None and not 0 < self.above < math.inf):
             raise UserError(
                 f"an average is refreshed every 1 or more iterations, and above a KL larger than "
                 f"0, not {self.every} and {self.above}"

@@ -4,6 +4,7 @@ A loss returns one value per entry [b t]. The update reduces them once, over the
 optimizer step and all processes, so that the result depends neither on chunks nor on processes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ class Anchor:
         return (GATE,) if self.gated else ()
 
     def __post_init__(self) -> None:
-        if self.weight <= 0:
+        if not 0 < self.weight < math.inf:
             raise UserError(
                 f"an anchor's weight must be above 0, not {self.weight}: leave the anchor out"
             )
@@ -344,7 +345,7 @@ class RatioLoss(ABC):
     def __post_init__(self) -> None:
         if isinstance(self.denominator, int) and self.denominator < 1:
             raise UserError(f"a constant length must be at least 1, not {self.denominator}")
-        if self.entropy < 0:
+        if not 0 <= self.entropy < math.inf:
             raise UserError(f"an entropy bonus must be at least 0, not {self.entropy}")
         if sum(isinstance(weight, EntropyShare) for weight in self.weights) > 1:
             raise UserError(

@@ -8,6 +8,8 @@ from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Anchor, Entries, anchored, roles
+from flowrl.number_checks import check_number
+from samplers.number_ranges import POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,9 @@ class Distillation:
     unit = 1
     weight: float = 1.0
     anchors: tuple[Anchor, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_number("Distillation's weight", self.weight, POSITIVE)
 
     @property
     def every(self) -> tuple[Anchor, ...]:

@@ -1,5 +1,6 @@
 """Losses on ratios without a clip range: a divergence or a penalty keeps the policy near."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,7 @@ class TrustRegion(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most <= 0:
+        if not 0 < self.most < math.inf:
             raise UserError(
                 f"the maximum divergence of a trust region must be above 0, not {self.most}"
             )

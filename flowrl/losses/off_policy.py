@@ -1,5 +1,6 @@
 """Losses on samples of any policy: the REC family (arXiv:2509.24203), and A*-PO's regression."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,12 +45,12 @@ class REC(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.low <= self.far_low <= 1 and 0 < self.high <= self.far_high):
+        if not (0 < self.low <= self.far_low <= 1 and 0 < self.high <= self.far_high < math.inf):
             raise UserError(
                 f"REC's range ({self.low}, {self.high}) and far range ({self.far_low}, "
                 f"{self.far_high}): 0 < low <= far_low <= 1 and 0 < high <= far_high"
             )
-        if self.temperature <= 0 or self.pull < 0:
+        if not 0 < self.temperature < math.inf or not 0 <= self.pull < math.inf:
             raise UserError(
                 f"REC's temperature {self.temperature} must be above 0, its pull {self.pull} at "
                 "least 0"
@@ -97,7 +98,7 @@ class AdvantageRegression:
     beta: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
+        if not 0 < self.beta < math.inf:
             raise UserError(f"AdvantageRegression's beta must be above 0, got {self.beta}")
 
     @property

@@ -5,6 +5,7 @@ clean samples at the same noise level, so any sampler can be used. The rows of a
 (`Matching.together`), since sums over part of a group would be wrong.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,8 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Entries
+from flowrl.number_checks import check_number
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_1, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Preference:
     beta: float
 
     def __post_init__(self) -> None:
-        if self.beta <= 0:
+        if not 0 < self.beta < math.inf:
             raise UserError(f"Preference's beta must be above 0, got {self.beta}")
 
     def refuses(self, choices: Choices) -> str | None:
@@ -66,12 +69,6 @@ def _refuses(name: str, group: int, choices: Choices) -> str | None:
             "equal"
         )
     return None
-
-
-def _check_positive(name: str, **values: float) -> None:
-    wrong = {key: value for key, value in values.items() if value <= 0}
-    if wrong:
-        raise UserError(f"{name} needs {', '.join(values)} above 0, got {wrong}")
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,9 @@ class GroupPreference:
     clip_error: bool = True
 
     def __post_init__(self) -> None:
-        _check_positive("GroupPreference", beta=self.beta, advantage_max=self.advantage_max)
-        if self.clip_at is not None and self.clip_at <= 0:
+        check_number("GroupPreference's beta", self.beta, POSITIVE)
+        check_number("GroupPreference's advantage_max", self.advantage_max, POSITIVE)
+        if self.clip_at is not None and not 0 < self.clip_at < math.inf:
             raise UserError(
                 f"GroupPreference's clip_at must be above 0, or null, got {self.clip_at}"
             )
@@ -112,6 +110,8 @@ class GroupPreference:
             raise UserError(
                 "clip_kl removes the gradient of a divergence where a clip acts: set both"
             )
+        check_number("GroupPreference's group", self.group, AT_LEAST_1)
+        check_number("GroupPreference's kl", self.kl, AT_LEAST_0)
 
     @property
     def unit(self) -> int:
@@ -194,11 +194,13 @@ class CentredReward:
     advantage_max: float = 5.0
 
     def __post_init__(self) -> None:
-        _check_positive("CentredReward", beta=self.beta, advantage_max=self.advantage_max)
-        if self.temperature is not None and self.temperature < 0:
+        check_number("CentredReward's beta", self.beta, POSITIVE)
+        check_number("CentredReward's advantage_max", self.advantage_max, POSITIVE)
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UserError(f"a temperature must be at least 0, or null, not {self.temperature}")
-        if self.kl < 0:
+        if not 0 <= self.kl < math.inf:
             raise UserError(f"CentredReward's kl must be at least 0, got {self.kl}")
+        check_number("CentredReward's group", self.group, AT_LEAST_1)
 
     @property
     def unit(self) -> int:

@@ -57,11 +57,11 @@ class Surrogate(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.low <= 1 or self.high <= 0:
+        if not 0 < self.low <= 1 or not 0 < self.high < math.inf:
             raise UserError(
                 f"clip range ({self.low}, {self.high}): low must be in (0, 1] and high above 0"
             )
-        if self.dual is not None and self.dual <= 1 + self.high:
+        if self.dual is not None and not 1 + self.high < self.dual < math.inf:
             raise UserError(
                 f"dual clip {self.dual} must be above 1 + high = {1 + self.high}; 3 is a common "
                 "value"

@@ -1,5 +1,6 @@
 """Losses that move the model towards good samples by regression: weighted likelihood, NFT."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,7 +70,7 @@ class NFT:
     anchors: tuple[Anchor, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.beta <= 0 or self.advantage_max <= 0:
+        if not (0 < self.beta < math.inf and 0 < self.advantage_max < math.inf):
             raise UserError(
                 f"NFT needs beta and advantage_max above 0, not {self.beta} and "
                 f"{self.advantage_max}"

@@ -1,5 +1,6 @@
 """The loss of gradient methods: a function of each sample's own score, with its gradient."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,8 @@ from flowrl.likelihoods.pathwise import PathRows, Pathwise
 from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Anchor, Entries, anchored, roles
+from flowrl.number_checks import check_number
+from samplers.number_ranges import ANY_NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +37,9 @@ class RewardGradient:
     anchors: tuple[Anchor, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.scale <= 0:
+        if not 0 < self.scale < math.inf:
             raise UserError(f"the scale of a reward loss must be above 0, not {self.scale}")
+        check_number("RewardGradient's bound", self.bound, ANY_NUMBER)
 
     @property
     def roles(self) -> frozenset[str]:

@@ -49,7 +49,7 @@ class CISPO(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.low < self.high:
+        if not 0 <= self.low < self.high < math.inf:
             raise UserError(f"CISPO's bounds ({self.low}, {self.high}): 0 <= low < high")
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
@@ -76,7 +76,7 @@ class SAPO(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positive <= 0 or self.negative <= 0:
+        if not 0 < self.positive < math.inf or not 0 < self.negative < math.inf:
             raise UserError(
                 f"SAPO's temperatures ({self.positive}, {self.negative}) must be above 0"
             )
@@ -137,7 +137,7 @@ class GMPO(RatioLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.low <= 0 or self.high <= 0:
+        if not 0 < self.low < math.inf or not 0 < self.high < math.inf:
             raise UserError(f"GMPO's range ({self.low}, {self.high}) of log-ratios must be above 0")
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:

@@ -24,8 +24,10 @@ from flowrl.likelihoods.rows import (
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.likelihoods.transition import Likelihood, Transition
 from flowrl.losses.base import PolicyTerm, entropies, past_high, past_low
+from flowrl.number_checks import check_number
 from flowrl.table import Column
 from samplers.host import wide
+from samplers.number_ranges import AT_LEAST_0
 
 BoundMode = Literal["truncate", "mask", "none"]
 UNCERTAIN: Column[Tensor] = Column("the most uncertain tokens", "uncertain", "row")
@@ -67,7 +69,7 @@ class Mismatch:
     low: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low < 1 < self.high:
+        if not 0 <= self.low < 1 < self.high < math.inf:
             raise UserError(f"Mismatch's bounds ({self.low}, {self.high}): 0 <= low < 1 < high")
 
     def factor(self, evaluations: Evaluations, rows: Rows) -> Tensor:
@@ -238,7 +240,7 @@ class OffPolicyMask:
     threshold: float
 
     def __post_init__(self) -> None:
-        if self.threshold <= 0:
+        if not 0 < self.threshold < math.inf:
             raise UserError(
                 f"the threshold of an off-policy mask must be above 0, not {self.threshold}"
             )
@@ -281,6 +283,7 @@ class HighEntropy:
             raise UserError("HighEntropy needs either a share or a floor")
         if self.share is not None and not 0 < self.share <= 1:
             raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
+        check_number("HighEntropy's floor", self.floor, AT_LEAST_0)
 
     def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         entropy = entropies(evaluations["new"]).detach()

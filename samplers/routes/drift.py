@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from samplers.kernels import Gaussian, per_row
+from samplers.number_ranges import AT_LEAST_0, POSITIVE
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,8 @@ class RewardDrift:
     by_h: bool = False
 
     def __post_init__(self) -> None:
-        if self.kl_beta <= 0 or (self.scale is not None and self.scale < 0):
-            raise ValueError(
-                f"kl_beta must be above 0 and scale at least 0 (or null), not {self.kl_beta} "
-                f"and {self.scale}"
-            )
+        POSITIVE.check("RewardDrift's kl_beta", self.kl_beta)
+        AT_LEAST_0.check("RewardDrift's scale", self.scale)
 
     def direction(self, gradient: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
         """Gradients divided by their norms."""

@@ -1,5 +1,6 @@
 """Noisy steps that are sampled along a reward, while their density stays the plain step's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -36,7 +37,7 @@ class RewardGuide:
     by: Literal["probes", "slope"] = "probes"
 
     def __post_init__(self) -> None:
-        if self.probe <= 0 or self.first < 0:
+        if not 0 < self.probe < math.inf or self.first < 0:
             raise ValueError(
                 f"probe must be above 0 and first at least 0, not {self.probe} and {self.first}"
             )

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.noise import uniform
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0, FROM_0_TO_1
 
 # (clean samples [n *d], row of the conditioning of each [n]) -> reward [n]
 ParticleScore = Callable[[Tensor, Tensor], Tensor]
@@ -91,6 +92,11 @@ class FeynmanKac:
     start: float | None = None
     adaptive: bool = True
     threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("FeynmanKac's strength", self.strength)
+        ANY_NUMBER.check("FeynmanKac's start", self.start)
+        FROM_0_TO_1.check("FeynmanKac's threshold", self.threshold)
 
     @property
     def _share(self) -> float:

@@ -20,6 +20,7 @@ from torch import Tensor
 from samplers.host import sent
 from samplers.kernels import Kernel
 from samplers.noise import uniform
+from samplers.number_ranges import AT_LEAST_0, AT_LEAST_1
 from samplers.plan import Plan, steps_of
 from samplers.planners import Planner, last_step
 from samplers.route import Descent, Passage, PlainDescent, Route, RouteRequest, StepWork
@@ -192,6 +193,11 @@ class Particled:
     how: FeynmanKac
     first: int
     stop: int
+
+    def __post_init__(self) -> None:
+        AT_LEAST_1.check("Particled's group", self.group)
+        AT_LEAST_0.check("Particled's first", self.first)
+        AT_LEAST_0.check("Particled's stop", self.stop)
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         last = last_step(sigmas)

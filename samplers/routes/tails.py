@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samplers.noise import key_hash
+from samplers.number_ranges import ANY_NUMBER, AT_LEAST_0
 from samplers.plan import Plan, steps_of
 from samplers.routes.keeping import KeepingRoute
 
@@ -28,15 +29,14 @@ class LastSteps:
     cut: Literal["fixed", "normal", "uniform"] = "fixed"
     spread: float = 5.0
 
+    def __post_init__(self) -> None:
+        AT_LEAST_0.check("LastSteps's spread is a standard deviation and", self.spread)
+
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1
         if not 1 <= self.last <= steps:
             raise ValueError(
                 f"last must be between 1 and {steps}, the number of steps, not {self.last}"
-            )
-        if self.spread < 0:
-            raise ValueError(
-                f"spread is a standard deviation and must be at least 0, not {self.spread}"
             )
         keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
         return (Plan(steps_of(sigmas), roots=self.group, route=KeepingRoute((keep,))),)
@@ -63,6 +63,10 @@ class OneOfSteps:
     group: int
     first: float = 0.75
     stop: float = 1.0
+
+    def __post_init__(self) -> None:
+        ANY_NUMBER.check("OneOfSteps's first", self.first)
+        ANY_NUMBER.check("OneOfSteps's stop", self.stop)
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1
@@ -142,7 +146,8 @@ class TwoLeaps:
 class SomeSteps:
     """Euler steps that keep the states before `active` of them: FlowBP (arXiv:2606.11075).
 
-    late   how much likelier later steps are: step i of a part has the weight (i + 1)^late
+    late   how much likelier later steps are: step i of a part has the weight (i + 1)^late; below 0
+           earlier steps are likelier
     split  draw them from two parts of the steps, in proportion to their lengths, the later of which
            begins with a drawn step that is always kept: the bridge of FlowBP-Bridge
     The steps are drawn once per iteration, for all of its draws.
@@ -152,6 +157,9 @@ class SomeSteps:
     active: int = 4
     late: float = 1.0
     split: bool = False
+
+    def __post_init__(self) -> None:
+        ANY_NUMBER.check("SomeSteps's late", self.late)
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1

@@ -9,7 +9,9 @@ After a bound was changed on purpose, write the table again:
 
 import dataclasses
 import json
+import math
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -87,20 +89,33 @@ def taken(part: Any, name: str, probes: tuple[float, ...]) -> list[float]:
     return found
 
 
-def ranges() -> dict[str, list[float]]:
-    """The probes that each setting with a bound takes, by class and setting."""
-    found = dict[str, list[float]]()
+def numbers() -> Iterator[tuple[str, Any, str, type]]:
+    """The settings of parts that are numbers: CLASS.SETTING, the part, the setting and its type."""
     for kind, part in sorted(parts().items()):
         hints = get_type_hints(type(part))
         for field in dataclasses.fields(part):
             number = number_of(hints[field.name])
             if field.init and number is not None:
-                found[f"{kind}.{field.name}"] = taken(part, field.name, PROBES[number])
+                yield f"{kind}.{field.name}", part, field.name, number
+
+
+def ranges() -> dict[str, list[float]]:
+    """The probes that each setting with a bound takes, by class and setting."""
+    found = {name: taken(part, field, PROBES[kind]) for name, part, field, kind in numbers()}
     return {name: probes for name, probes in found.items() if len(probes) < len(PROBES[int])}
 
 
 def test_every_part_takes_the_numbers_of_the_table():
     assert ranges() == json.loads(TABLE.read_text())
+
+
+def test_no_part_takes_a_number_that_is_not_finite():
+    taking = {
+        name: wrong
+        for name, part, field, kind in numbers()
+        if kind is float and (wrong := taken(part, field, (math.nan, math.inf, -math.inf)))
+    }
+    assert taking == {}
 
 
 @pytest.mark.parametrize("name", OWN)

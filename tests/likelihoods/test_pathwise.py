@@ -284,7 +284,7 @@ def test_parts_that_do_not_go_together_are_refused():
         Algorithm(4, Ode(2), own, Pathwise(Kept()), RewardGradient())
     with pytest.raises(UserError, match="0 < low < high < 1"):
         RECIPES["srpo"](levels=(0.9, 0.3))
-    with pytest.raises(UserError, match="raise draws"):
+    with pytest.raises(UserError, match="draws must be at least 1, not 0"):
         RECIPES["draft_lv"](draws=0)
     with pytest.raises(UserError, match="does not fit 4 steps"):
         RECIPES["draft"](steps=4, last=5)

@@ -256,9 +256,7 @@ def test_parts_that_do_not_fit_are_refused():
         (SomeSteps(1), Shortcuts("lagrange"), "the plan TwoLeaps with the same order"),
         (TwoLeaps(1, 2), Shortcuts("lagrange", 3), "leaps of order 3 need the plan TwoLeaps"),
         (SomeSteps(1), Shortcuts("euler", alpha=0.5), "this plan has not: set split"),
-        (TwoLeaps(1), Shortcuts("lagrange", alpha=2.0), "from 0 to 1, not 2"),
-        (SomeSteps(1), Shortcuts("euler", tau=0.1), "tau is a distance"),
-        (SomeSteps(1), Shortcuts("euler", rescale=-1.0), "at least 0"),
+        (SomeSteps(1), Shortcuts("euler", tau=0.1), "or use the rule lagrange"),
         (SomeSteps(1, 9), Shortcuts("euler"), "does not fit 8 steps"),
         (LastSteps(1), Shortcuts("euler"), None),
     )
@@ -268,6 +266,16 @@ def test_parts_that_do_not_fit_are_refused():
             continue
         with pytest.raises(UserError, match=sentence):
             made(plan, starts)
+    out_of_range: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"alpha": 2.0}, r"alpha must be in \[0, 1\], not 2"),
+        ({"order": 0}, "order must be at least 1"),
+        ({"tau": 0.0}, "tau must be above 0"),
+        ({"second": -1.0}, "second must be at least 0"),
+        ({"rescale": -1.0}, "rescale must be at least 0"),
+    )
+    for settings, sentence in out_of_range:
+        with pytest.raises(UserError, match=sentence):
+            Shortcuts("lagrange", **settings)
     with pytest.raises(ValueError, match="rising indices of the plan's 8 steps"):
         Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, route=KeepingRoute((3, 1)))
     with pytest.raises(ValueError, match="bridge 1 is none of the later steps"):

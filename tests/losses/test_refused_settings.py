@@ -1,9 +1,12 @@
 """Settings that make no loss: one table of the room, with a row for each sentence."""
 
+import math
+
 from flowrl.contrib.fdfo import Quadratic
 from flowrl.contrib.text_gppo import GPPO
 from flowrl.losses.averages import Decay, Refresh
 from flowrl.losses.base import Anchor
+from flowrl.losses.distillation import Distillation
 from flowrl.losses.divergence import TrustRegion
 from flowrl.losses.off_policy import REC, AdvantageRegression
 from flowrl.losses.preference import CentredReward, GroupPreference, Preference
@@ -49,10 +52,19 @@ REFUSED = [
     (lambda: GroupPreference(4, beta=0.0), "above 0"),
     (lambda: GroupPreference(4, clip_at=0.0), "clip_at must be above 0"),
     (lambda: GroupPreference(4, clip_kl=True), "set both"),
+    (lambda: GroupPreference(4, advantage_max=0.0), "advantage_max must be above 0"),
+    (lambda: GroupPreference(0), "GroupPreference's group must be at least 1, not 0"),
+    (lambda: GroupPreference(4, kl=-1.0), r"GroupPreference's kl must be at least 0, not -1\.0"),
+    (lambda: CentredReward(0), "CentredReward's group must be at least 1"),
+    (lambda: CentredReward(4, beta=0.0), "CentredReward's beta must be above 0"),
+    (lambda: CentredReward(4, advantage_max=-1.0), "advantage_max must be above 0"),
     (lambda: CentredReward(4, temperature=-1.0), "temperature must be at least 0"),
     (lambda: CentredReward(4, kl=-1.0), "at least 0"),
     (lambda: RewardGradient(scale=0.0), "scale of a reward loss must be above 0"),
+    (lambda: RewardGradient(bound=math.nan), "bound must be a finite number, not nan"),
+    (lambda: Distillation(weight=0.0), "Distillation's weight must be above 0"),
     (lambda: HighEntropy(), "a share or a floor"),
+    (lambda: HighEntropy(floor=-0.1), "HighEntropy's floor must be at least 0"),
     (lambda: HighEntropy(share=1.5), "share must be"),
     (lambda: Mismatch(high=0.9), "low < 1 < high"),
     (lambda: OffPolicyMask(0.0), "above 0"),

@@ -40,6 +40,12 @@ RUN = {
         ({"name": "draft", "spread": -1.0}, "must be at least 0, not -1.0"),
         ({"name": "draft", "group": 0}, "a group needs at least one sample, not 0"),
         ({"name": "refl", "first": -0.5}, "first -0.5 and stop 1.0 select no step: as shares"),
+        ({"name": "flow_grpo", "eta": -0.1}, "FlowSDE's eta must be at least 0, not -0.1"),
+        (
+            {"name": "flow_grpo", "kernel": {"name": "cps", "eta": 2.5}},
+            "CPS's eta must be in [0, 2], not 2.5",
+        ),
+        ({"name": "dgpo", "kl": -1.0}, "GroupPreference's kl must be at least 0, not -1.0"),
         ({"name": "fdfo", "gamma": -0.1}, "must be at least 0, not -0.1"),
         ({"name": "euphonium", "outcome": 0.0}, "has no effect without process: set process"),
         ({"name": "branch_grpo", "at": [0, 4], "prune": "deeper"}, "the splits come too late"),

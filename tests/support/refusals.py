@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from flowrl.errors import UserError
+from flowrl.number_checks import check_number
 from flowrl.paths import PROJECT
 
 
 def constructor_refusals(room: str) -> dict[str, str]:
-    """The `raise` statements in constructors of a room's classes, as FILE:LINE, with the class."""
+    """The statements in constructors of a room's classes that refuse, as FILE:LINE, with the class:
+    each `raise`, and each call of `check_number`."""
     found = dict[str, str]()
     for path in sorted((PROJECT / room).rglob("*.py")):
         for kind in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -20,8 +22,12 @@ def constructor_refusals(room: str) -> dict[str, str]:
                 continue
             for method in kind.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "__post_init__":
-                    lines = [n.lineno for n in ast.walk(method) if isinstance(n, ast.Raise)]
-                    found |= {f"{path}:{line}": kind.name for line in lines}
+                    statements = (
+                        node
+                        for node in ast.walk(method)
+                        if isinstance(node, ast.Raise | ast.Call) and _refuses(node)
+                    )
+                    found |= {f"{path}:{node.lineno}": kind.name for node in statements}
     return found
 
 
@@ -29,5 +35,11 @@ def refusal_of(make: Callable[[], Any], sentence: str) -> str:
     """FILE:LINE of the statement that refuses a call, with this sentence."""
     with pytest.raises(UserError, match=sentence) as refusal:
         make()
-    last = refusal.traceback[-1]
+    last = [entry for entry in refusal.traceback if entry.name == "__post_init__"][-1]
     return f"{Path(str(last.path))}:{last.lineno + 1}"
+
+
+def _refuses(node: ast.Raise | ast.Call) -> bool:
+    if isinstance(node, ast.Raise):
+        return True
+    return isinstance(node.func, ast.Name) and node.func.id == check_number.__name__
