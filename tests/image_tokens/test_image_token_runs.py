@@ -99,7 +99,7 @@ def test_the_reference_is_guided_too(janus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["adapters", pytest.param("whole", marks=pytest.mark.slow), "emu3"]
+    "kind", ["adapters", *(pytest.param(k, marks=pytest.mark.slow) for k in ("whole", "emu3"))]
 )
 def test_a_run_resumes_to_the_bit(janus, emu3, tmp_path, kind):
     def opened(folder: Path) -> Any:

@@ -78,6 +78,7 @@ def times_of_rows(made: PipelinePolicy, sigma: float) -> tuple[float, float]:
     return float(video), float(audio)
 
 
+@pytest.mark.slow
 def test_each_part_is_at_its_own_level_between_those_of_the_list_too():
     made = driven()
     for sigma in (0.37, *made.schedule(STEPS).sigmas[:-1]):
@@ -217,6 +218,7 @@ def test_it_learns_from_ratio_one(recipe: str):
     assert any(not value.equal(before[key]) for key, value in made.trainable().items())
 
 
+@pytest.mark.slow
 def test_the_network_for_references_is_not_loaded(tmp_path: Path):
     """61.7 GB of the repository, for what no file of prompts can name."""
     pipe = MODULAR["minimax_h3"]()
@@ -231,6 +233,7 @@ def test_the_network_for_references_is_not_loaded(tmp_path: Path):
     assert {"text_encoder", "vae", "audio_vae"} <= described.counts.keys()
 
 
+@pytest.mark.slow
 def test_the_lines_that_a_run_prints_load_its_adapter_in_plain_diffusers(tmp_path: Path):
     base, at = tmp_path / "pipeline", tmp_path / "adapter"
     MODULAR["minimax_h3"]().save_pretrained(str(base), overwrite_modular_index=True)
