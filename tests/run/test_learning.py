@@ -51,7 +51,7 @@ BY_SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("flow_dppo", {"noisy": 0}, {}, "0 noisy steps"),
     ("euphonium", {"fraction": 0}, {}, "fraction of trained steps"),
     (NFT, {"beta": 0}, {}, "beta"),
-    (NFT, {"levels_per_sample": 0}, {}, "at least one noise level"),
+    (NFT, {"levels_per_sample": 0}, {}, "levels_per_sample must be at least 1"),
     (NFT, {"loss": {"name": "nft", "advantage_max": 0}}, {}, "advantage_max above 0"),
     ("dpo", {"beta": 0}, {}, "beta must be above 0"),
     ("rwr", {"rate": 0}, {}, "rate is 0"),
