@@ -6,12 +6,14 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 import pytest
 import yaml
 from PIL import Image
 
+import flowrl.api
 from flowrl.cli import main
 from flowrl.paths import PROJECT
 from tests.support import page_blocks
@@ -44,10 +46,12 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def reached(*given: Any, **named: Any) -> NoReturn:
         raise Understood
 
-    for action in ACTIONS:
-        module, _, name = action.rpartition(".")
-        function = getattr(import_module(module), name)
-        users = [m for n, m in sys.modules.items() if n.startswith("flowrl")]
+    for module in iter_modules(flowrl.api.__path__, "flowrl.api."):
+        import_module(module.name)  # one that a command imports would keep what stands here now
+    actions = [action.rpartition(".") for action in ACTIONS]
+    functions = [(name, getattr(import_module(module), name)) for module, _, name in actions]
+    users = [module for name, module in sys.modules.items() if name.startswith("flowrl")]
+    for name, function in functions:
         for user in users:  # also those that imported it before, whatever ran first
             if vars(user).get(name) is function:
                 monkeypatch.setattr(user, name, reached)
