@@ -180,7 +180,7 @@ def write_single_file(folder: Path, out: Path) -> list[Path]:
         raise UserError(f"convert: {folder} has no folder of a denoiser: name a pipeline's folder")
     for number, name in enumerate(names, start=1):
         kind: Any = getattr(diffusers, str(index[name][1]))
-        if not issubclass(kind, FromOriginalModelMixin):
+        if FromOriginalModelMixin not in kind.__mro__:
             raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
         dtype = _stored_dtype(folder / name)
         denoiser = kind.from_pretrained(
