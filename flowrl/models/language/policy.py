@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import load_adapters, peft_adapter
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.complete_weights import lacks
+from flowrl.models.complete_weights import check_fits, lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -138,6 +138,8 @@ class CausalPolicy:
                 )
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
+        if gguf_file is None and quantized is None and (folder := Path(source)).is_dir():
+            check_fits(model, folder, "model.language")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.json_text import exact_text, read_exact
@@ -34,6 +34,8 @@ from flowrl.session.learner import Learner, evaluated
 from flowrl.session.policies import NamedWeights
 from flowrl.session.progress import Incomparable, Progress
 from flowrl.session.session import Session
+from flowrl.session.state_file import STATE_FILE, read_state
+from flowrl.session.stored_tensors import stored_torch, stored_weights
 from flowrl.session.writer import copied
 from flowrl.settings import RunSettings
 from flowrl.settings.sections.run import EVALUATION
@@ -136,7 +138,7 @@ class SavedState:
         for name, moments in self.moments.items():
             torch.save(moments, folder / optimizer_file(name))
         self.features.write(folder)
-        (folder / "state.json").write_text(self.state)
+        (folder / STATE_FILE).write_text(self.state)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
@@ -184,10 +186,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     UserError if the checkpoint does not fit, or holds weights that are not finite.
     """
     try:
-        state: dict[str, Any] = read_exact((checkpoint / "state.json").read_text())
-        weights = load_file(checkpoint / POLICIES_FILE)
+        state = read_state(checkpoint)
+        weights = stored_weights(checkpoint / POLICIES_FILE)
         optimizers = {
-            each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)
+            each.name: stored_torch(checkpoint / optimizer_file(each.name))
             for each in session.learner.chain
         }
         _refuse_older(state, checkpoint)
@@ -232,7 +234,7 @@ def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
 def progress_of(checkpoint: Path) -> Progress:
     """Counters of a checkpoint. UserError if they cannot be read."""
     try:
-        state: Mapping[str, Any] = read_exact((checkpoint / "state.json").read_text())
+        state = read_state(checkpoint)
         return _PROGRESS.validate_python(state["progress"])
     except MISFITS as error:
         raise UserError(f"{checkpoint}: state.json cannot be read ({reason(error)})") from error
@@ -279,7 +281,7 @@ def bring(policy: Policy | RewrittenPolicy, run: RunSettings, checkpoint: Path) 
     """Load the weights that evaluations use into a newly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
-        state = load_file(checkpoint / POLICIES_FILE)
+        state = stored_weights(checkpoint / POLICIES_FILE)
         with torch.no_grad():
             for key, parameter in policy.trainable().items():
                 parameter.copy_(state[f"{name}/{key}"])
