@@ -29,6 +29,7 @@ from flowrl.models.diffusers.modular.folder import (
     of_class,
 )
 from flowrl.models.diffusers.modular.verdicts import modular_classes
+from flowrl.models.language.loading import read_errors
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -133,7 +134,8 @@ class Description:
             return gguf_config(self.folder, self.gguf)
         if self.folder is not None:
             check_no_own_code(self.folder, "model.language")
-            return AutoConfig.from_pretrained(self.folder)
+            with read_errors(str(self.folder)):
+                return AutoConfig.from_pretrained(self.folder)
         own = dict(self.configs["model"])
         return AutoConfig.for_model(own.pop("model_type"), **own)
 

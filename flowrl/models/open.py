@@ -284,11 +284,13 @@ def refuse_images(run: RunSettings, source: str) -> None:
     from transformers import AutoConfig
 
     from flowrl.models.language.chat import images_refused
+    from flowrl.models.language.loading import read_errors
     from flowrl.models.language.vision import reads_images
 
     if not (find(source) / "config.json").is_file() or not run.prompts.on_disk("train"):
         return
-    config = AutoConfig.from_pretrained(find(source))
+    with read_errors(source):
+        config = AutoConfig.from_pretrained(find(source))
     pictured = next(filter(has_images, run.prompts.read("train").texts), None)
     if pictured is not None and not reads_images(config):
         raise images_refused(pictured)

@@ -1,7 +1,6 @@
 """A run's folder as its page shows it: settings, metrics and records, as far as they exist."""
 
 import errno
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +32,8 @@ from flowrl.settings.words.scores import is_trained
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
 METRICS = "metrics.jsonl"
+LARGEST = 1e100  # of a page's numbers: differences of larger ones overflow
+LAST = 2**40  # iteration of a page: beyond it, curves have no room between two
 MOST_NUMBERS = 8_000_000  # of a record that is read: a hundred thousand lines of eighty
 MetricLine = Mapping[str, float]
 MOST_ANSWERS, MOST_ANSWER_BYTES = 5, 2**20
@@ -170,6 +171,8 @@ def _metrics(folder: Path) -> Iterator[MetricLine]:
             if line is None or not isinstance(line.get("iteration"), int):
                 continue
             found = {name: float(value) for name, value in line.items() if _finite(value)}
+            if not 0 <= found.get("iteration", -1) <= LAST:
+                continue
             numbers += len(found)
             if numbers > MOST_NUMBERS:
                 raise OSError(errno.EFBIG, f"more than {MOST_NUMBERS} numbers", str(file))
@@ -192,7 +195,7 @@ def _votes(folder: Path) -> Iterator[str]:
 
 def _finite(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and -sys.float_info.max <= value <= sys.float_info.max
+    return number and -LARGEST <= value <= LARGEST
 
 
 def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

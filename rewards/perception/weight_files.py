@@ -31,6 +31,7 @@ _LOOKS = 64  # blocks that are read of such an end
 _LOOK = 4096  # bytes
 _TEXTS = (".json", ".txt", ".model", ".jinja")  # what a loader reads beside weights
 _PARTS = r"(-\d+-of-\d+)?"
+_OBJECTS = re.compile(r"(.+_)?config\.json|tokenizer\.json|special_tokens_map\.json")
 _LOADED = tuple(  # the first that a folder has is the one that transformers reads
     re.compile(rf"{name}{_PARTS}\.{suffix}")
     for name, suffix in (("model", "safetensors"), ("pytorch_model", "bin"))
@@ -209,6 +210,33 @@ def misfit(file: Path, model: Mapping[str, Tensor]) -> str:
     return ""
 
 
+def adapter_damage(file: Path) -> str:
+    """What is wrong with the tensors of a whole safetensors file of adapters, by its header, as a
+    clause with the fix: none at all, half of a product, or no floating-point numbers. Empty if
+    nothing is seen; tensors with other names than adapters' are left to their reader."""
+    header = safetensors_header(file) or {}
+    header.pop("__metadata__", None)
+    if not header:
+        return f"holds no tensors: {_AGAIN}"
+    for name, entry in header.items():
+        other = other_half(name)
+        if other is not None and other not in header:
+            return f"lacks {other}: {_AGAIN}"
+        if other is not None and not entry["dtype"].startswith(("F", "BF")):
+            return f"has {name} as {entry['dtype']}, not as floating-point numbers: {_AGAIN}"
+    return ""
+
+
+def other_half(key: str) -> str | None:
+    """The name of a product's other matrix; None for another tensor. Of a matrix whose other one is
+    missing, diffusers leaves the other one without values."""
+    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")):
+        for one, other in ((a, b), (b, a)):
+            if key.endswith(f"{one}.weight"):
+                return f"{key.removesuffix(f'{one}.weight')}{other}.weight"
+    return None
+
+
 def absent(folder: Path, model: Mapping[str, Tensor]) -> list[str]:
     """Names of a model's weights that a folder's safetensors files lack; empty for files with other
     names than the model's, which a loader converts, and without such files."""
@@ -248,9 +276,13 @@ def _check_json(file: Path) -> None:
     if size > MOST_TEXT:
         raise ValueError(f"{file} cannot be read: it has {size} bytes, more than {MOST_TEXT}")
     try:
-        json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read ({_short(error)}): {_AGAIN}") from error
+    if _OBJECTS.fullmatch(file.name) and not isinstance(found, dict):
+        raise ValueError(f"{file} does not hold a JSON object: {_AGAIN}")
+    if file.name == "tokenizer.json" and not found:
+        raise ValueError(f"{file} is empty: {_AGAIN}")
 
 
 def check_loaded_weights(folder: Path) -> None:

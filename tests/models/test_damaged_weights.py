@@ -32,7 +32,8 @@ def sources(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     place = tmp_path_factory.mktemp("whole")
     adapter = place / "adapter"
     adapter.mkdir()
-    save_file({"a.lora_A.weight": torch.ones(2, 4), "b": torch.ones(3)}, adapter / "a.safetensors")
+    halves = {f"a.lora_{x}.weight": torch.ones(2, 2) for x in "AB"}
+    save_file(halves, adapter / "a.safetensors")
     (adapter / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 2}')
     torch.save({"a": torch.ones(40), "b": {"c": torch.ones(3)}}, adapter / "adapter_model.bin")
     return {"pipeline": pipeline, "language": tiny_lm.write(place / "lm"), "adapter": adapter}
@@ -92,15 +93,22 @@ MEMBERS: dict[str, tuple[str, str, Callable[[Path], None], dict[str, Any]]] = {
         "language",
         "config.json",
         plan_language,
-        {n: d for n, d in TEXTS.items() if n != "a list"},
+        TEXTS,
     ),
-    "adapter": ("adapter", "a.safetensors", saved, ANY | HEADERS),
+    "its tokenizer": ("language", "tokenizer.json", plan_language, TEXTS),
+    "its generation": ("language", "generation_config.json", plan_language, TEXTS),
+    "adapter": (
+        "adapter",
+        "a.safetensors",
+        saved,
+        ANY | HEADERS | {n: d for n, d in MISFITS.items() if n != "another shape"},
+    ),
     "peft's form": ("adapter", "adapter_model.bin", saved, ANY | TORCH),
     "its settings": (
         "adapter",
         "adapter_config.json",
         saved,
-        {n: d for n, d in TEXTS.items() if n != "a list"},
+        TEXTS,
     ),
 }
 

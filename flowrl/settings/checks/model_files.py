@@ -10,7 +10,12 @@ from flowrl.bounded_files import bounded_bytes, parsed_json
 from flowrl.errors import UserError
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
 from rewards.perception.contents import FIRST_BYTES, unlike_its_name
-from rewards.perception.weight_files import check_shards, check_texts_beside, damage_of
+from rewards.perception.weight_files import (
+    adapter_damage,
+    check_shards,
+    check_texts_beside,
+    damage_of,
+)
 
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
@@ -197,6 +202,8 @@ def _check_files(files: list[Path], what: str) -> None:
     for file in files:
         try:
             wrong = damage_of(file)
+            if not wrong and file.suffix == ".safetensors":
+                wrong = adapter_damage(file)
         except OSError as error:
             raise UserError(f"{what}: {file} cannot be read ({error.strerror})") from error
         if wrong:

@@ -33,7 +33,7 @@ from flowrl.models.saved_weights import loaded, tensors_and_settings
 from flowrl.paths import find
 from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
-from rewards.perception.weight_files import safetensors_header
+from rewards.perception.weight_files import other_half, safetensors_header
 
 FROZEN = "frozen"
 
@@ -189,22 +189,12 @@ def load_whole(
 
 def _check_tensors(state: Mapping[str, torch.Tensor], source: str, place: str) -> None:
     """UserError for a product with one of its matrices alone, and for NaN or infinity."""
-    halves = [other for key in state if (other := _other_half(key)) and other not in state]
+    halves = [other for key in state if (other := other_half(key)) and other not in state]
     if halves:
         raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
     wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if wrong:
         raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
-
-
-def _other_half(key: str) -> str | None:
-    """The name of a product's other matrix; None for another tensor. Of a matrix whose other one is
-    missing, diffusers leaves the other one without values."""
-    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")):
-        for one, other in ((a, b), (b, a)):
-            if key.endswith(f"{one}.weight"):
-                return f"{key.removesuffix(f'{one}.weight')}{other}.weight"
-    return None
 
 
 def _of_other_tools(file: Path) -> str:
