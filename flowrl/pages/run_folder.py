@@ -1,7 +1,7 @@
 """A run's folder as its page shows it: settings, metrics and records, as far as they exist."""
 
-import errno
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -160,12 +160,10 @@ class RunFolder:
 
 
 def _metrics(folder: Path) -> Iterator[MetricLine]:
-    """Lines with their finite numbers. Unreadable lines are left out. UserError for a file that is
-    too large for a page, or no plain file."""
+    """Lines with their finite numbers. Unreadable lines, and a file that is no plain one, are left
+    out. UserError for more numbers than a page can hold."""
     file, numbers = folder / METRICS, 0
-    if not file.exists():
-        return
-    try:
+    with suppress(OSError):
         for text in plain_lines(folder, file):
             line = json_object(text) if b"iteration" in text else None
             if line is None or not isinstance(line.get("iteration"), int):
@@ -175,10 +173,11 @@ def _metrics(folder: Path) -> Iterator[MetricLine]:
                 continue
             numbers += len(found)
             if numbers > MOST_NUMBERS:
-                raise OSError(errno.EFBIG, f"more than {MOST_NUMBERS} numbers", str(file))
+                raise UserError(
+                    f"{file} has more than {MOST_NUMBERS} numbers, which no page can show: move it "
+                    "away"
+                )
             yield found
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): move it away") from error
 
 
 def _votes(folder: Path) -> Iterator[str]:

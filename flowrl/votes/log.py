@@ -10,7 +10,6 @@ tab or after a restart counts once. `at` is the wall clock, on which nothing dep
 """
 
 import fcntl
-import json
 import os
 import secrets
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from flowrl.bounded_files import bounded_bytes, parsed_json
+from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.session.atomic import NO_LOCKS, to_disk
@@ -214,8 +213,8 @@ def forget_rater(folder: Path, rater: str) -> VotePlan:
     if len(plan.turns) == 1:
         raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
     with VoteLog.opened(folder, plan):
-        lines = (folder / EVENTS).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["rater"] != rater]
+        lines = bounded_text(folder / EVENTS, MOST_EVENTS).splitlines(keepends=True)
+        kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
         # the events first: a rater without events is one who has not begun
         write_whole(folder / EVENTS, "".join(kept))
         turns = {name: order for name, order in plan.turns.items() if name != rater}

@@ -182,7 +182,7 @@ def test_a_record_with_more_numbers_than_a_page_holds_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_folder, "MOST_NUMBERS", 10)
-    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read \(more than 10 numbers"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl has more than 10 numbers"):
         RunFolder.read(run)
 
 
