@@ -15,10 +15,11 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.models.saved_weights import reading
 from flowrl.paths import find
 from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.command_line.arguments import Word
-from rewards.perception.weight_files import safetensors_header
+from rewards.perception.weight_files import damage_of, safetensors_header
 
 # beginnings of keys of text encoders, which a file of a whole pipeline has
 ENCODER_KEYS = ("conditioner.", "cond_stage_model.", "text_encoders.")
@@ -50,8 +51,11 @@ def convert_file(given: Convert) -> Path:
             f"convert: {given.file} needs --config: the folder of a pipeline of the same model"
         )
     folder = find(str(given.config))
+    whole_file = file.is_file() and file.suffix == ".safetensors"
+    if whole_file and (what := damage_of(file)):
+        raise UserError(f"convert: {given.file} {what}")
     header = safetensors_header(file) if file.is_file() else None
-    if header is None:
+    if not header:
         raise UserError(f"convert: {given.file} is no safetensors file: name one")
     if not folder.is_dir():
         raise UserError(f"convert: --config: there is no folder {given.config}")
@@ -118,9 +122,10 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
     if lacking:
         raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
     pipeline: Any = pipeline_class(index, str(folder))
-    return pipeline.from_pretrained(
-        folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
-    )
+    with reading(folder, "convert"):
+        return pipeline.from_pretrained(
+            folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
+        )
 
 
 def _why(file: Path, kind: type, error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.json_text import exact_text, read_exact
@@ -19,6 +19,7 @@ from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.save.feature_state import FeatureState, read_features, taken_from
 from flowrl.run.save.model_state import (
+    check_model,
     model_moments,
     model_numbers,
     model_weights,
@@ -34,6 +35,8 @@ from flowrl.session.learner import Learner, evaluated
 from flowrl.session.policies import NamedWeights
 from flowrl.session.progress import Incomparable, Progress
 from flowrl.session.session import Session
+from flowrl.session.state_file import STATE_FILE, read_state
+from flowrl.session.stored_tensors import stored_torch, stored_weights
 from flowrl.session.writer import copied
 from flowrl.settings import RunSettings
 from flowrl.settings.sections.run import EVALUATION
@@ -136,7 +139,7 @@ class SavedState:
         for name, moments in self.moments.items():
             torch.save(moments, folder / optimizer_file(name))
         self.features.write(folder)
-        (folder / "state.json").write_text(self.state)
+        (folder / STATE_FILE).write_text(self.state)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
@@ -146,18 +149,37 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     there were some.
     """
     checkpoints = numbered_folders(folder / "checkpoints")
-    wrong = ""
+    wrong, damaged = "", list[tuple[Path, str]]()
     for checkpoint in reversed(checkpoints):
         wrong = damage(checkpoint)
         if wrong is None:
+            for each, why in damaged:
+                warn(
+                    f"{each} is damaged ({why}); this run goes on from {checkpoint}, and the "
+                    f"damaged one is kept as {aside(each)}"
+                )
             return checkpoint
-        warn(f"{checkpoint} is damaged ({wrong}); falling back to the previous checkpoint")
+        damaged.append((checkpoint, wrong))
     if checkpoints:
         raise UserError(
             f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); {_anew(folder)}"
         )
     _refuse_lost(folder)
     return None
+
+
+def aside(checkpoint: Path) -> Path:
+    """Where a damaged checkpoint is kept, so that nothing takes its place before it was seen."""
+    return checkpoint.with_name(f"damaged-{checkpoint.name}")
+
+
+def set_aside(folder: Path, newest: Path) -> None:
+    """Rename the damaged checkpoints behind the newest intact one."""
+    for each in numbered_folders(folder / "checkpoints"):
+        if int(each.name) > int(newest.name):
+            if aside(each).exists():
+                put_away(aside(each))
+            each.rename(aside(each))
 
 
 def _anew(folder: Path) -> str:
@@ -184,10 +206,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     UserError if the checkpoint does not fit, or holds weights that are not finite.
     """
     try:
-        state: dict[str, Any] = read_exact((checkpoint / "state.json").read_text())
-        weights = load_file(checkpoint / POLICIES_FILE)
+        state = read_state(checkpoint)
+        weights = stored_weights(checkpoint / POLICIES_FILE)
         optimizers = {
-            each.name: torch.load(checkpoint / optimizer_file(each.name), weights_only=True)
+            each.name: stored_torch(checkpoint / optimizer_file(each.name))
             for each in session.learner.chain
         }
         _refuse_older(state, checkpoint)
@@ -196,9 +218,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
-                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to "
-                "resume from the previous checkpoint"
+                f"{bad} of {checkpoint} is not finite (NaN or infinity); {_without(checkpoint)}"
             )
+        for each in session.learner.chain:
+            check_model(each, weights, optimizers[each.name])
         for each in session.learner.chain:
             own = state[each.name] if each.name else state
             restore_model(each, own, weights, optimizers[each.name])
@@ -213,10 +236,22 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         raise
     except MISFITS as error:
         raise UserError(
-            f"{checkpoint} does not fit this run ({reason(error)}); delete it to resume from the "
-            "previous checkpoint"
+            f"{checkpoint} does not fit this run ({reason(error)}); {_without(checkpoint)}"
         ) from error
     return progress
+
+
+def _without(checkpoint: Path) -> str:
+    """How a run goes on without one of its checkpoints."""
+    folder = checkpoint.parent.parent
+    others = [each for each in numbered_folders(checkpoint.parent) if each < checkpoint]
+    before = next((each for each in reversed(others) if damage(each) is None), None)
+    if before is None:
+        return f"no other checkpoint is whole: {_anew(folder)}"
+    return (
+        f"the whole one before it is {before}: to go on from it, `mv {quote(str(checkpoint))} "
+        f"{quote(str(aside(checkpoint)))}`, then flowrl train --resume {quote(str(folder))}"
+    )
 
 
 def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
@@ -232,7 +267,7 @@ def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
 def progress_of(checkpoint: Path) -> Progress:
     """Counters of a checkpoint. UserError if they cannot be read."""
     try:
-        state: Mapping[str, Any] = read_exact((checkpoint / "state.json").read_text())
+        state = read_state(checkpoint)
         return _PROGRESS.validate_python(state["progress"])
     except MISFITS as error:
         raise UserError(f"{checkpoint}: state.json cannot be read ({reason(error)})") from error
@@ -279,7 +314,7 @@ def bring(policy: Policy | RewrittenPolicy, run: RunSettings, checkpoint: Path) 
     """Load the weights that evaluations use into a newly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
-        state = load_file(checkpoint / POLICIES_FILE)
+        state = stored_weights(checkpoint / POLICIES_FILE)
         with torch.no_grad():
             for key, parameter in policy.trainable().items():
                 parameter.copy_(state[f"{name}/{key}"])
