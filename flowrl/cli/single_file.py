@@ -22,7 +22,8 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.lora.lora_keys import RULES, KeyRules, key_rules
-from flowrl.settings.checks.model_files import pipeline_index
+from flowrl.models.saved_weights import reading
+from flowrl.settings.checks.model_files import check_saved, pipeline_index
 
 _FLUX_ENDS = """
 x_embedder -> img_in
@@ -182,10 +183,12 @@ def write_single_file(folder: Path, out: Path) -> list[Path]:
         kind: Any = getattr(diffusers, str(index[name][1]))
         if FromOriginalModelMixin not in kind.__mro__:
             raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
-        dtype = _stored_dtype(folder / name)
-        denoiser = kind.from_pretrained(
-            folder, subfolder=name, torch_dtype=dtype, local_files_only=True
-        )
+        check_saved(folder / name, "convert")
+        with reading(folder / name, "convert"):
+            dtype = _stored_dtype(folder / name)
+            denoiser = kind.from_pretrained(
+                folder, subfolder=name, torch_dtype=dtype, local_files_only=True
+            )
         state = denoiser.state_dict()
         file = out if number == 1 else out.with_name(f"{out.stem}_{number}{out.suffix}")
         if file.exists():

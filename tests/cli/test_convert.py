@@ -139,6 +139,15 @@ def test_so_does_one_with_norms_and_a_second_attention(tmp_path: Path) -> None:
     assert {"joint_blocks.0.x_block.attn2.ln_k.weight"} < load_file(out).keys()
 
 
+def test_a_damaged_folder_is_a_sentence(folder: Path) -> None:
+    weights = next((folder / "transformer").glob("*.safetensors"))
+    for content in (weights.read_bytes()[:-9], b"", b"<html>"):
+        weights.write_bytes(content)
+        with pytest.raises(UserError, match=rf"convert: .*{weights.parent.name}"):
+            convert_file(Convert(folder, folder.parent / "one.safetensors"))
+        assert not (folder.parent / "one.safetensors").exists()
+
+
 @pytest.mark.slow  # diffusers reads FLUX.1 at its published width alone
 def test_flux_at_its_own_width(tmp_path: Path) -> None:
     pipe = NAMED["FLUX.1"].build()
