@@ -21,8 +21,8 @@ def complete_weights(source: str) -> Iterator[None]:
     lacking = dict[str, list[str]]()
     original = vars(PreTrainedModel)["from_pretrained"]
 
-    def loaded(kind: type, *words: Any, output_loading_info: bool = False, **given: Any) -> Any:
-        model, info = original.__func__(kind, *words, output_loading_info=True, **given)
+    def loaded(kind: type, *words: Any, output_loading_info: bool = False, **named: Any) -> Any:
+        model, info = original.__func__(kind, *words, output_loading_info=True, **named)
         missing = sorted(key for key in info["missing_keys"] if not _HEAD.fullmatch(key))
         if missing:
             lacking[kind.__name__] = missing

@@ -18,7 +18,7 @@ def read_errors(source: str) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, ValueError | ImportError) and not of_network(error):
             raise
-        why = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         if "trust_remote_code" in str(error):
-            why = "it has code of its own (auto_map), which flowrl does not run"
-        raise UserError(f"model.language: {source} cannot be loaded: {why}") from error
+            reason = "it has code of its own (auto_map), which flowrl does not run"
+        raise UserError(f"model.language: {source} cannot be loaded: {reason}") from error

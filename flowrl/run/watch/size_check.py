@@ -29,13 +29,13 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     sizes = row_sizes(prompts.meta) if isinstance(run.model, PipelineSettings) else []
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return
-    limits, known = SizeLimits.of(described), set[RowSize]()
+    limits, checked = SizeLimits.of(described), set[RowSize]()
     for size, row in zip(sizes, prompts.meta, strict=True):
-        if size in known:
+        if size in checked:
             continue
-        known.add(size)
-        own = {name: value for name, value in size.given.items() if described.takes(name)}
-        if (reason := limits.refusal(own)) is not None:
+        checked.add(size)
+        row_size = {name: value for name, value in size.given.items() if described.takes(name)}
+        if (reason := limits.refusal(row_size)) is not None:
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             raise UserError(f"{place}: {reason}; correct it, or leave the column out with `keep`")
 
@@ -43,22 +43,22 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
 def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:
     """UserError if prompts have several sizes and the run needs them to have one."""
     _, parameters = pipeline_call(run)
-    own = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}
+    run_size = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}
     sizes = set[tuple[int | None, ...]]()
     for size in set(row_sizes(prompts.meta)):
-        sizes.add(tuple(size.given.get(name, value) for name, value in own.items()))
+        sizes.add(tuple(size.given.get(name, value) for name, value in run_size.items()))
     alone = {"the recipe joint": run.prompt_writer is not None and len(sizes) > 1}
     if place == "train":
         scores = asks_intermediate(run.algorithm())
         alone |= {
             "given, of samples at the run's size,": run.given is not None
-            and not sizes <= {tuple(own.values())},
+            and not sizes <= {tuple(run_size.values())},
             "budget.replay": run.budget.replay > 0 and len(sizes) > 1,
             "budget.flat: resample": run.budget.flat == "resample" and len(sizes) > 1,
             "scoring intermediate samples (this recipe, or steer)": scores and len(sizes) > 1,
         }
-    for name, used in alone.items():
-        if used:
+    for name, applies in alone.items():
+        if applies:
             raise UserError(
                 f"prompts.{place}: {name} needs prompts of one size, but these rows have "
                 f"{len(sizes)}: choose rows with `where`, or leave their sizes out with `keep`"
