@@ -100,10 +100,10 @@ class Rationed:
     def first_draws(self, call: DrawRequest) -> tuple[Draws, dict[str, float]]:
         """Draws of the first round of an iteration that is sampled ahead, and the metrics of their
         selection, which belong to that iteration."""
-        metrics, self._metrics = self._metrics, {}
+        pending, self._metrics = self._metrics, {}
         draws = self.draws(call, [])
         assert draws is not None, "the first round is never empty"
-        more, self._metrics = self.metrics(), metrics
+        more, self._metrics = self.metrics(), pending
         return draws, more
 
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:

@@ -82,7 +82,7 @@ def _pipeline(
     from flowrl.models.diffusers.call.levels.user_levels import UserLevels
     from flowrl.models.diffusers.call.loop.image_shapes import sized_by_images
     from flowrl.models.diffusers.memory.offload import BaseMemory
-    from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.diffusers.policy import PipelinePolicy, SchedulerUse
 
     user_levels = None
     if m.sigmas is not None:
@@ -94,10 +94,12 @@ def _pipeline(
         device=device,
         call={key: value for key, value in call.items() if value is not None},
         held=BaseMemory(m.offload, m.offload_experts, m.quantization),
-        levels=user_levels,
         adapters=m.adapters,
-        scheduler=m.scheduler,
-        own_sampler=any(map(unbound, image_plans(run.algorithm()))),
+        scheduler=SchedulerUse(
+            levels=user_levels,
+            settings=m.scheduler,
+            own_steps=any(map(unbound, image_plans(run.algorithm()))),
+        ),
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:
@@ -329,7 +331,15 @@ def _server(
     elif s.sync == "weights":
         base = place(m.language)
         base = str(Path(base).absolute()) if Path(base).is_dir() else base
-        weights = Weights(model, served, s.model, beside, owner, base, main)
+        weights = Weights(
+            model=model,
+            folder=served,
+            name=s.model,
+            admin=beside,
+            owner=owner,
+            base=base,
+            main=main,
+        )
     algorithm = run.algorithm()
     (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)

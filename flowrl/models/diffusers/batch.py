@@ -219,8 +219,16 @@ class MediaBatch:
         )
         rows = range(len(draws))
         call = RollCall(
-            self, plans, draws, rows, metered, latents, seed, iteration, sampling
-        )  # fmt: skip
+            batch=self,
+            plans=plans,
+            draws=draws,
+            rows=rows,
+            velocity=metered,
+            latents=latents,
+            seed=seed,
+            iteration=iteration,
+            sampling=sampling,
+        )
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
         if len(parts) < 2 or sampling.on_part is None:
             return tuple(map(decoded, self.rolls(call)))

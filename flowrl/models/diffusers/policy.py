@@ -52,6 +52,20 @@ from samplers.storage import Storage
 
 
 @dataclass(frozen=True)
+class SchedulerUse:
+    """The use of a pipeline's scheduler.
+
+    levels     noise levels in place of its own
+    settings   in place of those of its configuration
+    own_steps  samples are made by its steps
+    """
+
+    levels: UserLevels | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    own_steps: bool = False
+
+
+@dataclass(frozen=True)
 class PipelineUse:
     """The use of a pipeline.
 
@@ -201,22 +215,21 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         device: str | torch.device,
         call: Mapping[str, Any],
         held: BaseMemory = BaseMemory(),
-        levels: UserLevels | None = None,
         adapters: Sequence[FrozenAdapter] = (),
-        scheduler: Mapping[str, Any] = {},
-        own_sampler: bool = False,
+        scheduler: SchedulerUse = SchedulerUse(),
     ) -> "PipelinePolicy":
         """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
         its index does not list are left out. A ModularSource is driven in its modular form."""
+        levels, settings = scheduler.levels, scheduler.settings
         if isinstance(source, str):
-            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, settings)
         else:
-            pipe = checks.from_blocks(source, dtype, levels, held.quantized, scheduler)
+            pipe = checks.from_blocks(source, dtype, levels, held.quantized, settings)
         given_adapters.merge_adapters(pipe, adapters)
         torch_device = torch.device(device)
         frozen, experts = placed_parts(pipe, DENOISERS, torch_device, held.offload, held.experts)
         use = PipelineUse(torch_device, frozen, experts)
-        policy = cls(pipe, call=call, levels=levels, own_sampler=own_sampler, use=use)
+        policy = cls(pipe, call=call, levels=levels, own_sampler=scheduler.own_steps, use=use)
         frozen.rest()
         return policy
 
@@ -448,7 +461,15 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         extras = columns.extras(meta, self.loop.driver.parameters)
         tried = self.loop.tried(self.row_arguments(meta, prompts) if extras else ())
         return self._prove(
-            proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
+            proof.Subject(
+                loop=self.loop,
+                prompts=prompts,
+                extras=tried,
+                steps=steps,
+                guidance=guidance,
+                complete=complete,
+                gradient=gradient,
+            )
         )
 
     def _prove(self, subject: proof.Subject) -> proof.Replay:

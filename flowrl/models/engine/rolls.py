@@ -175,9 +175,17 @@ class EngineRolls:
             if step.train
         )
         return Rollout(
-            plan, state(len(plan.steps)), prompt, tuple(asked.draws), edges, asked.seed,
-            asked.iteration, index, storage=latents.storage, noise=latents.noise,
-        )  # fmt: skip
+            plan=plan,
+            x0=state(len(plan.steps)),
+            prompt=prompt,
+            draws=tuple(asked.draws),
+            edges=edges,
+            seed=asked.seed,
+            iteration=asked.iteration,
+            index=index,
+            storage=latents.storage,
+            noise=latents.noise,
+        )
 
     def answer(self, request: EngineRequest) -> EngineSamples:
         """The answer to a request, with the current weights. An engine that is away is waited for;

@@ -343,4 +343,13 @@ def _rows_of(ids: torch.Tensor, prompt: torch.Tensor) -> TokenRows:
     """Rows of codes at temperature 1, all of which were drawn."""
     lengths = torch.full((len(ids),), ids.shape[1])
     mask = torch.ones_like(ids, dtype=torch.bool)
-    return TokenRows(prompt, torch.zeros(ids.shape), mask, None, ids, lengths, 1.0, None)
+    return TokenRows(
+        prompt=prompt,
+        advantage=torch.zeros(ids.shape),
+        mask=mask,
+        old=None,
+        ids=ids,
+        lengths=lengths,
+        temperature=1.0,
+        kept=None,
+    )

@@ -59,9 +59,14 @@ class CodeScores:
             embeddings = family.embedded(inputs["ids"], inputs["codes"])
             last = family.states(embeddings, use_cache=False).last_hidden_state
             return scores_of_tokens(
-                last[of_model, before], ids, support, rows.temperature, entropies,
-                self.guided.logits, family.codebook,
-            )  # fmt: skip
+                last=last[of_model, before],
+                ids=ids,
+                support=support,
+                temperature=rows.temperature,
+                entropies=entropies,
+                head=self.guided.logits,
+                vocabulary=family.codebook,
+            )
 
         columns = self.calls(work, inputs)
         zeros = columns[0].new_zeros(written.shape)

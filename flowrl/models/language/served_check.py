@@ -127,9 +127,15 @@ class Comparison:
 def _parts(rollout: TextRollout, temperature: float, shape: int) -> Iterator[TokenRows]:
     blank = torch.zeros_like(rollout.logp)
     rows = TokenRows(
-        rollout.prompt, blank, rollout.written, None, rollout.ids, rollout.lengths, temperature,
-        None,
-    )  # fmt: skip
+        prompt=rollout.prompt,
+        advantage=blank,
+        mask=rollout.written,
+        old=None,
+        ids=rollout.ids,
+        lengths=rollout.lengths,
+        temperature=temperature,
+        kept=None,
+    )
     for index in torch.arange(len(rollout.ids)).split(shape):
         yield take(rows, index)
 

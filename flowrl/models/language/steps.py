@@ -166,10 +166,16 @@ def _probabilities(
             ids[row, : len(tokens)], context[row, : len(history)] = torch.tensor(tokens), True
         lengths = torch.tensor([len(answer) for _, answer, _ in part])
         asked = TokenRows(
-            torch.tensor([prompt for *_, prompt in part]),
-            torch.zeros(len(part), width), _own(context, lengths), None, ids, lengths, 1.0, None,
+            prompt=torch.tensor([prompt for *_, prompt in part]),
+            advantage=torch.zeros(len(part), width),
+            mask=_own(context, lengths),
+            old=None,
+            ids=ids,
+            lengths=lengths,
+            temperature=1.0,
+            kept=None,
             from_environment=context,
-        )  # fmt: skip
+        )
         logp = policy(asked, False).logp.cpu().double()
         probabilities.append((logp.sum(1) / lengths).exp())
     return torch.cat(probabilities)

@@ -118,7 +118,15 @@ class ScoringPolicy:
         """Log-probabilities of the tokens `ids`, and entropies if they are asked for."""
         head = self.model.get_output_embeddings() if self.separate_head else _as_it_is
         vocabulary = self.model.config.get_text_config().vocab_size
-        return scores_of_tokens(last, ids, support, temperature, entropies, head, vocabulary)
+        return scores_of_tokens(
+            last=last,
+            ids=ids,
+            support=support,
+            temperature=temperature,
+            entropies=entropies,
+            head=head,
+            vocabulary=vocabulary,
+        )
 
 
 def scores_of_tokens(

@@ -51,9 +51,14 @@ class Replay:
     def to_way(self) -> Way:
         forward = self.way == "forward"
         return Way(
-            self.steps, self.guidance, forward, self.mixed, self.decodes_in_loop, self.together,
-            self.levels,
-        )  # fmt: skip
+            steps=self.steps,
+            guidance=self.guidance,
+            forward=forward,
+            mixed=self.mixed,
+            decodes_in_loop=self.decodes_in_loop,
+            together=self.together,
+            levels=self.levels,
+        )
 
     @property
     def own_steps(self) -> bool:
