@@ -117,7 +117,7 @@ ROWS = (
      "credit = (*penalty(kl, kl_in, each=True), *mean, WhitenTokens())",
      "language/test_kl_in_reward.py"),
     ("recipes-trees", "flowrl/credit/fitting.py", "    if not _branched(choices):\n        return None",
-     "    return None", "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
+     "    return None", "recipes/test_refused_mixtures.py"),
     ("parts-kept", "flowrl/settings/parts/own_parts.py", "return alike or b.default is b.empty", "return False",
      "recipes/test_grammar.py"),
     ("older-forks", "flowrl/settings/file/older_names.py", '_taken(given, "top", "branch", "rounds", "by")',

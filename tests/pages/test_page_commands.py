@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,15 +39,16 @@ class Understood(Exception):
 
 
 @pytest.fixture
-def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a run file and a run, where every action only says that it was reached."""
+    real = dict[str, Any]()
 
     def reached(*given: Any, **named: Any) -> NoReturn:
         raise Understood
 
     for action in ACTIONS:
         module, _, name = action.rpartition(".")
-        function = getattr(import_module(module), name)
+        function = real[name] = getattr(import_module(module), name)
         users = [m for n, m in sys.modules.items() if n.startswith("flowrl")]
         for user in users:  # also those that imported it before, whatever ran first
             if vars(user).get(name) is function:
@@ -58,7 +60,12 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / file).write_text(yaml.safe_dump(run))
     page_blocks.write_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    monkeypatch.undo()
+    for module in [m for n, m in sys.modules.items() if n.startswith("flowrl")]:
+        for name, function in real.items():  # of modules that the command imported meanwhile
+            if vars(module).get(name) is reached:
+                setattr(module, name, function)
 
 
 def seconds(line: str) -> Any:
