@@ -8,7 +8,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 from flowrl.contrib.draft_lv import Renoised
-from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import (
     KnownNoise,
     PathRows,
@@ -118,13 +117,6 @@ def test_a_path_has_the_credit_of_its_last_step():
     known = torch.ones(4, 4, dtype=torch.bool)
     (part,) = Pathwise(Kept()).rows(made, credit, known)
     assert part.advantage.tolist() == credit[:, 3:].tolist()
-
-
-def test_a_path_has_no_ratio():
-    nothing = Evaluation(torch.zeros(4, 1), None)
-    (part,) = rows(Pathwise(Kept()), rollout(LastSteps(2, 1), Net()))
-    with pytest.raises(UserError, match="no density and therefore no ratio"):
-        Pathwise(Kept()).log_ratio(nothing, nothing, part)
 
 
 def test_drafts_gradient_is_that_of_finite_differences():
