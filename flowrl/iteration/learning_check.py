@@ -73,15 +73,15 @@ class LearningWatch:
 
     taught  by chunk, the rows [b] that the loss has a gradient for
     signal  by chunk, the rows [b] whose samples differ
-    kept    by chunk, the rows [b] in the loss
+    in_loss by chunk, the rows [b] in the loss
     """
 
-    every: list[str] = field(default_factory=list)  # trained parameters
+    parameters: list[str] = field(default_factory=list)  # that are trained
     names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
     places: list[Tensor] = field(default_factory=list)  # of their largest gradients
     largest: Tensor = field(default_factory=lambda: torch.zeros(0))  # these gradients
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))  # there, before a step
-    kept: list[Tensor] = field(default_factory=list)
+    in_loss: list[Tensor] = field(default_factory=list)
     taught: list[Tensor] = field(default_factory=list)
     signal: list[Tensor] = field(default_factory=list)
     steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # largest gradient, change
@@ -95,7 +95,7 @@ class LearningWatch:
         )
         place = len(self.taught)
         self.signal.append(with_signal)
-        self.kept.append(in_loss)
+        self.in_loss.append(in_loss)
         self.taught.append(torch.zeros_like(in_loss))
         evaluated = [part for part in entries.new or () if part is not None and part.requires_grad]
         if entries.new is not None and not evaluated:
@@ -130,7 +130,7 @@ class LearningWatch:
             if p.grad is not None
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
-        self.every, self.names = list(learner.policies.parameters), list(gradients)
+        self.parameters, self.names = list(learner.policies.parameters), list(gradients)
         self.places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
         self.largest = self._at(gradients).abs()
         self.weights = self._at(learner.policies.local(learner.policies.parameters))
@@ -157,7 +157,7 @@ class LearningWatch:
         """All numbers of this process."""
         counts = [
             torch.stack([rows.sum() for rows in part]).sum().double()
-            for part in (self.kept, self.signal, self.taught)
+            for part in (self.in_loss, self.signal, self.taught)
             if part
         ]
         steps = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
@@ -166,7 +166,7 @@ class LearningWatch:
         numbers = torch.cat(measured).tolist() if measured else []
         row_counts, step_numbers = (numbers[:3], numbers[3:]) if counts else ([0.0] * 3, numbers)
         in_loss, signal, taught = row_counts
-        modules = {module_of(name): (0.0, 0.0) for name in self.every}
+        modules = {module_of(name): (0.0, 0.0) for name in self.parameters}
         gradients, moves = (
             step_numbers[: len(step_numbers) // 2],
             step_numbers[len(step_numbers) // 2 :],
@@ -187,7 +187,7 @@ class UpdateFacts(NamedTuple):
     """
 
     rows: int
-    kept: int
+    in_loss: int
     signal: int
     taught: int
     modules: Mapping[str, tuple[float, float]]
@@ -203,7 +203,7 @@ class UpdateFacts(NamedTuple):
                 modules[name] = max(before[0], gradient), max(before[1], move)
         return cls(
             sum(facts.rows for facts in of_processes),
-            sum(facts.kept for facts in of_processes),
+            sum(facts.in_loss for facts in of_processes),
             sum(facts.signal for facts in of_processes),
             sum(facts.taught for facts in of_processes),
             modules,
@@ -272,7 +272,7 @@ def healthy_update(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, f
 
 def silence(facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Why an iteration's data teaches nothing."""
-    if not facts.kept:
+    if not facts.in_loss:
         return "the update had no rows in its loss"
     causes = [
         f"{share:.0%} {cause}"
@@ -312,7 +312,7 @@ def credit_is_zero(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, f
     whose credit may read successes, and so are trackers, which compare with earlier iterations."""
     algorithm = learner.algorithm
     differ = metrics.get("flat_groups", 1.0) == metrics.get("unscored_share", 1.0) == 0
-    all_rows = facts.kept == facts.rows > 0 and learner.run.budget == BudgetSettings()
+    all_rows = facts.in_loss == facts.rows > 0 and learner.run.budget == BudgetSettings()
     plain = (
         not algorithm.text and algorithm.tracker is NoTracker and compares_samples(algorithm.loss)
     )

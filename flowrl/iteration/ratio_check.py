@@ -77,7 +77,7 @@ class Cause(NamedTuple):
               are then those of the policy that sampled
     """
 
-    what: str
+    finding: str
     advice: str
     rounding: bool = True
 
@@ -175,21 +175,21 @@ def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) ->
     if recomputed:
         raise UserError(
             f"stored and recomputed log-densities differ by {highest:.1e}, which "
-            f"train.recompute_old cannot repair: {cause.what}; {cause.advice}"
+            f"train.recompute_old cannot repair: {cause.finding}; {cause.advice}"
         )
     if clip is None:
         terminal.warn(
-            f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.what}; "
+            f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.finding}; "
             f"{cause.advice}"
         )
     elif highest > FAR_ABOVE_CLIP * bound:
         raise UserError(
             f"the noise floor of log-densities, {highest:.1e}, is far above the clip range "
-            f"{bound:g}, so ratios would be noise: {cause.what}; {cause.advice}"
+            f"{bound:g}, so ratios would be noise: {cause.finding}; {cause.advice}"
         )
     else:
         terminal.warn(
-            f"the noise floor {floor:.1e} is above {bound:g}: {cause.what}; {cause.advice}"
+            f"the noise floor {floor:.1e} is above {bound:g}: {cause.finding}; {cause.advice}"
         )
     return floor
 

@@ -52,7 +52,8 @@ class UnitStages(NamedTuple):
     sample: SamplesUnit
     score: ScoresUnit
 
-    def both(self, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
+    def run(self, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
+        """Sample a unit, and score its samples."""
         sampled = self.sample(unit)
         return sampled, self.score(unit, sampled)
 

@@ -123,7 +123,7 @@ class IterationsAhead:
         stages, learner = self.unit_stages(seconds), self.session.learner
         for unit in units:
             late = replace(unit, by=sampling_weights(learner, unit.by))
-            sampled, scores = stages.both(late)
+            sampled, scores = stages.run(late)
             pairs.append((sampled.unit, scores))
         return pairs
 

@@ -189,7 +189,7 @@ def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitSt
         return scored
 
     def sample(unit: SamplingUnit) -> SampledUnit:
-        sampled, scores = scored.both(unit)
+        sampled, scores = scored.run(unit)
         meter = sampled.batch.meter  # has counted the questions too
         table = sampled.unit.table.with_value(EARLY, scores)
         unit_samples = replace(sampled.unit, table=table, evaluations=meter.graded + meter.frozen)

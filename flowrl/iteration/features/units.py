@@ -64,9 +64,9 @@ class CutUnits:
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
         units = units_of(self.session, unit)
         if len(units) == 1:
-            sampled, scores = self.inner.both(unit)
+            sampled, scores = self.inner.run(unit)
             return _with_scores(sampled.batch, sampled.unit, scores)
-        pairs = [(sampled.unit, scores) for sampled, scores in map(self.inner.both, units)]
+        pairs = [(sampled.unit, scores) for sampled, scores in map(self.inner.run, units)]
         joined = joined_units(units, pairs, join_of(self.session))
         return SampledUnit(self.encode(unit), joined)
 

@@ -23,7 +23,7 @@ class Sent:
     """A unit requested from a worker: references to its results and to its scores."""
 
     worker: Any
-    made: Any
+    result: Any
     samples: Any
     scores: Mapping[str, Waiting]
 
@@ -64,7 +64,7 @@ class WorkersTrial:
 
     def _part(self, place: int, unit_result: MadeUnit) -> ScoredTrial:
         """A unit's scores, with samples whose media stay where they are until a page shows them."""
-        unit, result = self.flight.units[place], unit_result.found
+        unit, result = self.flight.units[place], unit_result.result
         assert isinstance(result, MadePrompts)
         group = torch.arange(len(unit.rows)).repeat_interleave(unit.group)
         texts, meta = unit.prompts.take([unit.rows[i] for i in group.tolist()])

@@ -154,7 +154,7 @@ class SamplingPool:
         for _ in range(WORKERS_ASKED):
             request, began = flight.sent[place], time.perf_counter()
             try:
-                unit: MadeUnit = self._get(flight, place, request.made)
+                unit: MadeUnit = self._get(flight, place, request.result)
             except RayError as error:
                 reason = first_line(error)
                 self._again(flight, place, reason)
@@ -176,7 +176,7 @@ class SamplingPool:
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             _add(self.busy, unit.seconds)
             _add(self.busy, {"replicas": sum(duration for *_, duration in scores.values())})
-            kind = "samples" if isinstance(unit.found, tuple) else "evaluation"
+            kind = "samples" if isinstance(unit.result, tuple) else "evaluation"
             self.count(kind, unit.sizes[0])
             self.count("media", unit.sizes[1] * len(scores))
             return unit, scores
@@ -204,8 +204,8 @@ class SamplingPool:
     ) -> tuple[UnitSamples, UnitScores]:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
-        assert isinstance(unit.found, tuple) and not isinstance(unit.found, MadePrompts)
-        (unit_samples, scored), names = unit.found, tuple(self.session.rewards)
+        assert isinstance(unit.result, tuple) and not isinstance(unit.result, MadePrompts)
+        (unit_samples, scored), names = unit.result, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = scored.plans
         if columns is not None:

@@ -80,14 +80,14 @@ class MadePrompts(NamedTuple):
 class MadeUnit:
     """A unit without its samples, which are a separate object.
 
-    found    its rollouts, and its scores by rewards that the worker has called itself; of an
+    result   its rollouts, and its scores by rewards that the worker has called itself; of an
              evaluation its scores, statistics and further columns
     kind     of the samples
     seconds  by phase
-    sizes    bytes of `found`, and of the samples
+    sizes    bytes of `result`, and of the samples
     """
 
-    found: tuple[UnitSamples, UnitScores] | MadePrompts
+    result: tuple[UnitSamples, UnitScores] | MadePrompts
     kind: str
     seconds: Mapping[str, float]
     sizes: tuple[int, int]
@@ -150,7 +150,7 @@ class SamplingWorker:
         }
         with blamed_in_words():
             local_session = replace(self.session, rewards=local_rewards)
-            (_, unit), scores = open_unit(local_session, PhaseClock(seconds)).both(request.unit)
+            (_, unit), scores = open_unit(local_session, PhaseClock(seconds)).run(request.unit)
         unit_scores = brought_to(scores, torch.device("cpu"))
         samples = tuple(part for part in unit_scores.samples if isinstance(part, Samples))
         reported = replace(unit_scores, samples=(), reports=reports(self.session.rewards))
