@@ -1,6 +1,7 @@
 """The structure of the code: rooms without a cycle, and one meaning for each public name."""
 
 import ast
+import functools
 import random
 import subprocess
 import sys
@@ -37,9 +38,34 @@ def modules() -> Iterator[Path]:
         yield from sorted((PROJECT / package).rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a file, anywhere in it. They stand among statements, so no expression is
+    looked into."""
+    statements, imported = [*parsed(path).body], list[ast.Import | ast.ImportFrom]()
+    for node in statements:  # grows as it is read
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported.append(node)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            statements += getattr(node, part, [])
+    return imported
+
+
+def test_imports_are_found_in_every_block() -> None:
+    """Against a walk of whole trees, over files with imports in functions and branches."""
+    for path in sorted((PROJECT / "flowrl" / "cli").glob("*.py")):
+        walked = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.Import | ast.ImportFrom)]
+        assert {id(node) for node in import_statements(path)} == {id(node) for node in walked}
+
+
 def public_names(path: Path) -> Iterator[str]:
     """Classes, functions and constants that a module defines at its top."""
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -72,7 +98,7 @@ def folder_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = defaultdict(set)
     for path in sorted((PROJECT / "flowrl").rglob("*.py")):
         own = member(".".join(path.relative_to(PROJECT).with_suffix("").parts))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flowrl":
                 into = [f"{node.module}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Import):
@@ -107,7 +133,7 @@ def file_graph() -> dict[str, set[str]]:
     for own, path in files.items():
         begin = "rewards.sandbox." if own.startswith("rewards.sandbox.") else ""
         names = list[str]()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             if isinstance(node, ast.Import):
                 names += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -182,7 +208,7 @@ def test_variables_of_formulas_are_nouns() -> None:
         f"{path.relative_to(PROJECT).as_posix()}: {name}"
         for room in NOUNS
         for path in (PROJECT / room).rglob("*.py")
-        for name in variables(ast.parse(path.read_text()))
+        for name in variables(parsed(path))
         if name in PRONOUNS
     }
     assert found == SETTINGS_AS_ARGUMENTS, "name the thing"
@@ -215,7 +241,7 @@ def imports() -> dict[str, set[str]]:
     ours = {*PACKAGES, *sys.stdlib_module_names, *of_sandbox}
     found: dict[str, set[str]] = defaultdict(set)
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             names = []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]

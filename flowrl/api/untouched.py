@@ -125,7 +125,8 @@ def _loggers() -> Iterator[None]:
         yield
     finally:
         for each, level, handlers, propagate in before:
-            each.setLevel(level)
+            if each.level != level:  # each call empties what all loggers remember of levels
+                each.setLevel(level)
             each.handlers[:], each.propagate = handlers, propagate
 
 

@@ -290,7 +290,9 @@ if seen == 6: out('240 MB in six processes whose first thread has ended')
 """, waits=True, seconds=5.0),
     "memory of no process": Escape("memory", """
 import mmap, stat
-if isinstance(quietly(mmap.mmap, -1, 4096), mmap.mmap): out('shared memory without a file')
+libc.mmap.restype = ctypes.c_ssize_t  # mmap.mmap(-1, 4096) takes a file without a name here
+if libc.mmap(None, 4096, 3, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1, 0) != -1:
+    out('shared memory without a file')
 file = quietly(os.open, '/dev/zero', os.O_RDWR)
 if type(file) is int and stat.S_ISCHR(os.fstat(file).st_mode):
     if isinstance(quietly(mmap.mmap, file, 4096), mmap.mmap): out('shared memory of /dev/zero')
@@ -470,6 +472,15 @@ if quietly(os.setgroups, [0]) is None: out('a group')
 own = os.uname().nodename.encode()
 if libc.sethostname(own, len(own)) == 0: out('the name of the host')
 """, alone=True, inside=True),
+    "settings of the kernel": Escape("privileges", """
+for folder, _, names in os.walk('/proc/sys'):
+    for name in names:
+        file = quietly(os.open, f'{folder}/{name}', os.O_WRONLY)  # nothing is written
+        if type(file) is int:
+            os.close(file)
+            out(f'{folder}/{name} can be written')
+            raise SystemExit
+""", inside=True),
     "calls of newer kernels": Escape("calls", """
 size = ctypes.create_string_buffer(256)
 for name, number in (('io_uring_setup', 425), ('landlock_create_ruleset', 444), ('clone3', 435),

@@ -212,6 +212,8 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
         os.makedirs(f"{root}/{name}", exist_ok=True)
         os.chmod(f"{root}/{name}", mode)
     watched = libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) == 0
+    if watched:  # a root that stays root owns the files of /proc/sys, without any capability
+        _read_only(libc, f"{root}/proc")
     _checked(libc.pivot_root(root.encode(), f"{root}/outside".encode()))
     os.chdir("/tmp")
     _checked(libc.umount2(b"/outside", DETACH))

@@ -55,6 +55,7 @@ def ran(run: Path) -> bool:
 COMMANDS = [("train", "--resume"), ("evaluate",)]
 
 
+@pytest.mark.quick_cases("evaluate")
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_code_of_a_folder_from_elsewhere_runs_after_trust_alone(elsewhere, capsys, words):
     assert runs.flowrl(*words, elsewhere) == 2

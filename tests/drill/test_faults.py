@@ -99,6 +99,7 @@ def test_a_broken_promise_is_found(broken, name, said, drill_of):
     assert not outcome.right and said in "; ".join(outcome.notes), outcome
 
 
+@pytest.mark.quick_cases("True")
 @pytest.mark.parametrize("told", [True, False])
 def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, monkeypatch):
     monkeypatch.setattr(faults, "TELLING_SECONDS", 20.0 if told else 0.5)
@@ -205,6 +206,7 @@ def test_a_copy_has_the_newest_checkpoint_and_the_drills_settings(tmp_path, dril
     assert yaml.safe_load((run / "run.yaml").read_text()) == tree
 
 
+@pytest.mark.slow
 def test_a_flowrl_in_the_working_folder_is_not_the_drilled_one(tmp_path, monkeypatch):
     """As in a source tree, where another environment is drilled: also below a launcher."""
     other, here = tmp_path / "environment", tmp_path / "here"

@@ -82,6 +82,7 @@ def test_every_request_asks_for_the_plain_distribution_with_a_seed_of_its_own(mo
     assert (first.lengths[~ends] == 4).all() and not first.sampled[~first.written].any()
 
 
+@pytest.mark.quick_cases("sequence")
 @pytest.mark.parametrize(
     "correction",
     [

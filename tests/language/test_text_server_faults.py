@@ -131,6 +131,7 @@ BROKEN = {
 QUICK = ("a log-probability that is no number", "bad gzip")
 
 
+@pytest.mark.quick_cases("bad gzip")
 @pytest.mark.parametrize(
     "broken", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in BROKEN]
 )
@@ -232,6 +233,7 @@ def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, sp
         assert torch.equal(only(collect(kept, 0).rows).ids, want.ids) and not left
 
 
+@pytest.mark.slow
 def test_an_outage_is_waited_for(model, tmp_path, capsys):
     """The server is gone for longer than all tries of a request, and has no adapters then."""
     first = CompletionsServer(model)

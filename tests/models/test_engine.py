@@ -274,6 +274,7 @@ def test_other_weights_are_refused_at_the_start_with_the_numbers(pipeline, tmp_p
     assert "More than 10 times this noise is another model" in said
 
 
+@pytest.mark.slow
 def test_weights_that_an_engine_ignores_show_in_the_mismatch(pipeline, tmp_path):
     """Its version is right, so only the numbers tell."""
     engine = ForgetfulEngine(example_engine(pipeline))

@@ -120,6 +120,7 @@ def of_peft(pipeline: Path, folder: Path, **config: Any) -> Any:
     return pipe
 
 
+@pytest.mark.quick_cases("config1")
 @pytest.mark.parametrize(
     "config",
     [

@@ -59,6 +59,7 @@ def test_the_list_is_not_empty() -> None:
     assert set(FAST) <= set(without_writer())
 
 
+@pytest.mark.quick_cases("PixArtSigma")
 @pytest.mark.parametrize(
     "name",
     [each if each in FAST else pytest.param(each, marks=pytest.mark.slow)

@@ -4,15 +4,16 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 import pytest
 import yaml
 from PIL import Image
 
+import flowrl.api
 from flowrl.cli import main
 from flowrl.paths import PROJECT
 from tests.support import page_blocks
@@ -39,17 +40,18 @@ class Understood(Exception):
 
 
 @pytest.fixture
-def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run file and a run, where every action only says that it was reached."""
-    real = dict[str, Any]()
 
     def reached(*given: Any, **named: Any) -> NoReturn:
         raise Understood
 
-    for action in ACTIONS:
-        module, _, name = action.rpartition(".")
-        function = real[name] = getattr(import_module(module), name)
-        users = [m for n, m in sys.modules.items() if n.startswith("flowrl")]
+    for module in iter_modules(flowrl.api.__path__, "flowrl.api."):
+        import_module(module.name)  # one that a command imports would keep what stands here now
+    actions = [action.rpartition(".") for action in ACTIONS]
+    functions = [(name, getattr(import_module(module), name)) for module, _, name in actions]
+    users = [module for name, module in sys.modules.items() if name.startswith("flowrl")]
+    for name, function in functions:
         for user in users:  # also those that imported it before, whatever ran first
             if vars(user).get(name) is function:
                 monkeypatch.setattr(user, name, reached)
@@ -60,12 +62,7 @@ def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / file).write_text(yaml.safe_dump(run))
     page_blocks.write_runs(tmp_path)
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    monkeypatch.undo()
-    for module in [m for n, m in sys.modules.items() if n.startswith("flowrl")]:
-        for name, function in real.items():  # of modules that the command imported meanwhile
-            if vars(module).get(name) is reached:
-                setattr(module, name, function)
+    return tmp_path
 
 
 def seconds(line: str) -> Any:

@@ -63,6 +63,7 @@ def experts(jobs, tmp_path_factory):
     return folder, together(FSDP2, {name: jobs[name] for name in names}, folder)
 
 
+@pytest.mark.slow
 def test_shared_weights_end_as_whole_ones_do(jobs, pair, tmp_path):
     check(jobs, pair, tmp_path, "full", 1e-10)
 
@@ -89,6 +90,7 @@ def check(jobs, pair, tmp_path, name: str, near: float) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 1e-3
 
 
+@pytest.mark.slow
 def test_an_error_on_one_process_ends_the_calls_of_the_other(pair):
     folder, _ = pair
     assert (folder / "fails.0.txt").read_text().startswith("UserError: process 1 stopped: Runtime")

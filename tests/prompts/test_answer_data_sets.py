@@ -38,6 +38,7 @@ def test_calls_are_given_texts(tmp_path):
     assert [item.sample for item in read.items] == [row["answers"] for row, _, _ in form.rows]
 
 
+@pytest.mark.quick_cases("APPS", "MBPP")
 @pytest.mark.skipif(not ISOLATED, reason="programs cannot be isolated here")
 @pytest.mark.parametrize("name", programs.FORMS)
 def test_the_right_program_wins_and_the_wrong_one_does_not(name, tmp_path):

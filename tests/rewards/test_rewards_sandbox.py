@@ -283,6 +283,7 @@ STOPPED = {
 }
 
 
+@pytest.mark.quick_cases("a loop that ignores signals", "children without end")
 @pytest.mark.parametrize("name", STOPPED)
 def test_what_does_not_end_or_fit_is_stopped(name):
     began = time.monotonic()
@@ -427,6 +428,19 @@ def test_no_privilege_is_left():
         "      [l for l in open('/proc/self/status') if l.startswith('CapEff')][0].split()[1])"
     )
     assert run.run_program(code, "", SMALL).output.split() == ["True", "-1", "-1", "-1", "0" * 16]
+
+
+@shut_in
+def test_settings_of_the_kernel_are_only_read():
+    """Also by a root that stays root, which owns their files: where /proc is mounted, it is
+    read-only."""
+    code = (
+        "lines = [line.split() for line in open('/proc/self/mountinfo')]\n"
+        "print([line[5].split(',')[0] for line in lines if line[4] == '/proc'])\n"
+        "open('/proc/sys/kernel/ostype').read()\n"
+        "try: open('/proc/self/comm', 'w')\nexcept OSError as error: print(error.errno)"
+    )
+    assert run.run_program(code, "", SMALL).output.split("\n")[:2] == ["['ro']", "30"]
 
 
 @shut_in

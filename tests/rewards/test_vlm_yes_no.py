@@ -19,6 +19,7 @@ def folder(tmp_path_factory) -> str:
     return str(tiny_vlm.write(tmp_path_factory.mktemp("vlm")))
 
 
+@pytest.mark.quick_cases("mixed_images")
 @pytest.mark.parametrize("factory", [images, mixed_images, videos])
 def test_it_keeps_the_contract(folder, factory):
     scores = check_contract(load("vlm_yes_no", model=folder, **SETTINGS), factory)

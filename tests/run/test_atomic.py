@@ -169,6 +169,7 @@ def test_a_broken_disk_is_no_file_system_without_sync(tmp_path, monkeypatch):
         write_folder(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
 
 
+@pytest.mark.quick_cases("95")
 @pytest.mark.parametrize("code", LACKING)
 def test_a_run_trains_and_resumes_without_locks_and_sync(
     pipeline, tmp_path, monkeypatch, capsys, code

@@ -132,6 +132,7 @@ def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, 
     assert weights and all(bool(weight.isfinite().all()) for weight in weights)
 
 
+@pytest.mark.quick_cases("2-False")
 @pytest.mark.parametrize(("good", "begun"), [(2, False), (3, True)])
 def test_a_reward_that_scores_no_held_out_sample(pipeline, tmp_path, capsys, good, begun):
     """`good` calls are scored: two of the self-test or of the base's evaluation."""

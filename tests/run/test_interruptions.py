@@ -149,6 +149,7 @@ def test_a_mistake_and_a_signal_are_no_deaths(warm, config, tmp_path):
     assert "restart 1" not in out.read_text()
 
 
+@pytest.mark.slow
 def test_a_launcher_restarts_its_own_processes(warm, config, unbroken, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "said.txt"
     words, env = ("train", config, "--folder", folder), {"TORCHELASTIC_RUN_ID": "x"}
@@ -405,6 +406,7 @@ def test_a_disk_that_is_read_only(config, unbroken, tmp_path, capsys):
         assert said.count("ead-only") == 2 and said.count("\n") == 2
 
 
+@pytest.mark.quick_cases("rew")
 @pytest.mark.parametrize("torn", ['{"iteration": 4, "rew', '{"iteration": 4}\n{"itera'])
 def test_a_torn_last_line_is_done_again(warm, unbroken, tmp_path, torn):
     folder = tmp_path / "run"

@@ -143,6 +143,7 @@ def test_recomputed_log_densities_are_the_proximal_policys(pipeline, tmp_path):
     assert (weight - 1).abs().max() > 1e-4
 
 
+@pytest.mark.quick_cases("chain")
 @pytest.mark.parametrize("recipe", [CHAIN, NFT], ids=["chain", "nft"])
 def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pipeline, tmp_path):
     """Beside a session without a lag, in which the recorded weights are placed by hand."""

@@ -36,6 +36,7 @@ def train(settings, tmp_path) -> set[str]:
     return undocumented(folder)
 
 
+@pytest.mark.quick_cases("nft")
 @pytest.mark.parametrize("recipe", [runs.NFT, TREE], ids=lambda r: r["name"])
 def test_runs_of_images(pipeline, tmp_path, capsys, recipe):
     assert not train(runs.tree(pipeline, tmp_path, recipe), tmp_path)

@@ -150,6 +150,7 @@ def test_06_a_score_that_is_not_a_number_spoils_nothing(pipeline, tmp_path):
     assert rows.mask[:, 0].tolist() == [False, True, True, True] and not rows.advantage[0].any()
 
 
+@pytest.mark.quick_cases("none")
 @pytest.mark.parametrize("reward", ["raises", "none"])
 def test_07_a_reward_that_fails_stops_the_run_and_never_trains_on_zeros(
     pipeline, tmp_path, capsys, reward

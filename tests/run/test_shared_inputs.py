@@ -94,6 +94,7 @@ SURROGATES = [
 ]
 
 
+@pytest.mark.quick_cases("temp_flow")
 @pytest.mark.parametrize("name", quick(SURROGATES, "temp_flow", "mix_grpo", "flow_grpo"))
 def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
     """`flowrl plan` promises that number, and the rows are as many times more as the tree says."""
@@ -118,6 +119,7 @@ def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
         assert found["count/frozen"] == work.frozen or name == "dgpo"
 
 
+@pytest.mark.quick_cases("branch_grpo")
 @pytest.mark.parametrize("name", quick(SHARED, "temp_flow", "branch_grpo"))
 def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path, monkeypatch, name):
     """The same deal, with every child's state evaluated again, also for "ref" and "old"."""

@@ -3,6 +3,7 @@ still, and the adapters' products where the start has none."""
 
 from collections import Counter
 
+import pytest
 import torch
 
 from flowrl.models.diffusers.lora import lora
@@ -53,6 +54,7 @@ def test_the_old_policy_is_evaluated_once_it_differs(pipeline, tmp_path):
     )  # it lags behind now
 
 
+@pytest.mark.slow
 def test_an_average_of_the_loss_is_evaluated_once_it_differs(pipeline, tmp_path):
     found, weights, calls, kept = stepped(pipeline, tmp_path, True, AWM)
     more, others, every, _ = stepped(pipeline, tmp_path, False, AWM)

@@ -78,6 +78,7 @@ def test_what_weights_and_states_depend_on_cannot_change(place, capsys, path, va
     assert (run / "run.yaml").read_bytes() == before
 
 
+@pytest.mark.quick_cases("train.seed", "checkpoint.keep", "recipe.kl")
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -128,6 +129,7 @@ def turn(folder: Path) -> None:
     (folder / "own.py").write_text(BRIGHT.replace("return ", "return -"))
 
 
+@pytest.mark.quick_cases("turn", "reorder")
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

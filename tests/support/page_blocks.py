@@ -1,8 +1,8 @@
 """The code blocks of README.md and of the pages in docs/."""
 
+import functools
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
@@ -61,11 +61,13 @@ def blocks(*languages: str) -> list[Block]:
     return [block for page in PAGES for block in of_page(page) if block.language in languages]
 
 
-def of_page(page: Path) -> Iterator[Block]:
+@functools.cache
+def of_page(page: Path) -> tuple[Block, ...]:
     text = page.read_text()
-    for found in _FENCE.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        yield Block(page.name, line, found[2], dedent(found[3]))
+    return tuple(
+        Block(page.name, text.count("\n", 0, found.start()) + 1, found[2], dedent(found[3]))
+        for found in _FENCE.finditer(text)
+    )
 
 
 def write_files(page: str, folder: Path) -> None:
@@ -77,11 +79,17 @@ def write_files(page: str, folder: Path) -> None:
             file.write_text(before + block.text)
 
 
+@functools.cache
+def run_files() -> dict[str, str]:
+    """Run files that the pages show with a name and a base, by their names."""
+    named = [(block.file, block.text) for block in blocks("yaml")]
+    return {file: text for file, text in named if file and "base" in yaml.safe_load(text)}
+
+
 def write_runs(folder: Path) -> None:
-    """Write the run files that the pages show with a name and a base, as their reader does."""
-    for block in blocks("yaml"):
-        if block.file is not None and "base" in yaml.safe_load(block.text):
-            (folder / block.file).write_text(block.text)
+    """Write the run files of the pages, as their reader does."""
+    for file, text in run_files().items():
+        (folder / file).write_text(text)
 
 
 def commands() -> list[tuple[str, str]]:

@@ -299,6 +299,7 @@ async def test_a_vote_from_two_tabs_and_an_undo_sent_twice_count_once(room, tmp_
     assert kinds.count("vote") == 1 and kinds.count("undo") == 1
 
 
+@pytest.mark.slow
 async def test_the_disk_is_full_and_the_page_is_told(room, monkeypatch):
     async with client_of(room) as client:
         state = await entered(client, room)
