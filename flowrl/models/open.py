@@ -221,8 +221,8 @@ def evaluation_policy(policy: Policy, run: RunSettings) -> Policy:
         rows = call_sizes(run, alone.automatic(run.evaluation_steps))
         state = replace(alone.state, sizes=rows)
     scales = policy.guidance._replace(sample=policy.scale(guidance))
-    cache_ = None if call else policy.encoding_cache  # of training's arguments
-    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=cache_))
+    encodings = None if call else policy.encoding_cache  # of training's arguments
+    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=encodings))
 
 
 def _language(

@@ -72,18 +72,16 @@ class Crew:
             return
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         gone = [
-            lost_worker
-            for lost_worker in self.joined
-            if lost_worker == worker or self.nodes[lost_worker] not in alive
+            member for member in self.joined if member == worker or self.nodes[member] not in alive
         ]
         self.restarts += len(gone)
         count = "a worker was" if len(gone) == 1 else f"{len(gone)} workers were"
         self.session.terminal.warn(
             f"workers: {count} lost ({reason}); others sample the same draws"
         )
-        for lost_worker in gone:
-            self.joined.remove(lost_worker)
-            self._ask(lost_worker)
+        for member in gone:
+            self.joined.remove(member)
+            self._ask(member)
 
     def join(self, patience: float = 0) -> None:
         """Take in the workers that have started. With `patience`, wait that many seconds if there

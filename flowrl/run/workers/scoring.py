@@ -56,7 +56,7 @@ class ScoringWorker:
     def __init__(self, settings: Mapping[str, Any], label: str, threads: int) -> None:
         run = begin_worker(settings, threads)
         specs = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
-        spec = next(spec_ for spec_ in specs if spec_.label == label)
+        spec = next(candidate for candidate in specs if candidate.label == label)
         self.label, self.rewards = label, load_rewards([spec])
         if next(parts_of(self.rewards, FindsAnswers), None) is not None:
             raise UserError(
