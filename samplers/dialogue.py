@@ -56,7 +56,7 @@ def own_turns(
     """Mask of the model's own tokens among the first `end`, without the environment's replies."""
     pairs = zip(integers(ids[:end]), integers(from_environment[:end]), strict=True)
     turns = groupby(pairs, lambda pair: pair[1])
-    return [[token for token, _ in turn] for others, turn in turns if not others]
+    return [[token for token, _ in turn] for is_reply, turn in turns if not is_reply]
 
 
 def packed(

@@ -108,8 +108,8 @@ class Draft(WrittenTokens):
         """Append completions, made from these, to each draw's completions."""
         support = None if self.kept is None else self.kept.within(more.kept)
 
-        def beside(both: Sequence[Tensor]) -> Tensor:
-            return torch.cat([by_draw(part, draws) for part in both], 1).flatten(0, 1)
+        def beside(pair: Sequence[Tensor]) -> Tensor:
+            return torch.cat([by_draw(part, draws) for part in pair], 1).flatten(0, 1)
 
         return Draft(
             *(

@@ -37,8 +37,8 @@ class MixedRollout:
     draws: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        every = {part.columns.nodes + part.columns.noisy for part in self.parts}
-        if len(every) > 1:
+        forms = {part.columns.nodes + part.columns.noisy for part in self.parts}
+        if len(forms) > 1:
             raise ValueError(
                 "the plan branches or draws noise at other steps on the noise levels of another "
                 "shape, so samples of several shapes cannot be compared step by step"

@@ -80,9 +80,9 @@ def _changed(
     1. `change` takes that size, its factor at the level [n 1], and the part of each tensor."""
     if layout is None or not layout.data:
         return first
-    parts, others = (layout.unpack(whole.reshape(len(whole), -1)) for whole in (first, second))
+    parts, other_parts = (layout.unpack(whole.reshape(len(whole), -1)) for whole in (first, second))
     changed: list[Tensor] = []
-    for data, part, other in zip(layout.data, parts, others, strict=True):
+    for data, part, other in zip(layout.data, parts, other_parts, strict=True):
         if data == 1:
             changed.append(part)
             continue

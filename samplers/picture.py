@@ -54,8 +54,8 @@ def describe_text_plan(plans: Sequence[TextPlan]) -> str:
     return "\n".join(lines)
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _runs(plans: Sequence[Plan]) -> list[tuple[int, int, Plan]]:
@@ -90,15 +90,15 @@ def _table(plan: Plan) -> list[str]:
     columns = plan.columns
     lines = ["  step   sigma    next     std  nodes  evaluations  what"]
     for k, step in enumerate(plan.steps):
-        what, work = ["noisy" if step.noisy else "ode"], plan.route.work(plan, k)
-        what += [f"branch {step.branch}"] if step.branch > 1 else []
-        what += ["trained"] if step.train else []
-        what += [work.words] if work.words else []
+        words, work = ["noisy" if step.noisy else "ode"], plan.route.work(plan, k)
+        words += [f"branch {step.branch}"] if step.branch > 1 else []
+        words += ["trained"] if step.train else []
+        words += [work.words] if work.words else []
         std = f"{columns.std[k]:7.4f}" if step.noisy else " " * 7
         lines.append(
             f"  {k:4d}  {step.sigma:6.4f}  {step.sigma_next:6.4f} {std}"
             f"  {work.nodes:5d}"
-            f"  {plan.step_evaluations(k):11d}  {', '.join(what)}"
+            f"  {plan.step_evaluations(k):11d}  {', '.join(words)}"
         )
     return lines
 

@@ -66,10 +66,10 @@ class Passage:
     edges: list[Edges] = field(default_factory=list[Edges])
     notes: list[Note] = field(default_factory=list[Note])
 
-    def answer(self, to: Literal["score", "slope"], why: str) -> Predicted:
-        """The function that answers. ValueError, which begins with `why`, if nobody passed it."""
+    def answer(self, to: Literal["score", "slope"], reason: str) -> Predicted:
+        """The function that answers. ValueError, which begins with `reason`, if none was passed."""
         if to not in self.answers:
-            raise ValueError(f"{why}: pass Sampling({to}=...)")
+            raise ValueError(f"{reason}: pass Sampling({to}=...)")
         return self.answers[to]
 
     def take(self, k: int, at: State, plan: StepTree | None = None) -> State:

@@ -177,10 +177,18 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert not circles(graph)
 
 
-NOUNS = ("samplers", "flowrl/losses", "flowrl/credit", "flowrl/recipes", "flowrl/evaluation",
-         "flowrl/pages")  # fmt: skip
-PRONOUNS = {"each", "found", "given", "here", "kept", "known", "made", "own", "some", "there"}
-SETTINGS_AS_ARGUMENTS = {"flowrl/recipes/text.py: each"}  # of the transform Penalize
+NOUNS = ("samplers", "flowrl/budget", "flowrl/contrib", "flowrl/credit", "flowrl/evaluation",
+         "flowrl/iteration", "flowrl/laws", "flowrl/likelihoods", "flowrl/losses", "flowrl/models",
+         "flowrl/pages", "flowrl/recipes", "flowrl/run")  # fmt: skip
+PRONOUNS = {
+    *{"each", "found", "given", "here", "kept", "known", "made", "own", "some", "there", "both"},
+    *{"every", "others", "that", "them", "these", "those", "told", "what", "who", "whose", "why"},
+}
+SETTINGS_AS_ARGUMENTS = {  # of the transform Penalize, and of windows that move
+    "flowrl/recipes/text.py: each",
+    *{f"flowrl/{file}.py: every" for file in ("recipes/grpo", "recipes/grpo_trees")},
+    "flowrl/contrib/mix_grpo_flash.py: every",
+}
 
 
 def variables(tree: ast.Module) -> Iterator[str]:

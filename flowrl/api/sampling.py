@@ -80,14 +80,14 @@ class SampledPlan:
         )
         ways = [e.logp.cpu().repeat_interleave(n // len(e.logp)) for e in rollout.edges]
         return cls(
-            plan,
-            samples,
-            rollout.x0,
-            rollout.prompt.cpu(),
-            tuple(e.step for e in rollout.edges),
-            torch.stack(ways, 1) if ways else torch.zeros(n, 0),
-            torch.stack([leaves // (group // nodes) for nodes in plan.nodes], 1),
-            tuple(parents),
+            plan=plan,
+            samples=samples,
+            x0=rollout.x0,
+            prompt=rollout.prompt.cpu(),
+            steps=tuple(e.step for e in rollout.edges),
+            log_probs=torch.stack(ways, 1) if ways else torch.zeros(n, 0),
+            nodes=torch.stack([leaves // (group // nodes) for nodes in plan.nodes], 1),
+            parents=tuple(parents),
         )
 
 

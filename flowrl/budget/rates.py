@@ -60,8 +60,12 @@ class Rates:
                 continue
             share = float((won & seen).sum()) / m
             rate, evidence, _ = self.known.get(prompt, (self.rate(prompt), START_EVIDENCE, 0))
-            kept = KEEP * evidence
-            self.known[prompt] = (rate + m * (share - rate) / (kept + m), kept + m, iteration)
+            evidence_kept = KEEP * evidence
+            self.known[prompt] = (
+                rate + m * (share - rate) / (evidence_kept + m),
+                evidence_kept + m,
+                iteration,
+            )
 
     def guess(self, prompt: int, how: Difficulty, iteration: int) -> float:
         """The assumed rate of each prompt: 1/2 if it was last drawn too long ago."""
@@ -91,7 +95,7 @@ class Rates:
         return sorted(drawn, key=lambda prompt: not self.inside(prompt, how, iteration))
 
     def state(self) -> dict[str, Any]:
-        return {str(prompt): list(found) for prompt, found in self.known.items()}
+        return {str(prompt): list(rate) for prompt, rate in self.known.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.known = {int(prompt): (p, n, int(seen)) for prompt, (p, n, seen) in state.items()}

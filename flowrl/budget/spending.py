@@ -77,16 +77,16 @@ class Rationed:
         self.rates, self.successes = Rates(), Successes(settings.replay)
         self._metrics: dict[str, float] = {}
 
-    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
+    def draws(self, call: DrawRequest, rounds: Sequence[RoundScores]) -> Draws | None:
         """Draws of the next round, or None to stop. The first round is never empty."""
-        if found and (
+        if rounds and (
             self.settings.flat != "resample"
-            or len(found) >= self.settings.rounds
-            or int(self._worth(found).sum()) >= call.count
+            or len(rounds) >= self.settings.rounds
+            or int(self._worth(rounds).sum()) >= call.count
         ):
             return None
-        before = {row for f in found for row in f.draws.rows}
-        prompts = self._prompts(call, len(found), before)
+        before = {row for f in rounds for row in f.draws.rows}
+        prompts = self._prompts(call, len(rounds), before)
         merged = (1,) * len(prompts)
         if self.settings.repeat > 1:
             guess = [self.rates.guess(p, self.difficulty, call.iteration) for p in prompts]
@@ -94,16 +94,16 @@ class Rationed:
             shares = knapsack(rates, call.count, 0, self.settings.repeat, self.group)
             merged = tuple(share for share in shares if share)
             prompts = [row for row, n in zip(prompts, shares, strict=True) for _ in range(n)]
-        first = call.iteration * call.count + LATER_ROUNDS * len(found)
+        first = call.iteration * call.count + LATER_ROUNDS * len(rounds)
         return Draws(tuple(range(first, first + call.count)), tuple(prompts), merged)
 
     def first_draws(self, call: DrawRequest) -> tuple[Draws, dict[str, float]]:
         """Draws of the first round of an iteration that is sampled ahead, and the metrics of their
         selection, which belong to that iteration."""
-        kept, self._metrics = self._metrics, {}
+        pending, self._metrics = self._metrics, {}
         draws = self.draws(call, [])
         assert draws is not None, "the first round is never empty"
-        more, self._metrics = self.metrics(), kept
+        more, self._metrics = self.metrics(), pending
         return draws, more
 
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
@@ -124,33 +124,33 @@ class Rationed:
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
         """Update from the scores, and return what to train on: this process's rollout and all
         scores, with some samples possibly replaced."""
-        each = outcome.grouped()
-        won = each >= self.settings.success  # NaN is none
+        grouped_scores = outcome.grouped()
+        won = grouped_scores >= self.settings.success  # NaN is none
         replayed = self._replayed(rollout, outcome, won)
-        self.rates.learn(outcome.draws.rows, won, ~each.isnan(), outcome.iteration)
+        self.rates.learn(outcome.draws.rows, won, ~grouped_scores.isnan(), outcome.iteration)
         taught, values, scored = {}, outcome.scores.values.clone(), outcome.scores.scored.clone()
         abstained = ~outcome.scores.applies
         for draw, success in replayed.items():
-            sample = (draw + 1) * each.shape[1] - 1  # a draw's last makes room
+            sample = (draw + 1) * grouped_scores.shape[1] - 1  # a draw's last makes room
             values[sample], scored[sample] = success.scores.to(values), success.scored
             abstained[sample] = False if success.abstained is None else success.abstained
             if draw in outcome.mine and outcome.counts:
-                taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
+                taught[sample - outcome.mine.start * grouped_scores.shape[1]] = success.pieces
         self._remember(rollout, outcome, won)
         self._metrics["replayed"] = self._metrics.get("replayed", 0.0) + len(replayed)
-        kept = put(rollout, taught) if self.settings.replay else rollout
-        return kept, replace(outcome.scores, values=values, scored=scored, abstained=abstained)
+        learned = put(rollout, taught) if self.settings.replay else rollout
+        return learned, replace(outcome.scores, values=values, scored=scored, abstained=abstained)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
         """Successes for draws whose group has none, keyed by the first draw of each such group."""
         groups = Groups(outcome.draws.merged, 1)
         lost = ~groups.filled(won.any(1)).view(-1, groups.most).any(1)
-        plan, found = signature(rollout), {}
+        plan, replayed = signature(rollout), {}
         for draw in groups.first[lost].tolist():
             success = self.successes.of(outcome.draws.rows[draw], plan)
             if success is not None:
-                found[draw] = success
-        return found
+                replayed[draw] = success
+        return replayed
 
     def _remember(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> None:
         """Store one success of each draw with few successes, over all processes, in the order of
@@ -159,7 +159,7 @@ class Rationed:
             return
         rare = won.any(1) & (won.double().mean(1) <= RARE)
         mine = outcome.mine if outcome.counts else range(0)
-        own, group = dict[int, tuple[int, Success]](), won.shape[1]
+        local, group = dict[int, tuple[int, Success]](), won.shape[1]
         for draw in (d for d in mine if rare[d]):
             sample = draw * group + int(won[draw].int().argmax())
             pieces = cut(rollout, sample - mine.start * group)
@@ -169,45 +169,49 @@ class Rationed:
                 pieces=pieces,
                 abstained=(~outcome.scores.applies)[sample].clone(),
             )
-            own[draw] = outcome.draws.rows[draw], success
-        every = {draw: found for part in gather_object([own]) for draw, found in part.items()}
-        for prompt, success in every.values():
+            local[draw] = outcome.draws.rows[draw], success
+        by_draw = {
+            draw: success_of_row
+            for part in gather_object([local])
+            for draw, success_of_row in part.items()
+        }
+        for prompt, success in by_draw.values():
             self.successes.add(prompt, signature(rollout), success)
 
-    def _worth(self, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
+    def _worth(self, rounds: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         """Draws of groups whose scores differ, under any of the plans."""
-        merged = tuple(n for f in found for n in f.draws.merged)
+        merged = tuple(n for f in rounds for n in f.draws.merged)
         worth = torch.zeros(len(merged), dtype=torch.bool)
-        for totals in zip(*(f.totals for f in found), strict=True):
-            every = torch.cat(totals).double()
-            groups = Groups(merged, len(every) // sum(merged))
-            whole = groups.filled(every, torch.nan).view(len(merged), -1, 1)
-            known = ~whole.isnan()
-            worth |= masked_std(whole.nan_to_num(0.0), known, 1, 0)[:, 0, 0] > self.settings.spread
+        for totals in zip(*(f.totals for f in rounds), strict=True):
+            scores = torch.cat(totals).double()
+            groups = Groups(merged, len(scores) // sum(merged))
+            whole = groups.filled(scores, torch.nan).view(len(merged), -1, 1)
+            scored = ~whole.isnan()
+            worth |= masked_std(whole.nan_to_num(0.0), scored, 1, 0)[:, 0, 0] > self.settings.spread
         return worth[grouped(merged)]
 
-    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
+    def kept(self, call: DrawRequest, rounds: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         """The first informative groups, up to the requested count; the first round's groups if
         there are none."""
-        count = sum(len(f.draws.ids) for f in found)
-        kept = torch.ones(count, dtype=torch.bool)
+        count = sum(len(f.draws.ids) for f in rounds)
+        informative = torch.ones(count, dtype=torch.bool)
         if self.settings.flat == "resample":
-            merged = [n for f in found for n in f.draws.merged]
-            worth = self._worth(found)
+            merged = [n for f in rounds for n in f.draws.merged]
+            worth = self._worth(rounds)
             ends = torch.where(worth, worth.cumsum(0), call.count + 1)
             # a group is kept as a whole
             last = torch.tensor(merged).cumsum(0) - 1
-            kept = (ends[last] <= call.count)[grouped(merged)]
-            if not kept.any():
-                kept = torch.arange(count) < len(found[0].draws.ids)
+            informative = (ends[last] <= call.count)[grouped(merged)]
+            if not informative.any():
+                informative = torch.arange(count) < len(rounds[0].draws.ids)
         self._metrics |= {
-            "rounds": float(len(found)),
+            "rounds": float(len(rounds)),
             "drawn": float(count),
-            "kept": float(kept.sum()),
-            "prompts": float(len({row for f in found for row in f.draws.rows})),
+            "kept": float(informative.sum()),
+            "prompts": float(len({row for f in rounds for row in f.draws.rows})),
             "stored": float(len(self.successes.kept)),
         }
-        return kept
+        return informative
 
     def rows(self, rows: Rows, unit: int) -> Rows:
         """The rows without those that no loss reads, which would cost gradients for nothing."""

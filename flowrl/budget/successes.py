@@ -38,19 +38,19 @@ def signature(rollout: Any) -> str:
 
 
 def cut(rollout: Any, sample: int) -> Pieces:
-    found: Pieces = {}
+    pieces: Pieces = {}
 
     def keep(name: str, rows: Any) -> Any:
-        own = rows[sample]
-        if isinstance(own, TokenSupport):
-            own = own.only(own.counts != 0).to("cpu")
-            found.update({f"{name}.{part.name}": getattr(own, part.name) for part in fields(own)})
+        row = rows[sample]
+        if isinstance(row, TokenSupport):
+            row = row.only(row.counts != 0).to("cpu")
+            pieces.update({f"{name}.{part.name}": getattr(row, part.name) for part in fields(row)})
         else:
-            found[name] = own.detach().cpu().clone()
+            pieces[name] = row.detach().cpu().clone()
         return rows
 
     _changed(rollout, len(rollout.prompt), keep)
-    return found
+    return pieces
 
 
 def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
@@ -83,8 +83,8 @@ def _kept(parts: Pieces, name: str) -> TokenSupport:
 def _swapped(rows: TokenSupport, samples: Mapping[int, TokenSupport]) -> TokenSupport:
     device, index = rows.counts.device, torch.arange(len(rows.counts))
     index[list(samples)] = len(index) + torch.arange(len(samples))
-    others = [each.mapped(lambda part: part[None]).to(device) for each in samples.values()]
-    return joined_kept([rows, *others])[index.to(device)]
+    added = [support.mapped(lambda part: part[None]).to(device) for support in samples.values()]
+    return joined_kept([rows, *added])[index.to(device)]
 
 
 def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:

@@ -94,10 +94,18 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
         _check_space(run, copies)
         proxies = {url: enter(proxy) for url, proxy in _proxies(addresses)}
         drill = Drill(
-            DrilledProgram(program, given.program is None, copies / "state", given.processes),
-            run, copies, words, last, given.limit, random.Random(given.seed),
-            lambda folder: _copy(run, folder, last, proxies), [*proxies.values()],
-        )  # fmt: skip
+            program=DrilledProgram(
+                program, given.program is None, copies / "state", given.processes
+            ),
+            run=run,
+            place=copies,
+            words=words,
+            last=last,
+            limit=given.limit,
+            rng=random.Random(given.seed),
+            make=lambda folder: _copy(run, folder, last, proxies),
+            proxies=[*proxies.values()],
+        )
         return _drilled(drill, faults, place)
 
 

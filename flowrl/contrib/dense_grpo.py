@@ -57,10 +57,10 @@ def dense_grpo(
             "noise is a table of Flow-SDE's noise and cannot be combined with another kernel: "
             "give only one"
         )
-    own: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
+    default_kernel: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
     return Algorithm(
         steps=steps,
-        plan=Looking(Chain(kernel or own, group), completion, first=reward == "gain"),
+        plan=Looking(Chain(kernel or default_kernel, group), completion, first=reward == "gain"),
         advantage=Estimator((StepGain(reward == "gain"), Sum(), Standardize(scale), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),

@@ -33,12 +33,12 @@ class Renoised:
         return [1] * self.draws
 
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
-        level, found = rollout.plan.steps[-1].sigma, list[PathRows]()
+        level, rows = rollout.plan.steps[-1].sigma, list[PathRows]()
         for draw in range(self.draws):
             noise = noise_of(rollout, "renoised", draw)
             x = (1 - level) * rollout.x0 + level * noise
-            found.append(PathRows(**vars(common), x=x, sigmas=(level, 0.0)))
-        return found
+            rows.append(PathRows(**vars(common), x=x, sigmas=(level, 0.0)))
+        return rows
 
 
 @rests_on("paper")

@@ -76,11 +76,11 @@ def e_grpo(
     unmerged steps (the abstract does not give the paper's threshold). The released run merges
     nothing, which is `least: -100`.
     """
-    own = Standardize("group", correction=1, eps=1e-8)
+    standardize = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(
         steps=steps,
         plan=Merged(kernel or FlowSDE(eta), group, 1, share, least),
-        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        advantage=Estimator((standardize, Clip(), Sum(partial=True))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )

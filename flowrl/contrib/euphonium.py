@@ -48,7 +48,7 @@ def euphonium(
     latents; the gradient is divided by each sample's norm, where the code divides by the batch's;
     the two advantages are added, where the code adds two clipped losses. `probe` is our choice.
     """
-    own = Standardize("group", correction=1, eps=1e-8)
+    standardize = Standardize("group", correction=1, eps=1e-8)
     by = "slope" if gradient == "reward" else "probes"
     guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe, by)
     plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
@@ -59,7 +59,7 @@ def euphonium(
     return Algorithm(
         steps=steps,
         plan=Looking(plan, 1, at="trained") if process else plan,
-        advantage=Estimator((own, Clip(), Sum(partial=True), *dual)),
+        advantage=Estimator((standardize, Clip(), Sum(partial=True), *dual)),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )

@@ -105,7 +105,7 @@ class Directional:
         grouped = rollout.x0.view(-1, rollout.plan.group, *rollout.x0.shape[1:])
         difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
         size = difference.square().flatten(1).mean(1)
-        kept = rollout.storage.put(difference / per_row(size + LEAST_SIZE, difference))
+        direction = rollout.storage.put(difference / per_row(size + LEAST_SIZE, difference))
         device = rollout.prompt.device
         return [
             DirectionRows(
@@ -117,7 +117,7 @@ class Directional:
                 sigma=filled_rows(
                     len(edges.x), rollout.plan.steps[edges.step].sigma, edges.logp.dtype, device
                 ),
-                direction=kept,
+                direction=direction,
                 state=states_of(rollout, edges),
             )
             for edges in rollout.edges

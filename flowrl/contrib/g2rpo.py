@@ -68,11 +68,11 @@ def g2rpo(
     their losses are averaged, where the code adds the advantages, clipped at 5; an optimizer step
     has rows of all steps, where the code takes one optimizer step per denoising step.
     """
-    own = Standardize("group", correction=1, eps=1e-8)
+    standardize = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(
         steps=steps,
         plan=Granular(kernel or FlowSDE(eta), group, at, grids),
-        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        advantage=Estimator((standardize, Clip(), Sum(partial=True))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )

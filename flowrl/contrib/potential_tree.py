@@ -46,14 +46,14 @@ class Potential:
         intermediate = needed_intermediate(context)
         scores = intermediate.values.cpu()
         weights = context.weights if intermediate.weights is None else intermediate.weights
-        known = torch.zeros_like(credit.mask)
-        known[:, :-1, 0] = intermediate.complete.cpu()[:, 1:]
+        scored = torch.zeros_like(credit.mask)
+        scored[:, :-1, 0] = intermediate.complete.cpu()[:, 1:]
         total = torch.zeros_like(credit.value)
         total[:, :-1, 0] = scores[:, 1:].double() @ weights.double()
 
-        states = Credit(total * known, known & credit.mask)
-        own = Standardize(eps=self.eps)(states, context).value
-        return credit._replace(value=credit.value + self.weight * own * credit.mask)
+        states = Credit(total * scored, scored & credit.mask)
+        potential = Standardize(eps=self.eps)(states, context).value
+        return credit._replace(value=credit.value + self.weight * potential * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_intermediate(choices, chains=False)
@@ -73,11 +73,11 @@ def potential_tree(
     so the numbers are our choice. A node's credit is its leaves' credit, standardised by depth,
     plus `weight` times the standardised reward of its own image, if it has one.
     """
-    own = Standardize("group")
+    standardize = Standardize("group")
     return Algorithm(
         steps=steps,
         plan=Looking(Tree(kernel or ConstantSDE(eta), at, branch), completion, first=False),
-        advantage=Estimator((Sum(), own, Potential(weight), Clip())),
+        advantage=Estimator((Sum(), standardize, Potential(weight), Clip())),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )

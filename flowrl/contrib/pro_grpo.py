@@ -28,10 +28,10 @@ def pro_grpo(
     """
     if not keep:
         raise UserError("pro_grpo: `keep` must list the sizes to which the group shrinks")
-    own = Chain(kernel or FlowSDE(eta), keep[-1])
+    chain = Chain(kernel or FlowSDE(eta), keep[-1])
     return Algorithm(
         steps=steps,
-        plan=Thinned(own, Thinning(at, keep, start)),
+        plan=Thinned(chain, Thinning(at, keep, start)),
         advantage=Estimator((Standardize(scale), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),

@@ -52,9 +52,9 @@ class GPPO(RatioLoss):
         still = ratio / ratio.detach()  # 1, with the gradient of log p
         floor = (1 - self.low) * (1 + self.keep_low * (still - 1))
         ceiling = (1 + self.high) * (1 + self.keep_high * (still - 1))
-        kept = torch.where(ratio < 1 - self.low, floor, ratio)
-        kept = torch.where(ratio > 1 + self.high, ceiling, kept)
-        value = -torch.minimum(ratio * rows.advantage, kept * rows.advantage)
+        clipped = torch.where(ratio < 1 - self.low, floor, ratio)
+        clipped = torch.where(ratio > 1 + self.high, ceiling, clipped)
+        value = -torch.minimum(ratio * rows.advantage, clipped * rows.advantage)
         return value, clip_counts(log_ratio, rows.advantage, self.low, self.high)
 
 

@@ -96,8 +96,8 @@ class RiskPO:
                 "RiskPO sums the scores of a bundle, but one of its samples is unscored, or no "
                 "reward applies to it"
             )
-        each = value.view(-1, self.bundle, group, r)
-        score = each.sum(1)
+        bundles = value.view(-1, self.bundle, group, r)
+        score = bundles.sum(1)
         q, upper = self._quantiles(score, tracked)
         risk = (score - q).clamp(min=0) - (score - upper).clamp(min=0)
         if self.natural:
@@ -109,7 +109,7 @@ class RiskPO:
         if self.scaled:
             std = masked_std(score, torch.ones_like(score, dtype=torch.bool), 1, 1)
             risk = torch.where(std > 0, risk / (std + self.eps), 0.0)
-        return (risk[:, None] * self._share(each)).reshape(value.shape)
+        return (risk[:, None] * self._share(bundles)).reshape(value.shape)
 
     def _quantiles(
         self, score: Tensor, tracked: tuple[float, float] | None
@@ -120,11 +120,11 @@ class RiskPO:
             quantiles = (quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2
         return quantiles[0], quantiles[1]
 
-    def _share(self, each: Tensor) -> Tensor:
+    def _share(self, bundles: Tensor) -> Tensor:
         """Share of a bundle's credit for each of its draws [bundles draws group r]."""
         if self.credit == "uniform":
-            return torch.ones_like(each)
-        over = each - each.mean(2, keepdim=True)
+            return torch.ones_like(bundles)
+        over = bundles - bundles.mean(2, keepdim=True)
         total = over.sum(1, keepdim=True)
         return torch.where(total.abs() > NONE, over / total, 0.0)
 

@@ -47,22 +47,22 @@ class TurningPoint:
         check_number("TurningPoint's bonus", self.bonus, AT_LEAST_0)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        value, known, noisy = state_values(credit, context)
-        deciding = [k for k, drawn in enumerate(noisy) if drawn]
+        value, scored, noisy = state_values(credit, context)
+        deciding = [k for k, is_noisy in enumerate(noisy) if is_noisy]
         steps = torch.tensor(deciding, dtype=torch.long)
         before, after, end = value[:, steps], value[:, steps + 1], value[:, -1:]
         # a turn reads the whole trajectory, and all rewards that apply have a part in its signs
-        whole = known[:, [*deciding, -1]].all(1, keepdim=True)
+        complete = scored[:, [*deciding, -1]].all(1, keepdim=True)
         abstained = ~applying(credit, context).any(1, keepdim=True)
-        whole = (whole | abstained).all(-1, keepdim=True) & whole.any(-1, keepdim=True)
+        complete = (complete | abstained).all(-1, keepdim=True) & complete.any(-1, keepdim=True)
         weights = context.weights.to(value)
-        turn = self.turns(before @ weights, after @ weights, end @ weights, whole[..., 0])
+        turn = self.turns(before @ weights, after @ weights, end @ weights, complete[..., 0])
         if self.form == "paper":
             worth = torch.where(turn[..., None], end - before, after - before)
         else:
             worth = end - before[:, :1] + self.bonus * turn[..., None] * (after - before)
         mask = torch.zeros_like(credit.mask)
-        mask[:, steps] = credit.mask[:, steps] & whole
+        mask[:, steps] = credit.mask[:, steps] & complete
         return Credit(torch.zeros_like(credit.value).index_copy(1, steps, worth) * mask, mask)
 
     def turns(
@@ -70,13 +70,13 @@ class TurningPoint:
         before: Float[Tensor, "n i"],
         after: Float[Tensor, "n i"],
         end: Float[Tensor, "n 1"],
-        known: Bool[Tensor, "n 1"],
+        complete: Bool[Tensor, "n 1"],
     ) -> Bool[Tensor, "n i"]:
         """Steps at which trajectories turn, from weighted sums of rewards."""
         gain = after - before
         toward = gain.sign() * (end - before[:, :1]).sign()
         last = torch.cat([torch.full_like(toward[:, :1], -1.0), toward[:, :-1]], 1)
-        turn = (toward > 0) & (last < 0) & known
+        turn = (toward > 0) & (last < 0) & complete
         if self.strict:
             turn = turn & (gain.sign() == (end - after).sign())
         if not self.balanced:
@@ -84,11 +84,11 @@ class TurningPoint:
         ways = [turn & (gain * sign > 0) for sign in (1, -1)]
         most = min(int(way.sum()) for way in ways)
         size = gain.abs().flatten()
-        kept = torch.zeros_like(size, dtype=torch.bool)
+        balanced_turns = torch.zeros_like(size, dtype=torch.bool)
         for way in ways:
             order = size.masked_fill(~way.flatten(), -1.0).argsort(descending=True, stable=True)
-            kept[order[:most]] = True
-        return kept.view_as(turn)
+            balanced_turns[order[:most]] = True
+        return balanced_turns.view_as(turn)
 
     def refuses(self, choices: Choices) -> str | None:
         return refuse_intermediate(choices, chains=True)
@@ -111,11 +111,11 @@ def turning_point(
     Differences: every noisy step has a reward, including the last one.
     """
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
-    own = Chain(noise, group) if window is None else Window(noise, group, window, Frozen())
+    plan = Chain(noise, group) if window is None else Window(noise, group, window, Frozen())
     turns = TurningPoint(form, bonus, strict, balanced)
     return Algorithm(
         steps=steps,
-        plan=Looking(own, completion),
+        plan=Looking(plan, completion),
         advantage=Estimator((turns, Sum(), Standardize("group"), Clip())),
         likelihood=Transition("cps" if isinstance(noise, CPS) else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),

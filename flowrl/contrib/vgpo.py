@@ -38,14 +38,14 @@ class Discounted:
             raise UserError(f"the discount must be in [0, 1], not {self.gamma}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        value, known, noisy = state_values(credit, context)
-        drawn = torch.tensor(noisy)
-        whole = known[:, 1:][:, drawn].all(1, keepdim=True)
+        value, scored, noisy = state_values(credit, context)
+        is_noisy = torch.tensor(noisy)
+        complete = scored[:, 1:][:, is_noisy].all(1, keepdim=True)
         total, parts = torch.zeros_like(value[:, 0]), list[Tensor]()
         for k in reversed(range(len(noisy))):
             total = value[:, k + 1] + self.gamma * total if noisy[k] else total
             parts.insert(0, total)
-        mask = credit.mask & whole & drawn[:, None]
+        mask = credit.mask & complete & is_noisy[:, None]
         return Credit(torch.stack(parts, 1) * mask, mask)
 
     def refuses(self, choices: Choices) -> str | None:
@@ -82,8 +82,8 @@ class AbsoluteValue:
         value, mask = credit
 
         early = torch.arange(value.shape[1]) < self.share * value.shape[1]
-        own = masked_mean(value, mask, 1)
-        weight = torch.where(own != 0, value / own, 1.0).clamp(*self.bounds)
+        sample_mean = masked_mean(value, mask, 1)
+        weight = torch.where(sample_mean != 0, value / sample_mean, 1.0).clamp(*self.bounds)
         centred = Standardize(eps=self.eps)(credit, context).value
         return Credit(weight * (centred + self.kappa * early[:, None] * value) * mask, mask)
 

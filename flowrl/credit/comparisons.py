@@ -97,8 +97,8 @@ class TwoLevel:
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
             family = (-1, nodes // families, value.shape[-1])
             near = self.rule.rule(value.reshape(family), mask.reshape(family)).view_as(value)
-            both = self.siblings * near + self.group * self.rule.rule(value, mask)
-            levels.append(at_leaves(both * mask, columns.group))
+            mixed = self.siblings * near + self.group * self.rule.rule(value, mask)
+            levels.append(at_leaves(mixed * mask, columns.group))
         return credit._replace(value=torch.stack(levels, 1))
 
     def refuses(self, choices: Choices) -> str | None:

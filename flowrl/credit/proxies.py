@@ -53,9 +53,9 @@ def doubt(
     scored = scores.complete.cpu() & scores.scored.cpu()[:, at].all(1)
     values = scores.values.double().cpu()[scored]
     whole = standing((values * weights.double().cpu()).sum(1))
-    others = [standing(values[:, column]) for column in at]
-    count = len(others)
-    more = count * whole - torch.stack(others).sum(0)  # whole numbers, so that 0 is exact
+    auxiliary_ranks = [standing(values[:, column]) for column in at]
+    count = len(auxiliary_ranks)
+    more = count * whole - torch.stack(auxiliary_ranks).sum(0)  # whole numbers, so that 0 is exact
     return more / (2 * count * max(len(values) - 1, 1)), scored
 
 

@@ -145,8 +145,8 @@ class PassAtK:
             return torch.where(n > self.k, self.k / n.clamp(min=1) * gain, 0.0)
         fail = _fail_chance(n, c, self.k)
         std = (fail * (1 - fail)).sqrt() + self.eps
-        every = _choose(n - 1, self.k - 1).clamp(min=1)
-        alone = fail - _choose(n - c - 1, self.k - 1) / every
+        subsets = _choose(n - 1, self.k - 1).clamp(min=1)
+        alone = fail - _choose(n - c - 1, self.k - 1) / subsets
         return torch.where((fail > 0) & (fail < 1), torch.where(value > 0, fail, alone) / std, 0.0)
 
 

@@ -40,10 +40,10 @@ from samplers.number_ranges import AT_LEAST_0, AT_LEAST_2, FROM_0_TO_1
 T = TypeVar("T")
 
 
-def required(value: T | None, what: str, reader: str) -> T:
+def required(value: T | None, noun: str, reader: str) -> T:
     """Return the value. UserError if it is missing."""
     if value is None:
-        raise UserError(f"{reader} needs {what}, which this run does not have")
+        raise UserError(f"{reader} needs {noun}, which this run does not have")
     return value
 
 

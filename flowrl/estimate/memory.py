@@ -176,15 +176,15 @@ def _of_model(run: RunSettings, iteration: int) -> MemoryEstimate | None:
     if run.model.device == "cpu":  # where they stay
         parts, media = parts | {"media": media}, 0
     return MemoryEstimate(
-        parts,
-        phases,
-        tuple(lacks),
-        model.public,
-        resting + media,
-        media,
-        0.0 if isinstance(m, LanguageSettings) else model.outside / max(1, model.trained),
-        _gathered(run, model),
-        _samples_whole(run),
+        parts=parts,
+        phases=phases,
+        unknown=tuple(lacks),
+        public=model.public,
+        resting=resting + media,
+        media=media,
+        outside=0.0 if isinstance(m, LanguageSettings) else model.outside / max(1, model.trained),
+        gathered=_gathered(run, model),
+        whole=_samples_whole(run),
     )
 
 

@@ -213,13 +213,13 @@ def _own(own: OwnModelSettings) -> Sizes | None:
     trained, latent = sum(map(_count, roots)), math.prod(policy.row_shape)
     frozen = {"frozen modules": _count(policy.model) - trained}
     sizes = Sizes(
-        trained,
-        frozen,
-        _ends(linears),
-        None,
-        0,
-        0,
-        0,
+        trained=trained,
+        frozen=frozen,
+        adapters=_ends(linears),
+        tokens=None,
+        inside=0,
+        between=0,
+        blocks=0,
         adapted=_weights(linears),
         lengths=_rows(linears),
     )

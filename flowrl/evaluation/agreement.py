@@ -218,8 +218,8 @@ class OrderAgreement(NamedTuple):
 
 def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
     """Position bias. p_ab: P(a) with a shown first; p_ba: P(b) with b shown first."""
-    both = ~np.isnan(p_ab) & ~np.isnan(p_ba)
-    ab, ba = p_ab[both], p_ba[both]
+    in_both = ~np.isnan(p_ab) & ~np.isnan(p_ba)
+    ab, ba = p_ab[in_both], p_ba[in_both]
     if not len(ab):
         return OrderAgreement(float("nan"), float("nan"), float("nan"), float("nan"), 0)
     first, second = (ab > 0.5) & (ba > 0.5), (ab < 0.5) & (ba < 0.5)
@@ -237,7 +237,7 @@ def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
     agreed = np.full((len(margins), len(margins)), np.nan)
     for i, first in enumerate(margins):
         for j, second in enumerate(margins):
-            both = decided[i] & decided[j]
-            if both.any():
-                agreed[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
+            in_both = decided[i] & decided[j]
+            if in_both.any():
+                agreed[i, j] = (np.sign(first[in_both]) == np.sign(second[in_both])).mean()
     return agreed

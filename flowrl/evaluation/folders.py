@@ -90,8 +90,8 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     for i, row in enumerate(rows):
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
             raise UserError(f"{table}, row {i + 1}: {file} or {prompt} is empty")
-        others = {key: value for key, value in row.items() if key not in (file, prompt)}
-        paths.append((folder / row[file], row[prompt], others))
+        meta = {key: value for key, value in row.items() if key not in (file, prompt)}
+        paths.append((folder / row[file], row[prompt], meta))
     return paths
 
 

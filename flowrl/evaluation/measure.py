@@ -96,12 +96,12 @@ class Gallery:
         """A sentence per reward that does not score some of the files."""
         sentences = []
         for reward, files in self.refused.items():
-            first, why = next(iter(files.items()))
-            others = f" and {len(files) - 1} others" if len(files) > 1 else ""
-            sentences.append(f"not scored by {reward}: {first}{others}: {why}")
+            first, reason = next(iter(files.items()))
+            further = f" and {len(files) - 1} others" if len(files) > 1 else ""
+            sentences.append(f"not scored by {reward}: {first}{further}: {reason}")
         for reward, names in self.abstained.items():
-            others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-            sentences.append(f"{reward} does not apply to {names[0]}{others}: it returned None")
+            further = f" and {len(names) - 1} others" if len(names) > 1 else ""
+            sentences.append(f"{reward} does not apply to {names[0]}{further}: it returned None")
         return sentences
 
 

@@ -131,10 +131,12 @@ def measure_rewards(
     ]
     unread = [item.source.name for item in items if item.source.name in gallery.broken]
     if unread:
-        why = f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
+        reason = (
+            f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
+        )
         if len(unread) == len(items):
-            raise UserError(f"no sample can be read: {why}")
-        print(f"{len(unread)} of {len(items)} samples cannot be read: {why}")
+            raise UserError(f"no sample can be read: {reason}")
+        print(f"{len(unread)} of {len(items)} samples cannot be read: {reason}")
     resamples = Resamples.draw(
         preferences.clusters, arguments.resamples, arguments.level, arguments.seed
     )
@@ -175,10 +177,10 @@ def _check(
         raise UserError(
             "evaluate-rewards: no rewards; add some, such as --rewards shapes,brightness"
         )
-    if both := set(objects) & (set(rewards) | set(judges)):
-        raise UserError(f"rewards: {', '.join(both)} is also the label of an object; change one")
-    if both := set(rewards) & set(judges):
-        raise UserError(f"--judges: {', '.join(both)} is also among the rewards; leave one out")
+    if shared := set(objects) & (set(rewards) | set(judges)):
+        raise UserError(f"rewards: {', '.join(shared)} is also the label of an object; change one")
+    if shared := set(rewards) & set(judges):
+        raise UserError(f"--judges: {', '.join(shared)} is also among the rewards; leave one out")
     if not 0 < arguments.level < 1:
         raise UserError(f"--level must be between 0 and 1, not {arguments.level}")
     least = {"resamples": 1, "chunk": 1, "frames": 1, "robust": 0, "examples": 0, "seed": 0}

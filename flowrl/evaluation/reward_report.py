@@ -305,11 +305,11 @@ def _fitted_here(name: str, reward: ReportTree, tree: ReportTree) -> list[str]:
     """Mark pairs of prompts that a reward was fitted to."""
     if not reward.get("seen") or not reward["seen"]["pairs"]:
         return []
-    others: MeanInterval = reward["seen"]["others"]
+    unseen: MeanInterval = reward["seen"]["others"]
     elsewhere = (
-        f"on the other {others.n} it agrees with people on {percent(others.value)} "
-        f"({between(others)})"
-        if others.n
+        f"on the other {unseen.n} it agrees with people on {percent(unseen.value)} "
+        f"({between(unseen)})"
+        if unseen.n
         else "there are no others"
     )
     return [

@@ -71,8 +71,8 @@ def score_folder(arguments: ScoreArguments) -> Path:
     try:
         for name, spec in specs.items():
             reward, _ = loaded(name, spec, items)
-            every = range(len(items))
-            values[name], costs[name] = scores(name, reward, gallery, every, arguments.chunk)
+            indices = range(len(items))
+            values[name], costs[name] = scores(name, reward, gallery, indices, arguments.chunk)
     except UserError as error:
         if not values:
             raise
@@ -85,8 +85,8 @@ def score_folder(arguments: ScoreArguments) -> Path:
             out / f"sheet_{_file(name)}.png", gallery, name, values[name], arguments.sheet
         )
     print(summary(values, costs, gallery.abstained))
-    for why in gallery.broken.values():
-        print(f"not scored: {why}")
+    for reason in gallery.broken.values():
+        print(f"not scored: {reason}")
     for sentence in gallery.refusals():
         print(sentence)
     print(

@@ -89,8 +89,8 @@ def _sentence(source: Source, error: BaseException) -> str:
         begin = _head(content)
         if not begin:
             return f"{source.name}: an empty file"
-        if (what := unlike_its_name(source.name.partition("#")[0], begin)) is not None:
-            return f"{source.name}: it {what}"
+        if (mismatch := unlike_its_name(source.name.partition("#")[0], begin)) is not None:
+            return f"{source.name}: it {mismatch}"
     return f"{source.name}: not readable ({error})"
 
 

@@ -43,8 +43,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
-    if (what := file_unlike_its_name(path)) is not None:
-        raise UserError(f"{path} cannot be read: it {what}")
+    if (mismatch := file_unlike_its_name(path)) is not None:
+        raise UserError(f"{path} cannot be read: it {mismatch}")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, RecursionError, OSError) as error:  # those of json and of the decoder too

@@ -85,17 +85,17 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
         needs = []
     lines = sorted(draft.lines.values(), key=lambda line: [*LeafKind].index(line.kind) * -1)
     return ImportedRun(
-        f"{peer.name} {source.version}",
-        source.title,
-        devices or 1,
-        tree,
-        lines,
-        draft.batches,
-        [*notes, *draft.notes],
-        draft.files,
-        needs,
-        refusal,
-        draft.code,
+        peer=f"{peer.name} {source.version}",
+        what=source.title,
+        devices=devices or 1,
+        tree=tree,
+        lines=lines,
+        batches=draft.batches,
+        notes=[*notes, *draft.notes],
+        files=draft.files,
+        needs=needs,
+        refusal=refusal,
+        code=draft.code,
     )
 
 

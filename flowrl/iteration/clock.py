@@ -21,4 +21,4 @@ class PhaseClock:
     def taken(self) -> dict[str, float]:
         """The metrics `seconds/<phase>`; the next iteration begins with none."""
         seconds, self.seconds = self.seconds, {}
-        return {f"seconds/{phase}": taken for phase, taken in seconds.items()}
+        return {f"seconds/{phase}": duration for phase, duration in seconds.items()}

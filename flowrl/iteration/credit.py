@@ -135,14 +135,14 @@ def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
     lost = ~credited & ~outside
     applies = (scores.applies.any(0) & ~scores.scored.any(0)).tolist()
     silent = [name for name, none in zip(scores.names, applies, strict=True) if none]
-    who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
+    silent_rewards = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
     if lost.any() and not skip:
         raise UserError(
-            f"{int(lost.sum())} of {len(lost)} groups have no score{who}; fix the reward, "
-            "or set train.on_failure: skip_group to skip these groups"
+            f"{int(lost.sum())} of {len(lost)} groups have no score{silent_rewards}; fix the "
+            "reward, or set train.on_failure: skip_group to skip these groups"
         )
     if lost.any() and not credited.any():
-        raise UserError(f"no group of this iteration has a score{who}; fix the reward")
+        raise UserError(f"no group of this iteration has a score{silent_rewards}; fix the reward")
 
 
 def score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, float]:
@@ -169,11 +169,11 @@ def score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, floa
 
 
 def group_ranges(
-    total: Float[Tensor, " n"], known: Bool[Tensor, " n"], group: int
+    total: Float[Tensor, " n"], scored: Bool[Tensor, " n"], group: int
 ) -> Float[Tensor, " g"]:
     """The highest minus the lowest known total of each group; -inf without any."""
-    high = total.masked_fill(~known, -torch.inf).view(-1, group).amax(1)
-    low = total.masked_fill(~known, torch.inf).view(-1, group).amin(1)
+    high = total.masked_fill(~scored, -torch.inf).view(-1, group).amax(1)
+    low = total.masked_fill(~scored, torch.inf).view(-1, group).amin(1)
     return high - low
 
 

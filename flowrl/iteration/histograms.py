@@ -47,29 +47,32 @@ class IterationValues:
             self._keep(f"histogram/log_ratio{level}", log_ratio, chunk.mask)
 
     def _keep(self, name: str, values: Tensor, mask: Tensor) -> None:
-        kept = values.detach().expand(mask.shape).cpu()[on_host(mask)].double()
-        if len(kept):
-            self.parts.setdefault(name, []).append(kept)
+        entries = values.detach().expand(mask.shape).cpu()[on_host(mask)].double()
+        if len(entries):
+            self.parts.setdefault(name, []).append(entries)
 
     def histograms(self, gather: _Gather) -> dict[str, Histogram]:
         """Count the finite values of all processes in common bins. All processes call this."""
-        own: dict[str, NDArray[np.float64]] = {}
+        local: dict[str, NDArray[np.float64]] = {}
         for name, parts in self.parts.items():
             joined = np.concatenate([part.numpy() for part in parts])
             if len(finite := joined[np.isfinite(joined)]):
-                own[name] = finite
-        found: list[Mapping[str, tuple[float, float]]] = list(
-            gather({name: (float(v.min()), float(v.max())) for name, v in own.items()})
+                local[name] = finite
+        bounds_by_process: list[Mapping[str, tuple[float, float]]] = list(
+            gather({name: (float(v.min()), float(v.max())) for name, v in local.items()})
         )
         ranges: dict[str, tuple[float, float]] = {}
-        for each in found:
-            for name, (low, high) in each.items():
+        for bounds in bounds_by_process:
+            for name, (low, high) in bounds.items():
                 lowest, highest = ranges.get(name, (low, high))
                 ranges[name] = min(low, lowest), max(high, highest)
-        every: list[Mapping[str, Histogram]] = list(
-            gather({name: _counted(values, ranges[name]) for name, values in own.items()})
+        histograms_by_process: list[Mapping[str, Histogram]] = list(
+            gather({name: _counted(values, ranges[name]) for name, values in local.items()})
         )
-        return {name: _summed([e[name] for e in every if name in e]) for name in sorted(ranges)}
+        return {
+            name: _summed([e[name] for e in histograms_by_process if name in e])
+            for name in sorted(ranges)
+        }
 
 
 def _counted(values: NDArray[np.float64], bounds: tuple[float, float]) -> Histogram:
@@ -79,7 +82,7 @@ def _counted(values: NDArray[np.float64], bounds: tuple[float, float]) -> Histog
 
 def _summed(parts: Sequence[Histogram]) -> Histogram:
     counts = np.sum([part.counts for part in parts], 0)
-    numbers = [sum(each) for each in zip(*(part[2:] for part in parts), strict=True)]
+    numbers = [sum(column) for column in zip(*(part[2:] for part in parts), strict=True)]
     return Histogram(counts, parts[0].edges, int(numbers[0]), numbers[1], numbers[2])
 
 
@@ -89,12 +92,12 @@ def histogram_image(histograms: Mapping[str, Histogram]) -> Image.Image:
     each_tall = _TALL + 2 * _TEXT
     image = Image.new("RGB", (BINS * _BAR, max(1, len(histograms)) * each_tall), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default()
-    for place, (name, each) in enumerate(histograms.items()):
-        top, low, high = place * each_tall, each.edges[0], each.edges[-1]
-        line = f"{name}: {each.number} values from {low:.4g} to {high:.4g}"
+    for place, (name, histogram) in enumerate(histograms.items()):
+        top, low, high = place * each_tall, histogram.edges[0], histogram.edges[-1]
+        line = f"{name}: {histogram.number} values from {low:.4g} to {high:.4g}"
         draw.text((2, top), line, "black", font)
         bottom = top + _TEXT + _TALL
-        for bin_, share in enumerate(each.counts / max(1, each.counts.max())):
+        for bin_, share in enumerate(histogram.counts / max(1, histogram.counts.max())):
             if share > 0:
                 high_end = bottom - max(1, round(float(share) * _TALL))
                 draw.rectangle((bin_ * _BAR, high_end, (bin_ + 1) * _BAR - 2, bottom), "steelblue")

@@ -69,19 +69,19 @@ def _not_zero(advantage: Tensor) -> Tensor:
 
 @dataclass
 class LearningWatch:
-    """Measures an update, on the device: `found` reads all numbers at once.
+    """Measures an update, on the device: `facts` reads all numbers at once.
 
     taught  by chunk, the rows [b] that the loss has a gradient for
     signal  by chunk, the rows [b] whose samples differ
-    kept    by chunk, the rows [b] in the loss
+    in_loss by chunk, the rows [b] in the loss
     """
 
-    every: list[str] = field(default_factory=list)  # trained parameters
+    parameters: list[str] = field(default_factory=list)  # that are trained
     names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
     places: list[Tensor] = field(default_factory=list)  # of their largest gradients
     largest: Tensor = field(default_factory=lambda: torch.zeros(0))  # these gradients
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))  # there, before a step
-    kept: list[Tensor] = field(default_factory=list)
+    in_loss: list[Tensor] = field(default_factory=list)
     taught: list[Tensor] = field(default_factory=list)
     signal: list[Tensor] = field(default_factory=list)
     steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # largest gradient, change
@@ -89,21 +89,23 @@ class LearningWatch:
     def chunk(self, loss: Objective, rows: Rows, entries: Entries) -> None:
         """Watch the rows of a call, before its backward pass. UserError if no trained weight takes
         part in their evaluation."""
-        kept = rows.mask.any(1)
-        own = (rows.advantage.ne(0) & rows.mask).any(1) if compares_samples(loss) else kept
+        in_loss = rows.mask.any(1)
+        with_signal = (
+            (rows.advantage.ne(0) & rows.mask).any(1) if compares_samples(loss) else in_loss
+        )
         place = len(self.taught)
-        self.signal.append(own)
-        self.kept.append(kept)
-        self.taught.append(torch.zeros_like(kept))
-        read = [part for part in entries.new or () if part is not None and part.requires_grad]
-        if entries.new is not None and not read:
+        self.signal.append(with_signal)
+        self.in_loss.append(in_loss)
+        self.taught.append(torch.zeros_like(in_loss))
+        evaluated = [part for part in entries.new or () if part is not None and part.requires_grad]
+        if entries.new is not None and not evaluated:
             raise UserError(f"the run cannot learn: {DETACHED}")
-        for part in read:
+        for part in evaluated:
             part.register_hook(partial(self._seen, place))
 
     def _seen(self, place: int, gradient: Tensor) -> None:
-        some = gradient.detach().flatten(1).ne(0).any(1)
-        self.taught[place] = self.taught[place] | some.to(self.taught[place].device)
+        has_gradient = gradient.detach().flatten(1).ne(0).any(1)
+        self.taught[place] = self.taught[place] | has_gradient.to(self.taught[place].device)
 
     @contextmanager
     def steps_of(self, learner: Learner) -> Iterator[None]:
@@ -128,7 +130,7 @@ class LearningWatch:
             if p.grad is not None
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
-        self.every, self.names = list(learner.policies.parameters), list(gradients)
+        self.parameters, self.names = list(learner.policies.parameters), list(gradients)
         self.places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
         self.largest = self._at(gradients).abs()
         self.weights = self._at(learner.policies.local(learner.policies.parameters))
@@ -138,9 +140,9 @@ class LearningWatch:
         and does not count."""
         group = learner.optimizer.param_groups[0]
         decayed = self.weights * (1 - group["lr"] * group["weight_decay"])  # rounded as there
-        now = self._at(learner.policies.local(learner.policies.parameters))
-        moved = torch.where(now == self.weights, 0.0, (now - decayed).abs())
-        self.steps.append((self.largest.double(), moved.double()))
+        weights = self._at(learner.policies.local(learner.policies.parameters))
+        moves = torch.where(weights == self.weights, 0.0, (weights - decayed).abs())
+        self.steps.append((self.largest.double(), moves.double()))
 
     @torch.no_grad()
     def _at(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -151,27 +153,30 @@ class LearningWatch:
         ]
         return torch.cat(parts) if parts else torch.zeros(0)
 
-    def found(self) -> "UpdateFacts":
+    def facts(self) -> "UpdateFacts":
         """All numbers of this process."""
         counts = [
             torch.stack([rows.sum() for rows in part]).sum().double()
-            for part in (self.kept, self.signal, self.taught)
+            for part in (self.in_loss, self.signal, self.taught)
             if part
         ]
         steps = [torch.stack(part).amax(0) for part in zip(*self.steps, strict=True)]
         # a process without rows of its own takes the others' steps all the same
         measured = [torch.stack(counts), *steps] if counts else steps
         numbers = torch.cat(measured).tolist() if measured else []
-        own, rest = (numbers[:3], numbers[3:]) if counts else ([0.0] * 3, numbers)
-        kept, signal, taught = own
-        modules = {module_of(name): (0.0, 0.0) for name in self.every}
-        gradients, moves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        row_counts, step_numbers = (numbers[:3], numbers[3:]) if counts else ([0.0] * 3, numbers)
+        in_loss, signal, taught = row_counts
+        modules = {module_of(name): (0.0, 0.0) for name in self.parameters}
+        gradients, moves = (
+            step_numbers[: len(step_numbers) // 2],
+            step_numbers[len(step_numbers) // 2 :],
+        )
         for name, gradient, move in zip(self.names, gradients, moves, strict=True):
             module = module_of(name)
             before = modules[module]
             modules[module] = max(before[0], gradient), max(before[1], move)
         rows = sum(map(len, self.taught))
-        return UpdateFacts(rows, int(kept), int(signal), int(taught), modules)
+        return UpdateFacts(rows, int(in_loss), int(signal), int(taught), modules)
 
 
 class UpdateFacts(NamedTuple):
@@ -182,25 +187,25 @@ class UpdateFacts(NamedTuple):
     """
 
     rows: int
-    kept: int
+    in_loss: int
     signal: int
     taught: int
     modules: Mapping[str, tuple[float, float]]
 
     @classmethod
-    def joined(cls, every: list["UpdateFacts"]) -> "UpdateFacts":
+    def joined(cls, of_processes: list["UpdateFacts"]) -> "UpdateFacts":
         """Join the numbers of all processes: their rows are different, their weights the same, or
         shards."""
         modules = dict[str, tuple[float, float]]()
-        for each in every:
-            for name, (gradient, move) in each.modules.items():
+        for facts in of_processes:
+            for name, (gradient, move) in facts.modules.items():
                 before = modules.get(name, (0.0, 0.0))
                 modules[name] = max(before[0], gradient), max(before[1], move)
         return cls(
-            sum(each.rows for each in every),
-            sum(each.kept for each in every),
-            sum(each.signal for each in every),
-            sum(each.taught for each in every),
+            sum(facts.rows for facts in of_processes),
+            sum(facts.in_loss for facts in of_processes),
+            sum(facts.signal for facts in of_processes),
+            sum(facts.taught for facts in of_processes),
             modules,
         )
 
@@ -235,104 +240,105 @@ class LearningCheck:
     ) -> None:
         """Say what the update did, or raise a UserError, on all processes, if settings keep the
         model from learning. `metrics` are the iteration's, with `lr`."""
-        found = UpdateFacts.joined(learner.parallel.every(watch.found()))
-        if not found.modules:  # no step was taken: a gradient overflowed
+        facts = UpdateFacts.joined(learner.parallel.every(watch.facts()))
+        if not facts.modules:  # no step was taken: a gradient overflowed
             return
-        broken = next(broken_links(learner, found, metrics), None)
+        broken = next(broken_links(learner, facts, metrics), None)
         if broken is not None:
-            whose = f"{learner.name}: " if learner.name else ""
-            raise UserError(f"{whose}the run cannot learn: {broken}")
-        if not found.signal and not found.taught:
-            terminal.say(f"learning: {silence(found, metrics)}; the next iteration is judged")
+            prefix = f"{learner.name}: " if learner.name else ""
+            raise UserError(f"{prefix}the run cannot learn: {broken}")
+        if not facts.signal and not facts.taught:
+            terminal.say(f"learning: {silence(facts, metrics)}; the next iteration is judged")
             return
         self.done = True
-        terminal.say(f"learning: {said(learner, found, metrics)}")
+        terminal.say(f"learning: {healthy_update(learner, facts, metrics)}")
 
 
-def said(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
+def healthy_update(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """The sentence on a healthy update."""
-    what = "adapters" if learner.run.model.lora is not None else "modules"
-    reached, every = len(found.reached), len(found.modules)
+    part = "adapters" if learner.run.model.lora is not None else "modules"
+    reached, modules = len(facts.reached), len(facts.modules)
     line = (
-        f"{found.taught} of {found.rows} rows have a gradient, which reaches {reached} of {every} "
-        f"{what}; weights moved by up to {found.moved:.1e} (learning rate {metrics['lr']:.1e})"
+        f"{facts.taught} of {facts.rows} rows have a gradient, which reaches {reached} of "
+        f"{modules} {part}; weights moved by up to {facts.moved:.1e} "
+        f"(learning rate {metrics['lr']:.1e})"
     )
-    without = [name for name in found.modules if name not in found.reached]
+    without = [name for name in facts.modules if name not in facts.reached]
     if not without:
         return line
     more = "" if len(without) <= MOST_NAMES else f" and {len(without) - MOST_NAMES} more"
     return f"{line}; none reaches {', '.join(without[:MOST_NAMES])}{more}"
 
 
-def silence(found: UpdateFacts, metrics: Mapping[str, float]) -> str:
+def silence(facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Why an iteration's data teaches nothing."""
-    if not found.kept:
+    if not facts.in_loss:
         return "the update had no rows in its loss"
     causes = [
-        f"{share:.0%} {what}"
-        for share, what in (
+        f"{share:.0%} {cause}"
+        for share, cause in (
             (metrics.get("flat_groups", 0.0), "of the groups score all samples the same"),
             (failed_share(metrics), "of the samples have no score"),
             (metrics.get("abstained_share", 0.0), "of the samples have no reward that applies"),
         )
         if share > 0
     ]
-    why = f" ({', '.join(causes)})" if causes else ""
-    return f"no row of this update compares different samples{why}, so the data teaches nothing"
+    reasons = f" ({', '.join(causes)})" if causes else ""
+    return f"no row of this update compares different samples{reasons}, so the data teaches nothing"
 
 
 def broken_links(
-    learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]
+    learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]
 ) -> Iterator[str]:
     """The settings that keep an update from learning, and their fix: none for a healthy run and
     for silent data."""
-    if credit_is_zero(learner, found, metrics):
+    if credit_is_zero(learner, facts, metrics):
         yield (
-            f"every group's samples score differently, and the credit of all {found.rows} rows is "
+            f"every group's samples score differently, and the credit of all {facts.rows} rows is "
             "0; check the scales, bounds and weights in recipe.advantage"
         )
-    if found.signal and not found.taught:
-        yield broken_loss(learner, found, metrics)
-    if found.taught and not found.reached:
-        yield broken_model(learner, found)
-    still = found.moved <= UNMOVED_SHARE * metrics["lr"]
-    carried = found.steepest < UNMOVED_SHARE * ADAM_EPSILON  # a resumed Adam moves by its momentum
-    if found.reached and metrics["lr"] > 0 and (still or carried):
-        yield broken_step(learner, found, metrics)
+    if facts.signal and not facts.taught:
+        yield broken_loss(learner, facts, metrics)
+    if facts.taught and not facts.reached:
+        yield broken_model(learner, facts)
+    still = facts.moved <= UNMOVED_SHARE * metrics["lr"]
+    carried = facts.steepest < UNMOVED_SHARE * ADAM_EPSILON  # a resumed Adam moves by its momentum
+    if facts.reached and metrics["lr"] > 0 and (still or carried):
+        yield broken_step(learner, facts, metrics)
 
 
-def credit_is_zero(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> bool:
+def credit_is_zero(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> bool:
     """Whether the recipe itself turns scores that differ into advantages of 0. Texts are left out,
     whose credit may read successes, and so are trackers, which compare with earlier iterations."""
     algorithm = learner.algorithm
     differ = metrics.get("flat_groups", 1.0) == metrics.get("unscored_share", 1.0) == 0
-    whole = found.kept == found.rows > 0 and learner.run.budget == BudgetSettings()
+    all_rows = facts.in_loss == facts.rows > 0 and learner.run.budget == BudgetSettings()
     plain = (
         not algorithm.text and algorithm.tracker is NoTracker and compares_samples(algorithm.loss)
     )
-    return differ and whole and plain and not found.signal and not found.taught
+    return differ and all_rows and plain and not facts.signal and not facts.taught
 
 
-def broken_loss(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
+def broken_loss(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Rows differ, and the loss has no gradient for any of them."""
-    loss, rows = learner.algorithm.loss, f"none of {found.signal} rows has a gradient"
+    loss, rows = learner.algorithm.loss, f"none of {facts.signal} rows has a gradient"
     if isinstance(loss, RewardGradient) and metrics.get("through/satisfied", 0.0) >= 1:
         return (
             f"{rows}: form hinge teaches only below recipe.bound {loss.bound:g}, and the samples "
             f"score {metrics['through/score']:.3g} on average already; set recipe.form: linear, or "
             "a bound above the scores"
         )
-    for name, why in SHARES.items():
+    for name, reason in SHARES.items():
         if metrics.get(name, 0.0) >= 1:
-            return f"{rows}: {name} is 1, {why}"
+            return f"{rows}: {name} is 1, {reason}"
     if metrics.get("clipped_low", 0.0) + metrics.get("clipped_high", 0.0) >= 1:
         return (
             f"{rows}: the clip range stops all of them, so their ratios are outside of it before "
             "the first step; widen recipe.clip, or lower workers.lag and budget.replay"
         )
-    for name, why in ZEROS.items():
+    for name, reason in ZEROS.items():
         if metrics.get(name) == 0:
-            return f"{rows}: {name} is 0, {why}"
+            return f"{rows}: {name} is 0, {reason}"
     if isinstance(loss, Distillation) and metrics.get("kl_teacher") == 0:
         return (
             f"{rows}: kl_teacher is 0, so the teacher's weights equal the student's; name another "
@@ -371,39 +377,39 @@ ZEROS = {
 """Metrics with which a loss says that nothing is left, and the setting that is the cause."""
 
 
-def broken_model(learner: Learner, found: UpdateFacts) -> str:
+def broken_model(learner: Learner, facts: UpdateFacts) -> str:
     """The loss has a gradient, and no trained weight has one."""
     m = learner.run.model
-    rows = f"{found.taught} rows have a gradient, and it reaches none of "
-    what = "the trained weights" if m.lora is None else f"the {len(found.modules)} adapters"
+    rows = f"{facts.taught} rows have a gradient, and it reaches none of "
+    weights = "the trained weights" if m.lora is None else f"the {len(facts.modules)} adapters"
     if m.lora is not None and not any(
         bool(p.detach().count_nonzero()) for p in learner.policies.parameters.values()
     ):
         return (
-            f"{rows}{what}: both matrices of each are 0, so neither can leave 0; name another file "
-            "in model.lora.from, or leave it out"
+            f"{rows}{weights}: both matrices of each are 0, so neither can leave 0; name another "
+            "file in model.lora.from, or leave it out"
         )
     if m.dtype == "float16":
-        return f"{rows}{what}: it vanishes in float16; set model.dtype: bfloat16 or float32"
-    names = ", ".join(list(found.modules)[:MOST_NAMES])
+        return f"{rows}{weights}: it vanishes in float16; set model.dtype: bfloat16 or float32"
+    names = ", ".join(list(facts.modules)[:MOST_NAMES])
     targets = "choose other layers in model.lora.targets, or " if m.lora is not None else ""
     return (
-        f"{rows}{what} ({names}): they take no part in what the loss evaluates, or their outputs "
-        f"are detached or multiplied by 0; {targets}leave torch.no_grad, detach and frozen "
+        f"{rows}{weights} ({names}): they take no part in what the loss evaluates, or their "
+        f"outputs are detached or multiplied by 0; {targets}leave torch.no_grad, detach and frozen "
         "branches out of your own model"
     )
 
 
-def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, float]) -> str:
+def broken_step(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Weights have a gradient, and the step does not move them."""
     t, norm = learner.run.train, metrics["grad_norm"]
-    steepest = found.steepest
-    moved = f"weights moved by at most {found.moved:.1e}"
-    if found.moved > UNMOVED_SHARE * metrics["lr"]:
-        moved = "weights move by Adam's earlier gradients alone"
+    steepest = facts.steepest
+    movement = f"weights moved by at most {facts.moved:.1e}"
+    if facts.moved > UNMOVED_SHARE * metrics["lr"]:
+        movement = "weights move by Adam's earlier gradients alone"
     if math.isfinite(norm) and norm > 0 and t.max_grad_norm < UNMOVED_SHARE * norm:
         return (
-            f"{moved}: train.max_grad_norm {t.max_grad_norm:g} shrinks the gradient, of norm "
+            f"{movement}: train.max_grad_norm {t.max_grad_norm:g} shrinks the gradient, of norm "
             f"{norm:.1e}, below Adam's epsilon; set it near 1"
         )
     if steepest < ADAM_EPSILON:
@@ -413,10 +419,10 @@ def broken_step(learner: Learner, found: UpdateFacts, metrics: Mapping[str, floa
             else ("raise the weights of the rewards or of the loss")
         )
         return (
-            f"{moved}: the largest gradient is {steepest:.1e}, far below Adam's epsilon of 1e-8; "
-            f"{scale}"
+            f"{movement}: the largest gradient is {steepest:.1e}, far below Adam's epsilon of "
+            f"1e-8; {scale}"
         )
     return (
-        f"{moved} at a learning rate of {metrics['lr']:.1e}, which their precision rounds away; "
+        f"{movement} at a learning rate of {metrics['lr']:.1e}, which their precision rounds away; "
         "raise train.lr"
     )

@@ -85,11 +85,13 @@ class RowAssignment:
         prompt = on_host(rows.prompt)[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
-            own = (prompt == at).nonzero()[:, 0]
+            rows_of_draw = (prompt == at).nonzero()[:, 0]
             key = (self.seed, "deal", self.iteration, draw, place)
             # a draw may have one shared state per step: then its steps take turns
             first = draw + place if rows.state is not None and unit == 1 else draw
-            dealt[own] = torch.randperm(len(own), generator=generator(*key)) + first
+            dealt[rows_of_draw] = (
+                torch.randperm(len(rows_of_draw), generator=generator(*key)) + first
+            )
         return (dealt % self.updates)[inputs]
 
 
@@ -143,7 +145,10 @@ class TextCalls:
         rows = dict[int, list[int]]()
         for row, number in zip(integers(index), integers(inputs[index]), strict=True):
             rows.setdefault(number, []).append(row)
-        width = {number: max(ends[row] for row in own) for number, own in rows.items()}
+        width = {
+            number: max(ends[row] for row in rows_of_input)
+            for number, rows_of_input in rows.items()
+        }
         parts, tokens = list[list[int]](), 0
         for number in sorted(rows, key=lambda n: (-width[n], n)):
             if not parts or self._full(parts[-1], tokens, width[number], width):

@@ -49,8 +49,8 @@ def _may_ask(name: RouteRequest) -> Callable[[Session], bool]:
 
     def needed(session: Session) -> bool:
         algorithm = session.algorithm
-        own = not is_included(algorithm.plan)
-        return not algorithm.text and (own or name in algorithm.asks)
+        of_user = not is_included(algorithm.plan)
+        return not algorithm.text and (of_user or name in algorithm.asks)
 
     return needed
 
@@ -111,9 +111,9 @@ def feature(name: str) -> Any:
 def open_unit(session: Session, clock: PhaseClock) -> UnitStages:
     """The sampling and scoring of a unit of draws, on any process."""
     stages = UnitStages(UnitSampler.plain(session, clock), UnitScorer(session, clock))
-    for each in OF_UNITS:
-        if each.needed(session):
-            stages = feature(each.name).wrap_unit(stages, session, clock)
+    for entry in OF_UNITS:
+        if entry.needed(session):
+            stages = feature(entry.name).wrap_unit(stages, session, clock)
     return stages
 
 
@@ -131,10 +131,10 @@ def open_stages(session: Session, progress: Progress, keep_values: bool = False)
     clock = PhaseClock()
     stages = wrapped(plain_stages(session, progress, clock, keep_values), session)
     if OF_TWO_MODELS.needed(session):
-        both, writer = feature(OF_TWO_MODELS.name), session.prompt_writer
+        joint, writer = feature(OF_TWO_MODELS.name), session.prompt_writer
         assert writer is not None, "the second model is the one that writes prompts"
-        texts = both.scored_by_images(plain_stages(writer, progress, clock, keep_values), writer)
-        stages = both.wrap(stages, session, wrapped(texts, writer))
+        texts = joint.scored_by_images(plain_stages(writer, progress, clock, keep_values), writer)
+        stages = joint.wrap(stages, session, wrapped(texts, writer))
     return stages
 
 
@@ -159,10 +159,10 @@ def plain_stages(
 
 def wrapped(stages: Stages, session: Session) -> Stages:
     """One model's stages in the features that the run needs."""
-    for each in OF_ITERATIONS:
-        if each.needed(session):
-            stages = feature(each.name).wrap(stages, session)
-    listed = {each.name for each in (*OF_UNITS, *OF_ITERATIONS)}
+    for entry in OF_ITERATIONS:
+        if entry.needed(session):
+            stages = feature(entry.name).wrap(stages, session)
+    listed = {entry.name for entry in (*OF_UNITS, *OF_ITERATIONS)}
     owners = {column.owner for column in session.algorithm.reads}
     for name in sorted(owners - listed - {*STAGES}):
         stages = feature(name).wrap(stages, session)

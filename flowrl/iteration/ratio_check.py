@@ -52,8 +52,10 @@ def uncompiled_above(learner: Learner, training: TrainingRows, terminal: Termina
     roots = learner.policy.roots().values()
     if learner.run.model.compiles != "auto" or not savings.are_compiled(roots):
         return training
-    here = noise_floor(learner, training)
-    floor = max((each for each in learner.parallel.every(here) if each is not None), default=0.0)
+    local_floor = noise_floor(learner, training)
+    floor = max(
+        (value for value in learner.parallel.every(local_floor) if value is not None), default=0.0
+    )
     loss = learner.algorithm.loss
     most = min(loss.clip) if isinstance(loss, ClipsRatio) else UNCLIPPED
     most *= FAR_ABOVE_CLIP if learner.run.recomputes_old else 1
@@ -75,7 +77,7 @@ class Cause(NamedTuple):
               are then those of the policy that sampled
     """
 
-    what: str
+    finding: str
     advice: str
     rounding: bool = True
 
@@ -147,19 +149,22 @@ def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) ->
     loss, recomputed = learner.algorithm.loss, learner.run.recomputes_old
     clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
-    then = (
+    remark = (
         ("; the update uses the recomputed densities, so the first ratio is 1")
         if recomputed
         else ""
     )
     if lag := learner.run.workers.lag:
-        then += f"; later samples come from weights that are {lag} iterations older (workers.lag)"
+        remark += f"; later samples come from weights that are {lag} iterations older (workers.lag)"
     terminal.say(
-        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
+        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}"
+        f"{beside}{remark}"
     )
     bound = UNCLIPPED if clip is None else min(clip)
     matters = clip is not None or "old" in loss.roles
-    highest = max((each for each in learner.parallel.every(floor) if each is not None), default=0.0)
+    highest = max(
+        (value for value in learner.parallel.every(floor) if value is not None), default=0.0
+    )
     if recomputed:  # rounding is repaired; densities of something else are not
         bound = max(bound, math.inf if coarse(learner) else MOST_ROUNDING)
     if not matters or highest <= bound:
@@ -170,21 +175,21 @@ def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) ->
     if recomputed:
         raise UserError(
             f"stored and recomputed log-densities differ by {highest:.1e}, which "
-            f"train.recompute_old cannot repair: {cause.what}; {cause.advice}"
+            f"train.recompute_old cannot repair: {cause.finding}; {cause.advice}"
         )
     if clip is None:
         terminal.warn(
-            f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.what}; "
+            f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.finding}; "
             f"{cause.advice}"
         )
     elif highest > FAR_ABOVE_CLIP * bound:
         raise UserError(
             f"the noise floor of log-densities, {highest:.1e}, is far above the clip range "
-            f"{bound:g}, so ratios would be noise: {cause.what}; {cause.advice}"
+            f"{bound:g}, so ratios would be noise: {cause.finding}; {cause.advice}"
         )
     else:
         terminal.warn(
-            f"the noise floor {floor:.1e} is above {bound:g}: {cause.what}; {cause.advice}"
+            f"the noise floor {floor:.1e} is above {bound:g}: {cause.finding}; {cause.advice}"
         )
     return floor
 

@@ -67,11 +67,11 @@ class Drawn:
     @property
     def places(self) -> tuple[int, ...]:
         """This process's places in the draws, round after round."""
-        found, first = list[int](), 0
+        places, first = list[int](), 0
         for share in self.shares:
-            found += [first + place for place in share.mine]
+            places += [first + place for place in share.mine]
             first += share.count
-        return tuple(found)
+        return tuple(places)
 
     @property
     def unit(self) -> SamplingUnit:
@@ -94,11 +94,11 @@ class Drawn:
         def gathered(column: Tensor) -> Tensor:
             per_draw = len(column) // sum(sizes)
             parts = column.split([size * per_draw for size in sizes])
-            each = [
+            by_round = [
                 parallel.gatherer(share.count)(part)
                 for share, part in zip(self.shares, parts, strict=True)
             ]
-            return each[0] if len(each) == 1 else torch.cat(each)
+            return by_round[0] if len(by_round) == 1 else torch.cat(by_round)
 
         return gathered
 

@@ -28,7 +28,7 @@ def rows_of_plan(
     """The likelihood's rows, with the columns of their samples."""
     del before
     rows = likelihood.rows(rollout, credit.advantages, credit.mask)
-    return [with_table(each, credit.table) for each in rows]
+    return [with_table(part, credit.table) for part in rows]
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,22 @@ def metrics_of(
 
 def descriptions(session: Session, samples: Sampled, scores: Scored) -> dict[str, float]:
     """Statistics of the samples, reports of rewards and counts, over all processes."""
-    every, unit = session.parallel.every, samples.unit
+    gather, unit = session.parallel.every, samples.unit
     statistics = unit.statistics
     own_means = (statistics.means, statistics.size) if samples.drawn.shares[0].counts else None
-    metrics = merged_means([each for each in every(own_means) if each is not None])
-    metrics |= mean_metrics(every(reports(session.reporting) | dict(scores.reports)))
-    metrics["count/sampling"] = float(sum(every(unit.evaluations)))
-    metrics["count/scored"] = float(sum(every(scored_samples(samples, scores))))
+    metrics = merged_means([means for means in gather(own_means) if means is not None])
+    metrics |= mean_metrics(gather(reports(session.reporting) | dict(scores.reports)))
+    metrics["count/sampling"] = float(sum(gather(unit.evaluations)))
+    metrics["count/scored"] = float(sum(gather(scored_samples(samples, scores))))
     return metrics
 
 
 def scored_samples(samples: Sampled, scores: Scored) -> int:
     """Number of samples, predicted ones included, that this process scored for its own draws."""
-    own, drawn = 0, samples.drawn
+    count, drawn = 0, samples.drawn
     if not drawn.counts:
         return 0
     for rollout in samples.rollouts:
         per_draw = len(rollout.prompt) // sum(len(share.mine) for share in drawn.shares)
-        own += sum(len(share.mine) * per_draw for share in drawn.shares if share.counts)
-    return own + samples.unit.scored + scores.scored
+        count += sum(len(share.mine) * per_draw for share in drawn.shares if share.counts)
+    return count + samples.unit.scored + scores.scored

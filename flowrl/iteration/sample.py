@@ -52,7 +52,8 @@ class UnitStages(NamedTuple):
     sample: SamplesUnit
     score: ScoresUnit
 
-    def both(self, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
+    def run(self, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
+        """Sample a unit, and score its samples."""
         sampled = self.sample(unit)
         return sampled, self.score(unit, sampled)
 
@@ -162,8 +163,8 @@ def made_unit(opened: OpenedUnit, rolled: Rolled, decoded: Sequence[Samples]) ->
     rollouts, meter = tuple(rolled.rollouts), opened.batch.meter
     statistics = opened.batch.statistics(rollouts[0], decoded[0].media)
     evaluations = meter.graded + meter.frozen
-    made = UnitSamples(rollouts, tuple(decoded), statistics, evaluations, rolled.scored)
-    return SampledUnit(opened.batch, made)
+    unit_samples = UnitSamples(rollouts, tuple(decoded), statistics, evaluations, rolled.scored)
+    return SampledUnit(opened.batch, unit_samples)
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class SampleStage:
 @contextmanager
 def sampling_together(session: Session, by: str) -> Iterator[None]:
     """All processes sample, or score with the model, and raise each other's errors."""
-    whole = whole_weights(session, by) if session.parallel.units else nullcontext()
-    with session.parallel.together(), whole:
+    gathered_weights = whole_weights(session, by) if session.parallel.units else nullcontext()
+    with session.parallel.together(), gathered_weights:
         session.writer.check()
         yield
 
@@ -235,8 +236,8 @@ def decode_samples_of(
     reward would otherwise be blamed on the reward.
     """
     with bounded_call("decoding"):
-        made = batch.media(rollout)
-    media, audio = made if isinstance(made, Decoded) else (made, None)
+        decoded = batch.media(rollout)
+    media, audio = decoded if isinstance(decoded, Decoded) else (decoded, None)
     check_samples(rollout, media if audio is None else [media, audio.waveform], place)
     group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])

@@ -25,11 +25,16 @@ class UnitScorer:
         del unit  # its samples are decoded
         session, samples = self.session, list[Samples]()
         with self.clock("score"):
-            for each in sampled.unit.samples:
-                assert isinstance(each, Samples), "they were decoded here"
-                samples.append(each)
-            scores = [score_once(session.parallel, session.rewards, each) for each in samples]
-            return UnitScores(tuple(scores), tuple(each.on_cpu() for each in samples))
+            for plan_samples in sampled.unit.samples:
+                assert isinstance(plan_samples, Samples), "they were decoded here"
+                samples.append(plan_samples)
+            scores = [
+                score_once(session.parallel, session.rewards, plan_samples)
+                for plan_samples in samples
+            ]
+            return UnitScores(
+                tuple(scores), tuple(plan_samples.on_cpu() for plan_samples in samples)
+            )
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class ScoreStage:
         unit = with_smaller_calls(session.learner, session.terminal, scored)
         gather = drawn.gatherer(session.parallel)
         weights = session.weights(drawn.iteration)
-        plans = [plan_scores(own, own.arranged(gather), weights) for own in unit.plans]
+        plans = [plan_scores(scores, scores.arranged(gather), weights) for scores in unit.plans]
         return Scored(tuple(plans), unit.samples, unit.scored, unit.reports)
 
 
@@ -61,12 +66,12 @@ def early_scores(unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
 
 def joined_columns(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
     """Combine scores of the same samples by different rewards, in the order of `names`."""
-    found = {name: each.column(name) for each in columns for name in each.names}
-    return Scores.of_rewards({name: found[name] for name in names})
+    by_reward = {name: scores.column(name) for scores in columns for name in scores.names}
+    return Scores.of_rewards({name: by_reward[name] for name in names})
 
 
-def plan_scores(own: Scores, everyone: Scores, weights: Tensor) -> PlanScores:
-    return PlanScores(own, everyone, everyone.totals(weights))
+def plan_scores(local: Scores, everyone: Scores, weights: Tensor) -> PlanScores:
+    return PlanScores(local, everyone, everyone.totals(weights))
 
 
 def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -37,10 +37,10 @@ class Tally:
                     to_move[id(tensor)] = tensor
                 else:
                     on_cpu[id(tensor)] = copy
-        sent = [tensor.flatten() for tensor in (*numbers, *to_move.values())]
-        whole = torch.cat(sent).cpu() if sent else torch.empty(0)
+        flat = [tensor.flatten() for tensor in (*numbers, *to_move.values())]
+        numbers_on_cpu = torch.cat(flat).cpu() if flat else torch.empty(0)
         sizes = [len(numbers), *(tensor.numel() for tensor in to_move.values())]
-        first, *parts = whole.split(sizes)
+        first, *parts = numbers_on_cpu.split(sizes)
         for (key, tensor), part in zip(to_move.items(), parts, strict=True):
             on_cpu[key] = part.to(tensor.dtype).view(tensor.shape)
         for name, metric, mask in waiting:

@@ -78,10 +78,10 @@ class StoredSamples:
     @classmethod
     def joined(cls, parts: "Sequence[StoredSamples]") -> "StoredSamples":
         return cls(
-            tuple(part for each in parts for part in each.parts),
-            [text for each in parts for text in each.prompts],
-            torch.cat([each.group for each in parts]),
-            [row for each in parts for row in each.meta],
+            tuple(part for stored in parts for part in stored.parts),
+            [text for stored in parts for text in stored.prompts],
+            torch.cat([stored.group for stored in parts]),
+            [row for stored in parts for row in stored.meta],
             parts[0].kind,
         )
 
@@ -92,21 +92,21 @@ class StoredSamples:
         """Samples of these rows, in this order."""
         media, sounds, first = dict[int, Any](), dict[int, Audio](), 0
         for count, bring in self.parts:
-            here = {row - first for row in rows if first <= row < first + count}
-            brought = bring() if here else None
+            rows_inside = {row - first for row in rows if first <= row < first + count}
+            brought = bring() if rows_inside else None
             if brought is not None:
-                media |= {first + i: brought.media[i] for i in here}
+                media |= {first + i: brought.media[i] for i in rows_inside}
             if brought is not None and brought.audio is not None:
-                sounds |= {first + i: brought.audio.take([i]) for i in here}
+                sounds |= {first + i: brought.audio.take([i]) for i in rows_inside}
             first += count
-        taken = [media[row] for row in rows]
-        tensors = [each for each in taken if isinstance(each, Tensor)]
-        same = len(tensors) == len(rows) and len({each.shape for each in tensors}) == 1
-        whole = torch.stack(tensors) if same and tensors else taken
+        items = [media[row] for row in rows]
+        tensors = [item for item in items if isinstance(item, Tensor)]
+        same = len(tensors) == len(rows) and len({tensor.shape for tensor in tensors}) == 1
+        batch = torch.stack(tensors) if same and tensors else items
         group = self.group[torch.tensor([*rows], dtype=torch.long)]
         meta = [self.meta[row] for row in rows] if self.meta else ()
         audio = Audio.joined([sounds[row] for row in rows]) if sounds else None
-        return Samples(whole, [self.prompts[row] for row in rows], group, meta, audio)
+        return Samples(batch, [self.prompts[row] for row in rows], group, meta, audio)
 
 
 @dataclass(frozen=True)
@@ -157,23 +157,23 @@ def joined_units(
 
     `join` joins the rollouts of one plan.
     """
-    samples, scores = [each for each, _ in sampled], [each for _, each in sampled]
+    samples, scores = [unit for unit, _ in sampled], [unit_scores for _, unit_scores in sampled]
     by_plan = [
         all_samples([_placed(part, unit.first) for unit, part in zip(units, parts, strict=True)])
-        for parts in zip(*(each.samples for each in scores), strict=True)
+        for parts in zip(*(unit_scores.samples for unit_scores in scores), strict=True)
     ]
     scores_by_plan = UnitScores(
         tuple(Scores.joined(parts) for parts in zip(*(s.plans for s in scores), strict=True)),
         tuple(by_plan),
-        sum(each.scored for each in scores),
-        added([each.reports for each in scores]),
+        sum(unit_scores.scored for unit_scores in scores),
+        added([unit_scores.reports for unit_scores in scores]),
     )
     return UnitSamples(
         tuple(join(units, parts) for parts in zip(*(s.rollouts for s in samples), strict=True)),
         tuple(by_plan),
-        all_statistics([each.statistics for each in samples]),
-        sum(each.evaluations for each in samples),
-        sum(each.scored for each in samples),
+        all_statistics([unit_samples.statistics for unit_samples in samples]),
+        sum(unit_samples.evaluations for unit_samples in samples),
+        sum(unit_samples.scored for unit_samples in samples),
         EMPTY.with_value(EARLY, scores_by_plan),
     )
 
@@ -199,16 +199,16 @@ def _placed(samples: Samples | StoredSamples, first: int) -> Samples | StoredSam
 
 def all_samples(parts: Sequence[Samples | StoredSamples]) -> Samples | StoredSamples:
     """Join the samples of all units."""
-    stored = [each for each in parts if isinstance(each, StoredSamples)]
+    stored = [part for part in parts if isinstance(part, StoredSamples)]
     if stored:
         return StoredSamples.joined(stored)
-    return joined_samples([each for each in parts if isinstance(each, Samples)])
+    return joined_samples([part for part in parts if isinstance(part, Samples)])
 
 
 def joined_samples(parts: Sequence[Samples]) -> Samples:
     """All samples of the parts, in order."""
-    tensors = [each for part in parts if isinstance(each := part.media, Tensor)]
-    if len(tensors) == len(parts) and len({each.shape[1:] for each in tensors}) == 1:
+    tensors = [tensor for part in parts if isinstance(tensor := part.media, Tensor)]
+    if len(tensors) == len(parts) and len({t.shape[1:] for t in tensors}) == 1:
         media: Any = torch.cat(tensors)
     else:
         media = [item for part in parts for item in part.media]
@@ -221,8 +221,8 @@ def joined_samples(parts: Sequence[Samples]) -> Samples:
 
 def all_statistics(parts: Sequence[Statistics]) -> Statistics:
     """Join the statistics of all units' media."""
-    columns = {name: torch.cat([each.columns[name] for each in parts]) for name in parts[0].columns}
-    return Statistics(merged_means([(each.means, each.size) for each in parts]), columns)
+    columns = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return Statistics(merged_means([(part.means, part.size) for part in parts]), columns)
 
 
 def added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

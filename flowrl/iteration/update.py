@@ -78,11 +78,11 @@ def unchanged(learner: Learner, training: TrainingRows, shares: list[Chunks]) ->
 def averages_equal_to_trained(learner: Learner) -> frozenset[str]:
     """Averages that the loss or the sampling reads, and whose weights still equal the trained ones
     on all processes."""
-    read = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
-    if read.isdisjoint(average.name for average in learner.policies.averages):
+    names = {*learner.algorithm.loss.roles, learner.algorithm.behaviour}
+    if names.isdisjoint(average.name for average in learner.policies.averages):
         return frozenset()
-    every = learner.parallel.every(learner.policies.equal_to_current(read))
-    return frozenset(set.intersection(*every))
+    equal_by_process = learner.parallel.every(learner.policies.equal_to_current(names))
+    return frozenset(set.intersection(*equal_by_process))
 
 
 def add_gradients(
@@ -91,12 +91,12 @@ def add_gradients(
     share: Chunks,
     equal: frozenset[str] | None,
     tally: Tally,
-    seen: IterationValues | None,
+    values_of_entries: IterationValues | None,
     loss: ChunkLoss,
     watch: LearningWatch | None = None,
 ) -> None:
-    """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
-    `equal`: see `chunk_loss`; None after the iteration's first step."""
+    """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and
+    `values_of_entries`. `equal`: see `chunk_loss`; None after the iteration's first step."""
     counts = denominators(learner, share)
     with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
@@ -112,8 +112,8 @@ def add_gradients(
                 tally.add(name, values, mask)
             if (signal := signal_metric(learner.algorithm.loss, rows)) is not None:
                 tally.add(SIGNAL, signal, mask)
-            if seen is not None:
-                seen.add(rows, entries.metrics)
+            if values_of_entries is not None:
+                values_of_entries.add(rows, entries.metrics)
 
 
 @torch.no_grad()
@@ -143,22 +143,22 @@ def chunk_loss(
     training: TrainingRows,
     chunk: Rows,
     equal: frozenset[str] | None = None,
-    others: Mapping[str, RoleEvaluation] = {},
+    other_roles: Mapping[str, RoleEvaluation] = {},
 ) -> ChunkEntries:
     """Loss of a chunk: evaluate every policy that the loss reads, the trained one last.
 
-    others  roles of the loss that are no policies of the learner, and how to evaluate them
-    equal   the averages whose weights still equal the trained ones; None once an optimizer step was
-            taken since sampling
+    equal        the averages whose weights still equal the trained ones; None once an optimizer
+                 step was taken since sampling
+    other_roles  roles of the loss that are no policies of the learner, and how to evaluate them
     """
-    evaluations = evaluated_roles(learner, training, chunk, equal, others)
+    evaluations = evaluated_roles(learner, training, chunk, equal, other_roles)
     loss = learner.algorithm.loss
     entries = loss(learner.algorithm.likelihood, evaluations, chunk)
     entries = entries._replace(new=evaluations["new"])
     if "old" in evaluations:
         unstepped = equal is not None and learner.sampler == "current"
-        stored = unstepped and not learner.run.budget.replay
-        mismatch = mismatch_metric(chunk, evaluations, stored)
+        compares_stored = unstepped and not learner.run.budget.replay
+        mismatch = mismatch_metric(chunk, evaluations, compares_stored)
         entries = entries._replace(metrics={**mismatch, **entries.metrics})
     return entries, chunk.mask
 
@@ -168,7 +168,7 @@ def evaluated_roles(
     training: TrainingRows,
     chunk: Rows,
     equal: frozenset[str] | None,
-    others: Mapping[str, RoleEvaluation],
+    other_roles: Mapping[str, RoleEvaluation],
 ) -> dict[str, Evaluation]:
     """Evaluations of a chunk by role: "new", with gradients, and every role of the loss. Arguments
     as in `chunk_loss`."""
@@ -176,11 +176,11 @@ def evaluated_roles(
     roles = learner.algorithm.loss.roles
     shared = roles_of_trained_weights(learner, chunk, equal)
     evaluations: dict[str, Evaluation] = {}
-    for role in sorted(roles - {"old", *others} - shared):
+    for role in sorted(roles - {"old", *other_roles} - shared):
         with torch.no_grad(), policies.using(policies.at_sampling(role)):
             evaluations[role] = likelihood.evaluate(training.policy, chunk)
-    for role in roles & others.keys():
-        evaluations[role] = others[role](learner, training, chunk)
+    for role in roles & other_roles.keys():
+        evaluations[role] = other_roles[role](learner, training, chunk)
     if "old" in roles - shared:
         with torch.no_grad(), policies.using(learner.old):
             evaluations["old"] = chunk.old or evaluated_old(likelihood, training, chunk)
@@ -211,17 +211,17 @@ def roles_of_trained_weights(
 
 
 def mismatch_metric(
-    chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
+    chunk: Rows, evaluations: Mapping[str, Evaluation], compares_stored: bool
 ) -> dict[str, Metric]:
     """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the sampling
     weights.
 
-    stored: compare the log-probabilities in the rows' `old` with those of the trained weights,
-    which are still the sampling weights
+    compares_stored: compare the log-probabilities in the rows' `old` with those of the trained
+    weights, which are still the sampling weights
     """
     if (sampled := sampled_elsewhere(chunk)) is not None:
         pair = evaluations["old"].logp, sampled
-    elif stored and chunk.old is not None:
+    elif compares_stored and chunk.old is not None:
         pair = evaluations["new"].logp.detach(), chunk.old.logp
     else:
         return {}
@@ -234,8 +234,8 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 def denominators(learner: Learner, share: Chunks) -> Counts:
     """Denominators of all sums, over the whole optimizer step and all processes."""
-    own = Counts.of([chunk.mask for chunk in share])
-    return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
+    local_counts = Counts.of([chunk.mask for chunk in share])
+    return Counts(*torch.tensor(learner.parallel.every(tuple(local_counts))).sum(0).tolist())
 
 
 def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
@@ -248,8 +248,8 @@ def optimizer_step(learner: Learner, progress: Progress, tally: Tally) -> float:
     learner.scaler.unscale_(learner.optimizer)
     clip = clip_shards if learner.policies.sharded else torch.nn.utils.clip_grad_norm_
     late = late_verdicts()
-    there = clip(parameters.values(), learner.run.train.max_grad_norm)
-    norm, *fine = tally.settle(there, *late.spreads)
+    gradient_norm = clip(parameters.values(), learner.run.train.max_grad_norm)
+    norm, *fine = tally.settle(gradient_norm, *late.spreads)
     if fine:
         late.judge(fine)
     if math.isfinite(norm):
@@ -282,11 +282,11 @@ def update(
     counts them, over iterations and resumed runs.
     """
     learner.optimizer.zero_grad(set_to_none=True)  # of an update that ran out of memory
-    tally, seen = Tally(), IterationValues() if keep_values else None
+    tally, values_of_entries = Tally(), IterationValues() if keep_values else None
     meter = Meter(frozen=training.frozen)
     training = replace(training, policy=meter(training.policy))
     if learner.recomputes_old:
-        rows = [without_old(each, keep=learner.decouples) for each in training.rows]
+        rows = [without_old(part, keep=learner.decouples) for part in training.rows]
         training = replace(training, rows=tuple(rows))
     shares = shares_of(learner, training, training.iteration)
     # The first step's rows can share the trained policy's evaluation (`roles_of_trained_weights`),
@@ -307,7 +307,7 @@ def update(
                     share,
                     still_equal,
                     tally=tally,
-                    seen=seen,
+                    values_of_entries=values_of_entries,
                     loss=loss,
                     watch=watch,
                 )
@@ -326,7 +326,7 @@ def update(
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
-    return Updated(metrics, len(norms), seen)
+    return Updated(metrics, len(norms), values_of_entries)
 
 
 @dataclass(frozen=True)
@@ -382,12 +382,12 @@ class UpdateStage:
 
         def take() -> tuple[Updated, LearningWatch | None]:
             learner.policies.forget_gradients()
-            watch, kept = self.learning.watch(), self.keep_values
+            watch = self.learning.watch()
             updated = update(
                 learner,
                 rows,
                 self.progress,
-                keep_values=kept,
+                keep_values=self.keep_values,
                 loss=self.loss,
                 prepare=self.prepare,
                 watch=watch,
@@ -407,12 +407,12 @@ class UpdateStage:
     def refreshed(self, metrics: Mapping[str, float], number: int) -> set[str]:
         """Averages that become the current weights; the same on all processes, as the metrics
         are."""
-        found, progress = set[str](), self.progress
+        names, progress = set[str](), self.progress
         for average in self.learner.policies.averages:
             name = self.learner.named(average.name)
             passed = number - progress.refreshed.get(name, 0)
             kl = metrics.get(f"kl_{average.name}", 0.0)
             if average.refresh is not None and average.refresh.due(passed, kl):
-                found.add(average.name)
+                names.add(average.name)
                 progress.refreshed = {**progress.refreshed, name: number}
-        return found
+        return names

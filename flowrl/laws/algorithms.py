@@ -29,10 +29,10 @@ def check_laws(
     if not is_included(plan):
         check_planner(plan, levels, seed)
     plans = algorithm.planned(levels, 0, seed)
-    for each in plans:
-        kernel = each.kernel if isinstance(each, Plan) else None
-        if isinstance(each, Plan) and kernel is not None and not is_included(kernel):
-            check_kernel(kernel, each.sigmas)
+    for planned in plans:
+        kernel = planned.kernel if isinstance(planned, Plan) else None
+        if isinstance(planned, Plan) and kernel is not None and not is_included(kernel):
+            check_kernel(kernel, planned.sigmas)
     chain = algorithm.advantage.chain
     for place, transform in enumerate(chain):
         if not is_included(transform):

@@ -57,24 +57,24 @@ def _step(name: str, kernel: Kernel, x: Tensor, v: Tensor, at: Tensor, to: Tenso
 
 
 def _check_calls(
-    name: str, kernel: Kernel, step: Gaussian, given: tuple[Tensor, Tensor, Tensor, Tensor]
+    name: str, kernel: Kernel, step: Gaussian, inputs: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> None:
     """Equal calls are equal, also with fewer rows."""
-    again = _step(name, kernel, *given)
+    again = _step(name, kernel, *inputs)
     if not (torch.equal(again.mean, step.mean) and torch.equal(again.std, step.std)):
         raise UserError(
             f"{name} returns another step for the same state: its noise is drawn by the sampler, "
             "so a kernel must not draw any, nor keep anything between calls"
         )
-    fewer = _step(name, kernel, *(part[1:3] for part in given))
+    fewer = _step(name, kernel, *(part[1:3] for part in inputs))
     if not agree(fewer.mean, step.mean[1:3], step.mean[1:3].abs().clamp(min=1e-9)):
         raise UserError(f"{name}: a row's step depends on the other rows of its call")
 
 
 def _check_affine(
-    name: str, kernel: Kernel, step: Gaussian, given: tuple[Tensor, Tensor, Tensor, Tensor]
+    name: str, kernel: Kernel, step: Gaussian, inputs: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> None:
-    x, v, at, to = given
+    x, v, at, to = inputs
     one, zero = torch.ones_like(x), torch.zeros_like(x)
     a, b = (_step(name, kernel, *pair, at, to).mean for pair in ((one, zero), (zero, one)))
     for slope in (a, b):

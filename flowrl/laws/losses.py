@@ -96,7 +96,7 @@ def trials(likelihood: Likelihood | None, loss: Objective) -> Iterator[LossTrial
     user's likelihood of texts, and for losses that read columns of features."""
     if likelihood is None:
         kinds = (Transition(means=True), Matching(), Token(entropy=True))
-        likelihood = next((each for each in kinds if _accepts(loss, each)), None)
+        likelihood = next((candidate for candidate in kinds if _accepts(loss, candidate)), None)
     if likelihood is None or isinstance(likelihood, Pathwise) or columns_of(loss):
         return
     if not likelihood.text:

@@ -22,9 +22,9 @@ def check_planner(
     """
     name = part_title(planner)
     for iteration in _ITERATIONS:
-        at, given = f"{name}, iteration {iteration}", list(sigmas)
+        at, levels = f"{name}, iteration {iteration}", list(sigmas)
         first, again = (
-            tried(name, "plan", lambda i=iteration, g=given: plans_of(planner, g, i, seed))
+            tried(name, "plan", lambda i=iteration, g=levels: plans_of(planner, g, i, seed))
             for _ in range(2)
         )
         if first != again:
@@ -32,7 +32,7 @@ def check_planner(
                 f"{at}: two calls return different plans, so a resumed run would not sample as an "
                 "unbroken one; make the plans a function of the levels, the iteration and the seed"
             )
-        if given != list(sigmas):
+        if levels != list(sigmas):
             raise UserError(f"{at}: it changes the list of levels that it is given; copy it first")
         for plan in first:
             _check_ends(at, plan, sigmas)

@@ -66,7 +66,7 @@ def check_transform(
     """
     if set(columns_read((transform,))) - {*_KNOWN}:
         return False
-    summed = len(rewards) == 1 or any(isinstance(each, Sum) for each in before)
+    summed = len(rewards) == 1 or any(isinstance(earlier, Sum) for earlier in before)
     checked = False
     for trial in trial_credits(columns, rewards, summed):
         checked = _check(transform, trial, columns, before) or checked
@@ -78,27 +78,27 @@ def _check(
 ) -> bool:
     """Check one trial. False if the transform refuses its scores."""
     name, (credit, context) = part_title(transform), trial
-    given = Credit(*(part.clone() for part in credit))
+    before_call = Credit(*(part.clone() for part in credit))
     try:
-        made = tried(name, "transform", lambda: transform(credit, context))
+        result = tried(name, "transform", lambda: transform(credit, context))
     except ValueError as error:
         if error.__cause__ is None or isinstance(error.__cause__, ValueError):
             return False
         raise
-    _check_form(name, made, given)
-    if not all(torch.equal(a, b) for a, b in zip(credit, given, strict=True)):
+    _check_form(name, result, before_call)
+    if not all(torch.equal(a, b) for a, b in zip(credit, before_call, strict=True)):
         raise UserError(f"{name} changes the credit that it is given: return another one")
     again = tried(name, "transform", lambda: transform(credit, context))
-    if not all(torch.equal(a, b) for a, b in zip(made, again, strict=True)):
+    if not all(torch.equal(a, b) for a, b in zip(result, again, strict=True)):
         raise UserError(
             f"{name} returns other credit for the same scores: all processes compute the same "
             "advantages, so draw no random numbers, and keep nothing between calls"
         )
-    if made.value[~made.mask].any():
+    if result.value[~result.mask].any():
         raise UserError(f"{name}: the value of a masked entry must be 0: return value * mask")
     if fills_mask(transform):
         _check_filled(name, before, columns)
-    elif made.mask.shape == given.mask.shape and (made.mask & ~given.mask).any():
+    elif result.mask.shape == before_call.mask.shape and (result.mask & ~before_call.mask).any():
         raise UserError(
             f"{name} fills masked entries, which have no score or were left out of training: "
             "return Credit(value * credit.mask, credit.mask), or set keeps_mask = False"
@@ -106,29 +106,29 @@ def _check(
     return True
 
 
-def _check_form(name: str, made: object, given: Credit) -> None:
-    if not isinstance(made, Credit) or not all(isinstance(part, Tensor) for part in made):
+def _check_form(name: str, result: object, before_call: Credit) -> None:
+    if not isinstance(result, Credit) or not all(isinstance(part, Tensor) for part in result):
         raise UserError(f"{name} must return flowrl.credit.values.Credit(value, mask)")
-    shape = tuple(given.value.shape)
-    if made.value.shape != made.mask.shape or made.mask.dtype != torch.bool:
+    shape = tuple(before_call.value.shape)
+    if result.value.shape != result.mask.shape or result.mask.dtype != torch.bool:
         raise UserError(f"{name}: value and mask must have one shape, and the mask be of booleans")
-    if made.value.shape[0] != shape[0] or made.value.shape[-1] not in (1, shape[-1]):
+    if result.value.shape[0] != shape[0] or result.value.shape[-1] not in (1, shape[-1]):
         raise UserError(
-            f"{name} returns credit {list(made.value.shape)} for credit {list(shape)}: it needs a "
-            "row for every sample, a column for every decision point, and the same rewards"
+            f"{name} returns credit {list(result.value.shape)} for credit {list(shape)}: it needs "
+            "a row for every sample, a column for every decision point, and the same rewards"
         )
-    if not made.value.isfinite().all():
+    if not result.value.isfinite().all():
         raise UserError(f"{name} returns credit that is not finite")
 
 
 def _check_filled(name: str, before: Sequence[Transform], columns: Columns) -> None:
     """UserError if earlier transforms leave entries out that would come back."""
     credit, context = trial_credit(columns, ("reward",), summed=True, gaps=False)
-    for each in before:
-        if isinstance(each, Sum) or set(columns_read((each,))) - {*_KNOWN}:
+    for transform in before:
+        if isinstance(transform, Sum) or set(columns_read((transform,))) - {*_KNOWN}:
             continue
-        earlier = part_title(each)
-        after = tried(earlier, "transform", lambda part=each: part(credit, context))
+        earlier = part_title(transform)
+        after = tried(earlier, "transform", lambda part=transform: part(credit, context))
         if after.mask.shape == credit.mask.shape and (credit.mask & ~after.mask).any():
             raise UserError(
                 f"{name} fills masked entries (keeps_mask = False), but {earlier} before it leaves "
@@ -161,12 +161,12 @@ def trial_credit(
     scores = normals(n, count)
     scores = (scores > 0).double() if binary else scores
     scores[-group:] = 1.0
-    known = torch.ones(n, count, dtype=torch.bool)
+    scored_rewards = torch.ones(n, count, dtype=torch.bool)
     if gaps:
-        known[0] = False
-        known[group : 2 * group] = False  # a group without any score
+        scored_rewards[0] = False
+        scored_rewards[group : 2 * group] = False  # a group without any score
     leaves = scores.sum(1, keepdim=True) if summed else scores
-    scored = known[:, :r]
+    scored = scored_rewards[:, :r]
     values, masks = list[Tensor](), list[Tensor]()
     for nodes in columns.nodes:
         shape = (_DRAWS * nodes, -1, r)
@@ -175,8 +175,8 @@ def trial_credit(
         values.append(mean.repeat_interleave(group // nodes, 0))
         masks.append(have.any(1).repeat_interleave(group // nodes, 0))
     value, mask = torch.stack(values, 1), torch.stack(masks, 1)
-    every = known[:, None].expand(n, k, count)
-    states = IntermediateScores(normals(n, k, count, seed=1) * every, every)
+    state_mask = scored_rewards[:, None].expand(n, k, count)
+    states = IntermediateScores(normals(n, k, count, seed=1) * state_mask, state_mask)
     table = Table(
         {
             SAMPLE_TURNS: SampleTurns(torch.ones(n, k).bool(), torch.zeros(n, k).long()),
@@ -190,7 +190,7 @@ def trial_credit(
         {step: normals(_DRAWS * nodes, seed=3) for step, nodes in enumerate(columns.nodes)},
         lengths=torch.arange(1, n + 1),
         prompts=torch.arange(_DRAWS),
-        scores=Scores(scores * known, known, tuple(rewards), states),
+        scores=Scores(scores * scored_rewards, scored_rewards, tuple(rewards), states),
         table=table,
     )
     return Credit(value * mask, mask), context

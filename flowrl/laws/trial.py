@@ -25,8 +25,8 @@ def tried(name: str, word: str, call: Callable[[], T]) -> T:
     except UserError:
         raise
     except Exception as error:  # a user's code runs here, and may raise anything
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{name} fails in a trial call as a {word} ({why})") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{name} fails in a trial call as a {word} ({reason})") from error
 
 
 def agree(a: Tensor, b: Tensor, size: Tensor | float = 1.0, room: float = 1e-5) -> bool:

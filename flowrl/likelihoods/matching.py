@@ -69,7 +69,7 @@ WeightingName = Literal["uniform", "t", "t2", "huber", "ghuber", "epsilon"]
 
 def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
     """The published weighting with that name; `power` is ghuber's p."""
-    known = {
+    published = {
         "uniform": Weighting(),
         "t": Weighting(1.0),
         "t2": Weighting(2.0),
@@ -77,7 +77,7 @@ def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
         "ghuber": Weighting(1.0, error_power=power),
         "epsilon": Weighting(clean_power=2.0),
     }
-    return known[name]
+    return published[name]
 
 
 @dataclass(frozen=True)
@@ -145,19 +145,19 @@ class Matching:
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
         """One `Rows` per drawn noise level, each with all samples (or pairs)."""
-        credit, kept, layout = self._credit(rollout, advantage, mask)
+        credit, trained, layout = self._credit(rollout, advantage, mask)
         keep, storage = torch.arange(len(credit)), rollout.storage
         if self.paired:
-            keep, paired = self.pairs(credit[:, 0], kept[:, 0], rollout.plan.group)
+            keep, paired = self.pairs(credit[:, 0], trained[:, 0], rollout.plan.group)
             unequal = on_host(unlike(rollout.x0[sent(keep, rollout.x0.device)]))
-            kept = (paired & unequal)[:, None]
+            trained = (paired & unequal)[:, None]
         alike = 2 if self.paired else 1  # rows of a group with the same noise share a key
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         device, dtype = rollout.x0.device, rollout.x0.dtype
         at = sent(keep, device)
         x0 = storage.rounded(rollout.x0[at])
         prompt = picked(rollout.prompt, at)
-        kept_x0 = storage.put(x0)
+        stored_x0 = storage.put(x0)
         parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
             sigma = sent(sigma.to(dtype), device)
@@ -170,11 +170,11 @@ class Matching:
                 MatchingRows(
                     prompt=prompt,
                     advantage=sent(credit[keep].to(dtype), device),
-                    mask=sent(kept, device),
+                    mask=sent(trained, device),
                     old=None,
                     x=storage.put(x),
                     sigma=sigma,
-                    x0=kept_x0,
+                    x0=stored_x0,
                     noise=storage.put(noise),
                     free=free_of(rollout, prompt),
                     layout=layout,
@@ -189,10 +189,10 @@ class Matching:
         """Advantages and mask of clean samples: of one entry, or of each part."""
         layout, count = parts_of_samples(self.parts, rollout.layout), max(1, len(self.parts))
         values: list[Tensor] = [advantage, mask]
-        last, kept = (a.cpu().view(len(a), -1, count)[:, -1] for a in values)
+        last, trained = (a.cpu().view(len(a), -1, count)[:, -1] for a in values)
         if layout is not None:
-            last, kept = (of_parts(a, self.parts, layout) for a in (last, kept))
-        return last, kept, layout
+            last, trained = (of_parts(a, self.parts, layout) for a in (last, trained))
+        return last, trained, layout
 
     @staticmethod
     def pairs(
@@ -203,8 +203,8 @@ class Matching:
         ends = torch.stack([grouped.argmax(1), grouped.argmin(1)], 1)
         keep = (ends + torch.arange(len(grouped))[:, None] * group).flatten()
         differ = (grouped.amax(1) > grouped.amin(1)).repeat_interleave(2)
-        both = mask[keep].view(-1, 2).all(1).repeat_interleave(2)
-        return keep, differ & both
+        complete = mask[keep].view(-1, 2).all(1).repeat_interleave(2)
+        return keep, differ & complete
 
     def _key(self, rollout: Rollout, sample: int) -> tuple[int | str, ...]:
         """The key of sample (or pair) number `sample` of this rollout, the same on every
@@ -247,8 +247,8 @@ class Matching:
     def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b t"]:
         """|v - v_ref|^2, averaged over dimensions, times the weight of its noise level that
         `kl_weight` names."""
-        moved = mse(new.out, ref.out, rows.free, rows.layout)
+        distance = mse(new.out, ref.out, rows.free, rows.layout)
         if self.kl_weight == "uniform":
-            return moved
+            return distance
         t = rows.sigma[:, None]
-        return moved * (1 - t.clamp(max=0.99)) / (2 * 0.49 * t)
+        return distance * (1 - t.clamp(max=0.99)) / (2 * 0.49 * t)

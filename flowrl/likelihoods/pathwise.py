@@ -52,11 +52,11 @@ class PathRows(Rows):
 
     def path(self, policy: Velocity) -> "Path":
         """Rebuild the samples; if their noise is known, x0 = (x - sigma noise) / (1 - sigma)."""
-        found = euler_path(policy, self.x, self.sigmas, self.prompt)
+        path = euler_path(policy, self.x, self.sigmas, self.prompt)
         if self.noise is None:
-            return found
+            return path
         end = self.sigmas[-1]
-        return found._replace(x0=(found.x0 - end * self.noise) / (1 - end))
+        return path._replace(x0=(path.x0 - end * self.noise) / (1 - end))
 
 
 class Path(NamedTuple):
@@ -142,15 +142,15 @@ class Pathwise:
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:
         """Rows of all starts. `advantage` is kept, although no loss reads it."""
         credit = sent(advantage[:, -1:].to(rollout.x0.dtype), rollout.x0.device)
-        kept = sent(mask[:, -1:], rollout.x0.device)
-        return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
+        trained = sent(mask[:, -1:], rollout.x0.device)
+        return self.starts.rows(rollout, Rows(rollout.prompt, credit, trained, None))
 
     def graded(self, plan: Plan, anchors: int) -> int:
         """Network evaluations with gradients per draw, for a loss that compares with this many
         other policies. With several steps each step is evaluated twice, and once more for
         anchors."""
-        each = 3 if anchors else 2
-        return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
+        per_step = 3 if anchors else 2
+        return plan.group * sum(k if k == 1 else per_step * k for k in self.starts.steps(plan))
 
     def frozen(self, plan: Plan, anchors: int) -> int:
         """Evaluations without gradients per draw: of each of this many other policies, and of the
@@ -192,10 +192,6 @@ class Pathwise:
 def velocities_of(parts: Sequence[Tensor]) -> Evaluation:
     out = torch.stack(list(parts), 1)
     return Evaluation(out.detach().flatten(1)[:, :1] * 0, out)
-
-
-def path_rows(common: Rows, **own: object) -> PathRows:
-    return PathRows(**{**vars(common), **own})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -240,13 +236,21 @@ class KnownNoise:
         low, high = self.levels
         reach, noise = min(self.width, m, 1 - m), noise_of(rollout, "root")
         ways = [(m + reach, False, self.strengths[0]), (m - reach, True, self.strengths[1])]
-        found: list[PathRows] = []
+        rows: list[PathRows] = []
         for place, swapped, (first, last) in ways[: 1 + self.both]:
             sigma, end = (low + at * (high - low) for at in (place, m))
             x = (1 - sigma) * rollout.x0 + sigma * noise
-            own = {"swapped": swapped, "strength": first + m * (last - first)}
-            found.append(path_rows(common, x=x, sigmas=(sigma, end), noise=noise, **own))
-        return found
+            rows.append(
+                PathRows(
+                    **vars(common),
+                    x=x,
+                    sigmas=(sigma, end),
+                    noise=noise,
+                    swapped=swapped,
+                    strength=first + m * (last - first),
+                )
+            )
+        return rows
 
 
 def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:

@@ -201,9 +201,11 @@ def with_replayed(computed: Evaluation, chunk: Rows) -> Evaluation:
     the older policy that sampled them."""
     if not isinstance(chunk, TokenRows) or chunk.replayed is None:
         return computed
-    stored = chunk.sampled if chunk.old is None else chunk.old.logp
-    assert stored is not None, "rows have the sampler's log-probabilities"
-    return computed._replace(logp=torch.where(chunk.replayed[:, None], stored, computed.logp))
+    logp_at_sampling = chunk.sampled if chunk.old is None else chunk.old.logp
+    assert logp_at_sampling is not None, "rows have the sampler's log-probabilities"
+    return computed._replace(
+        logp=torch.where(chunk.replayed[:, None], logp_at_sampling, computed.logp)
+    )
 
 
 def of_parts(
@@ -219,8 +221,8 @@ def of_parts(
             f"and no {unknown[0]}"
         )
     nothing = torch.zeros_like(values[:, 0])
-    known = dict(zip(parts, values.unbind(1), strict=True))
-    return torch.stack([known.get(name, nothing) for name in layout.names], 1)
+    columns = dict(zip(parts, values.unbind(1), strict=True))
+    return torch.stack([columns.get(name, nothing) for name in layout.names], 1)
 
 
 def parts_of_samples(parts: Sequence[str], layout: Layout | None) -> Layout | None:
@@ -243,8 +245,8 @@ def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
     """Number the network's inputs from 0 and return the input of each row, on the CPU. Rows of the
     same state share an input. With `unit` above 1, that many consecutive rows count as one."""
     if rows.state is not None and unit == 1:
-        here = [on_host(rows.prompt), on_host(rows.state)]
-        return distinct_rows(torch.stack(here, 1))[1]
+        keys = [on_host(rows.prompt), on_host(rows.state)]
+        return distinct_rows(torch.stack(keys, 1))[1]
     return torch.arange(len(rows.prompt)) // unit
 
 
@@ -320,20 +322,20 @@ def restored(rows: RowsOf, device: torch.device) -> RowsOf:
         return _sent(rows, device)
     if not isinstance(rows, StoredRows):
         return rows
-    sigma, moved = rows.sigma, dict[str, Any]()
+    sigma, changes = rows.sigma, dict[str, Any]()
     for column in fields(rows):
         value = getattr(rows, column.name)
         if column.name in rows.stored and (value.dtype, value.device) != (
             sigma.dtype,
             sigma.device,
         ):
-            moved[column.name] = uploaded(value, sigma.device).to(sigma.dtype)
+            changes[column.name] = uploaded(value, sigma.device).to(sigma.dtype)
     if rows.old is not None and rows.old.out is not None:
-        moved["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
+        changes["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
     if rows.table.values:
         move = partial(uploaded, device=sigma.device)
-        moved["table"] = rows.table.arranged(move, *OF_ROWS)
-    return replace(rows, **moved) if moved else rows
+        changes["table"] = rows.table.arranged(move, *OF_ROWS)
+    return replace(rows, **changes) if changes else rows
 
 
 def _sent(rows: T, device: torch.device) -> T:
@@ -347,7 +349,7 @@ def _sent(rows: T, device: torch.device) -> T:
         if isinstance(value, TokenSupport):
             return TokenSupport(*(parts(getattr(value, f.name), change) for f in fields(value)))
         if isinstance(value, Evaluation):
-            return Evaluation(*(parts(each, change) for each in value))
+            return Evaluation(*(parts(leaf, change) for leaf in value))
         if isinstance(value, Table):
             return value.arranged(lambda leaf: parts(leaf, change), *OF_ROWS)
         return value
@@ -359,8 +361,8 @@ def _sent(rows: T, device: torch.device) -> T:
     values = {f.name: getattr(rows, f.name) for f in fields(rows)}
     for value in values.values():
         parts(value, noted)
-    there = iter(sent_together(leaves, device))
-    return replace(rows, **{name: parts(v, lambda _: next(there)) for name, v in values.items()})
+    copies = iter(sent_together(leaves, device))
+    return replace(rows, **{name: parts(v, lambda _: next(copies)) for name, v in values.items()})
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
@@ -378,7 +380,7 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
                 else picked(value, local_index)
             )
         if isinstance(value, Evaluation):
-            return Evaluation(*(pick(each) for each in value))
+            return Evaluation(*(pick(leaf) for leaf in value))
         if isinstance(value, Table):
             return value.arranged(pick, *OF_ROWS)
         return value

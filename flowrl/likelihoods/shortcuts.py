@@ -16,7 +16,7 @@ from numpy.polynomial import polynomial
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans
-from flowrl.likelihoods.pathwise import Path, PathRows, path_rows
+from flowrl.likelihoods.pathwise import Path, PathRows
 from flowrl.likelihoods.rows import Rows
 from flowrl.number_checks import check_number
 from samplers import Plan, Rollout, Velocity
@@ -54,10 +54,10 @@ class ShortcutRows(PathRows):
         """The samples `x0`, whose gradient is that of sum scale weight v(x, sigma)."""
         again = torch.is_grad_enabled() and len(self.weights) > 1
         states, velocities = self.known_states(), list[Tensor]()
-        moved = torch.zeros_like(self.x0)  # 0, with the gradient
+        shift = torch.zeros_like(self.x0)  # 0, with the gradient
         for k, (x, weight, scale) in enumerate(zip(states, self.weights, self.scales, strict=True)):
             if k == self.bridge and self.alpha:
-                x = x + self.alpha * moved
+                x = x + self.alpha * shift
             dtype = torch.promote_types(x.dtype, torch.float32)
             level = filled_rows(len(x), self.sigmas[k], dtype, x.device)
             v = (
@@ -66,8 +66,8 @@ class ShortcutRows(PathRows):
                 else policy(x, level, self.prompt)
             )
             velocities.append(v)
-            moved = (moved + scale * weight * (v - v.detach())).to(self.x0.dtype)
-        return Path(self.x0 + moved, states, velocities, self._similarity(velocities))
+            shift = (shift + scale * weight * (v - v.detach())).to(self.x0.dtype)
+        return Path(self.x0 + shift, states, velocities, self._similarity(velocities))
 
     @torch.no_grad()
     def _similarity(self, velocities: Sequence[Tensor]) -> Float[Tensor, "b 1"] | None:
@@ -80,10 +80,12 @@ class ShortcutRows(PathRows):
         targets = (self.x[:, self.bridge], self.x0)
         distances: list[Tensor] = []
         for leap, ((start, end), target) in enumerate(zip(ends, targets, strict=True)):
-            found = self.x[:, start] if self.rest is None else self.x[:, start] + self.rest[:, leap]
+            endpoint = (
+                self.x[:, start] if self.rest is None else self.x[:, start] + self.rest[:, leap]
+            )
             for k in range(start, end):
-                found = found + self.weights[k] * velocities[k].detach()
-            distance = (found - target).abs().flatten(1).mean(1, keepdim=True)
+                endpoint = endpoint + self.weights[k] * velocities[k].detach()
+            distance = (endpoint - target).abs().flatten(1).mean(1, keepdim=True)
             distances.append(distance.clamp(min=self.tau))
         return 1 / (distances[0] + distances[1])
 
@@ -108,7 +110,16 @@ class Kept:
         ((first, x),) = kept_states(rollout).items()
         levels = rollout.plan.sigmas[first:]
         sigmas = (levels[0], 0.0) if self.project else levels
-        return [path_rows(common, x=x, sigmas=sigmas)]
+        return [PathRows(**vars(common), x=x, sigmas=sigmas)]
+
+
+class GradedStep(NamedTuple):
+    """A step whose velocity has a gradient: its weight in the sample, and the scale of the
+    gradient."""
+
+    step: int
+    weight: float
+    scale: float
 
 
 class Quadrature(NamedTuple):
@@ -128,10 +139,10 @@ def lagrange(levels: Sequence[float], start: int, end: int, order: int) -> Quadr
     steps = evenly_spaced(start, end, order)
     weights: list[float] = []
     for step in steps:
-        others = [levels[q] for q in steps if q != step]
-        whole = polynomial.polyint(polynomial.polyfromroots(others))
-        scale = polynomial.polyval(levels[step], polynomial.polyfromroots(others))
-        ends = polynomial.polyval([levels[start], levels[end]], whole)
+        other_levels = [levels[q] for q in steps if q != step]
+        integral = polynomial.polyint(polynomial.polyfromroots(other_levels))
+        scale = polynomial.polyval(levels[step], polynomial.polyfromroots(other_levels))
+        ends = polynomial.polyval([levels[start], levels[end]], integral)
         weights.append(float((ends[1] - ends[0]) / scale))
     return Quadrature(steps, weights)
 
@@ -204,16 +215,16 @@ class Shortcuts:
     def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
         plan, bridge = rollout.plan, bridge_of(rollout.plan)
         states = kept_states(rollout) | {len(plan.steps): rollout.x0}
-        own, rest = self._euler(plan) if self.rule == "euler" else self._lagrange(plan, states)
-        steps = [step for step, _, _ in own]
+        graded, rest = self._euler(plan) if self.rule == "euler" else self._lagrange(plan, states)
+        steps = [graded_step.step for graded_step in graded]
         return [
             ShortcutRows(
                 **vars(common),
                 x=torch.stack([states[step] for step in steps], 1),
                 sigmas=(*(plan.sigmas[step] for step in steps), 0.0),
                 x0=rollout.x0,
-                weights=tuple(weight for _, weight, _ in own),
-                scales=tuple(scale for _, _, scale in own),
+                weights=tuple(graded_step.weight for graded_step in graded),
+                scales=tuple(graded_step.scale for graded_step in graded),
                 bridge=None if bridge is None else steps.index(bridge),
                 alpha=self.alpha,
                 tau=self.tau,
@@ -221,26 +232,26 @@ class Shortcuts:
             )
         ]
 
-    def _euler(self, plan: Plan) -> tuple[list[tuple[int, float, float]], None]:
+    def _euler(self, plan: Plan) -> tuple[list[GradedStep], None]:
         lengths = [after - before for before, after in pairwise(plan.sigmas)]
-        kept = kept_steps(plan)
-        factor = rescaled([lengths[k] for k in kept], lengths, self.rescale)
-        return [(k, lengths[k], factor) for k in kept], None
+        steps = kept_steps(plan)
+        factor = rescaled([lengths[k] for k in steps], lengths, self.rescale)
+        return [GradedStep(k, lengths[k], factor) for k in steps], None
 
     def _lagrange(
         self, plan: Plan, states: dict[int, Tensor]
-    ) -> tuple[list[tuple[int, float, float]], Float[Tensor, "b 2 *d"]]:
+    ) -> tuple[list[GradedStep], Float[Tensor, "b 2 *d"]]:
         """Steps with gradients, and the sums of the velocities without: these follow from two
         successive states of the trajectory."""
-        own: list[tuple[int, float, float]] = []
+        graded: list[GradedStep] = []
         rests: list[Tensor] = []
         for leap in self._leaps(plan):
             factor = rescaled(leap.weights[:2], leap.weights, self.rescale)
             scales = [factor, factor * self.second]
-            own += zip(leap.steps[:2], leap.weights[:2], scales, strict=False)
+            graded += map(GradedStep, leap.steps[:2], leap.weights[:2], scales)
             rest = torch.zeros_like(states[len(plan.steps)])
             for step, weight in list(zip(leap.steps, leap.weights, strict=True))[2:]:
                 length = plan.sigmas[step + 1] - plan.sigmas[step]
                 rest = rest + weight / length * (states[step + 1] - states[step])
             rests.append(rest)
-        return own, torch.stack(rests, 1)
+        return graded, torch.stack(rests, 1)

@@ -93,22 +93,22 @@ class Token:
     ) -> list[TokenRows]:
         """One `Rows` with all completions, or all pairs of them. `advantage` has one column per
         decision point, or per token."""
-        value, some = by_token(rollout, advantage, mask)
-        kept = some & rollout.own
+        value, credited = by_token(rollout, advantage, mask)
+        trained = credited & rollout.own
         if self.cut == "mask":
-            kept = kept & rollout.stopped[:, None]
-        spread = value.masked_fill(~kept, 0.0)
-        every, drawn = self.whole(rollout)
-        rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
+            trained = trained & rollout.stopped[:, None]
+        spread = value.masked_fill(~trained, 0.0)
+        completions, sampled = self.whole(rollout)
+        rows = replace(completions, advantage=spread[sampled], mask=trained[sampled])
         if not self.paired:
             return [rows]
         last = rollout.last[:, None]  # samples may differ in their last turn
-        value, some = (part.gather(1, last)[:, 0] for part in (advantage, mask))
-        keep, differ = Matching.pairs(value, some, rollout.plan.group)
+        value, credited = (part.gather(1, last)[:, 0] for part in (advantage, mask))
+        keep, differ = Matching.pairs(value, credited, rollout.plan.group)
         pairs = take(rows, keep)
         differ = differ & unlike_texts(pairs)
-        whole = pairs.written & differ[:, None]  # a pair is compared as whole completions
-        return [replace(pairs, mask=whole)]
+        pair_mask = pairs.written & differ[:, None]  # a pair is compared as whole completions
+        return [replace(pairs, mask=pair_mask)]
 
     def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
         """All tokens of the randomly sampled completions, and their indices: losses never read
@@ -126,11 +126,11 @@ class Token:
             from_environment=rollout.from_environment,
             replayed=None if rollout.elsewhere else rollout.replayed,
         )
-        drawn = torch.arange(len(rollout.ids))
+        sampled = torch.arange(len(rollout.ids))
         if not rollout.plan.greedy:
-            return rows, drawn
-        drawn = drawn[drawn % rollout.plan.group < rollout.plan.group - 1]
-        return take(rows, drawn), drawn
+            return rows, sampled
+        sampled = sampled[sampled % rollout.plan.group < rollout.plan.group - 1]
+        return take(rows, sampled), sampled
 
     def evaluate(self, policy: TokenPolicy, rows: TokenRows) -> Evaluation:
         return policy(rows, self.entropy)
@@ -154,9 +154,9 @@ def by_token(
                 f"{nodes.shape[1]} decision points or {rollout.ids.shape[1]} tokens"
             )
         return advantage.to(rollout.logp.dtype), mask
-    value, some = shared_credit(advantage, mask, nodes, rollout.plan.group)
+    value, credited = shared_credit(advantage, mask, nodes, rollout.plan.group)
     point = rollout.point
-    return value.to(rollout.logp.dtype).gather(1, point), some.gather(1, point)
+    return value.to(rollout.logp.dtype).gather(1, point), credited.gather(1, point)
 
 
 def shared_credit(
@@ -168,9 +168,9 @@ def shared_credit(
     masks: list[Tensor] = []
     for k, ids in enumerate(nodes.unbind(1)):
         level = NodeLevel.of(ids, group)
-        kept = mask[:, k : k + 1].to(advantage)
-        count = level.total(kept)
-        mean = level.total(advantage[:, k : k + 1] * kept) / count.clamp(min=1)
+        credited = mask[:, k : k + 1].to(advantage)
+        count = level.total(credited)
+        mean = level.total(advantage[:, k : k + 1] * credited) / count.clamp(min=1)
         values.append(level.at_leaves(mean)[:, 0])
         masks.append(level.at_leaves(count > 0)[:, 0])
     return torch.stack(values, 1), torch.stack(masks, 1)

@@ -37,12 +37,12 @@ def log_ratio(
     product         the sum over the row's tokens: the completion is one action (RLOO,
                     arXiv:2402.14740)
     """
-    each = torch.where(mask, new - old, 0.0)
+    per_token = torch.where(mask, new - old, 0.0)
     if level == "token":
-        return each
+        return per_token
     if level == "product":
-        return row_sum(each, mask).expand_as(each) * mask
-    mean = row_mean(each, mask).expand_as(each) * mask
+        return row_sum(per_token, mask).expand_as(per_token) * mask
+    mean = row_mean(per_token, mask).expand_as(per_token) * mask
     if level == "sequence":
         return mean
     return torch.where(mask, new - new.detach(), 0.0) + mean.detach()
@@ -75,8 +75,8 @@ def mismatch(
     """Ratio of the trainer's probability to the sampling engine's: p_old / p_sampled per token (u =
     t), or its product over the row (u = 1). A token without the engine's probability (NaN) has
     ratio 1."""
-    each = torch.where(mask, old - sampled, 0.0).nan_to_num(0.0)
-    return (each if level == "token" else each.sum(1, keepdim=True)).exp()
+    per_token = torch.where(mask, old - sampled, 0.0).nan_to_num(0.0)
+    return (per_token if level == "token" else per_token.sum(1, keepdim=True)).exp()
 
 
 def bounded(

@@ -81,8 +81,8 @@ def entries(
     values: Float[Tensor, "b *d"], free: Bool[Tensor, "b *d"] | None, layout: Layout | None
 ) -> Float[Tensor, "b t"]:
     """Means as entries of a loss: one per row, or one per part of a row."""
-    found = mean_over(values, free, layout)
-    return found[:, None] if layout is None else found
+    means = mean_over(values, free, layout)
+    return means[:, None] if layout is None else means
 
 
 def free_of(rollout: Rollout, prompt: Int[Tensor, " b"]) -> Bool[Tensor, "b *d"] | None:
@@ -176,7 +176,7 @@ class Transition:
         assert kernel is not None  # means that are needed and absent are those of an engine
         nodes, device, count = len(x), edges.logp.device, max(1, len(self.parts))
         # the leaves of a node agree, so its first one is enough
-        credit, kept = (
+        credit, trained = (
             a.view(len(a), -1, count)[:, edges.step].reshape(nodes, -1, count)[:, 0]
             for a in (advantage, mask)
         )
@@ -184,12 +184,12 @@ class Transition:
         if self.parts:
             layout = parts_of_samples(self.parts, rollout.layout)
             assert layout is not None and edges.by_part is not None, "the walk keeps it"
-            credit, kept = (of_parts(a, self.parts, layout) for a in (credit, kept))
+            credit, trained = (of_parts(a, self.parts, layout) for a in (credit, trained))
             logp = edges.by_part
         return TransitionRows(
             prompt=edges.prompt,
             advantage=sent(credit.to(edges.logp.dtype), device),
-            mask=sent(kept, device),
+            mask=sent(trained, device),
             old=Evaluation(logp, edges.mean if self.keep_mean else None),
             x=x,
             x_next=edges.x_next,
@@ -220,35 +220,35 @@ class Transition:
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b t"]:
         """Squared distance of the two means, averaged over dimensions and scaled by `kl_form`: in
         nats per dimension for `exact`, |v - v_ref|^2 for `velocity`."""
-        moved = mse(new.out, ref.out, rows.free, rows.layout)
-        return scaled_by_step(self.kl_form, moved, rows)
+        distance = mse(new.out, ref.out, rows.free, rows.layout)
+        return scaled_by_step(self.kl_form, distance, rows)
 
 
 def scaled_by_step(
-    form: KlForm, moved: Float[Tensor, "b t"], rows: TransitionRows
+    form: KlForm, distance: Float[Tensor, "b t"], rows: TransitionRows
 ) -> Float[Tensor, "b t"]:
     """Squared distances of means, scaled for a `kl_form` by the rows' steps. The factors are
     computed on the host and applied in one multiplication."""
     if form == "mean":
-        return moved
-    known = None
-    if moved.device.type != "cpu":
-        known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
-    if known is None:
+        return distance
+    step_coefficients = None
+    if distance.device.type != "cpu":
+        step_coefficients = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
+    if step_coefficients is None:
         fall = (rows.sigma - rows.sigma_next)[:, None]
-        return _divided(form, moved, *step_scales(rows), fall)
-    _, slope, std = known[..., None]
+        return _divided(form, distance, *step_scales(rows), fall)
+    _, slope, std = step_coefficients[..., None]
     fall = (on_host(rows.sigma).double() - on_host(rows.sigma_next).double())[:, None]
     factor = _divided(form, torch.ones_like(std), std, slope, fall)
-    return moved * uploaded(factor.to(moved.dtype), moved.device)
+    return distance * uploaded(factor.to(distance.dtype), distance.device)
 
 
-def _divided(form: KlForm, moved: Tensor, q: Tensor, slope: Tensor, fall: Tensor) -> Tensor:
+def _divided(form: KlForm, distance: Tensor, q: Tensor, slope: Tensor, fall: Tensor) -> Tensor:
     if form == "velocity":
-        return moved / slope**2
+        return distance / slope**2
     if form == "published":
-        return moved * fall / (2 * q**2)
-    return moved / (2 * q**2)
+        return distance * fall / (2 * q**2)
+    return distance / (2 * q**2)
 
 
 def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
@@ -258,9 +258,11 @@ def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tenso
     v. `kl_form: velocity` alone reads it, and `check_affine` refuses that for other kernels.
     """
     if rows.sigma.device.type != "cpu":
-        known = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
-        if known is not None:
-            _, slope, std = sent(known.to(rows.sigma.dtype), rows.sigma.device)[..., None]
+        step_coefficients = coefficients(rows.kernel, rows.sigma, rows.sigma_next)
+        if step_coefficients is not None:
+            _, slope, std = sent(step_coefficients.to(rows.sigma.dtype), rows.sigma.device)[
+                ..., None
+            ]
             return std, slope
     zero = torch.zeros_like(rows.sigma)[:, None]
     mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)

@@ -110,11 +110,11 @@ def merge_language_adapters(model: Any) -> None:
 def in_order(config: PeftConfig) -> PeftConfig:
     """The same settings with sorted lists in place of sets, whose order differs between processes,
     so that the same run always writes the same bits."""
-    made = copy(config)
+    ordered = copy(config)
     for name, value in vars(config).items():
         if isinstance(value, set):
-            setattr(made, name, sorted(value))
-    return made
+            setattr(ordered, name, sorted(value))
+    return ordered
 
 
 def peft_adapter(source: str) -> tuple[LoraConfig, str]:
@@ -124,8 +124,8 @@ def peft_adapter(source: str) -> tuple[LoraConfig, str]:
     try:
         config = PeftConfig.from_pretrained(at)
     except (ValueError, OSError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {source} has no peft adapter: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {source} has no peft adapter: {reason}") from error
     if (
         not isinstance(config, LoraConfig)
         or not isinstance(config.target_modules, list | set)
@@ -141,16 +141,16 @@ def peft_adapter(source: str) -> tuple[LoraConfig, str]:
     return config, at
 
 
-def load_adapters(model: Any, folder: Path | str, *, every: bool = False) -> None:
+def load_adapters(model: Any, folder: Path | str, *, complete: bool = False) -> None:
     """Load files of `save_adapters`; the model must have adapters. UserError for other files and,
-    with `every`, for files without values for some of the adapters."""
+    with `complete`, for files without values for some of the adapters."""
     if not has_adapters(model):
         raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
     prefix = "base_model.model."
     state = {k.removeprefix(prefix): v for k, v in load_peft_weights(str(folder)).items()}
-    found = set_peft_model_state_dict(model, state, adapter_name=ADAPTER)
-    missing = [name for name in found.missing_keys if ".lora_" in name]
-    if found.unexpected_keys or (every and missing):
+    keys = set_peft_model_state_dict(model, state, adapter_name=ADAPTER)
+    missing = [name for name in keys.missing_keys if ".lora_" in name]
+    if keys.unexpected_keys or (complete and missing):
         raise UserError(f"{folder} holds an adapter for another model or rank")
 
 

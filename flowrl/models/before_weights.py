@@ -79,10 +79,10 @@ def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
     configs = [SimpleNamespace(config=described.configs[n]) for n in DENOISERS
                if n in described.configs]  # fmt: skip
     guidance = checks.guidance_argument(parameters, configs)  # type: ignore[arg-type]
-    given = {key: value for key, value in call.items() if value is not None}
-    checks.arguments(kind.__name__, given, parameters, guidance)
+    arguments = {key: value for key, value in call.items() if value is not None}
+    checks.arguments(kind.__name__, arguments, parameters, guidance)
     try:
-        checks.arguments(kind.__name__, given | run.evaluate.call, parameters, guidance)
+        checks.arguments(kind.__name__, arguments | run.evaluate.call, parameters, guidance)
     except UserError as error:
         raise UserError(f"evaluate.call: {error}") from error
     if (denoisers := _built(described)) is None:
@@ -115,8 +115,8 @@ def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> N
     config = read_json(file, "model.pipeline")
     kind = getattr(diffusers, str(config.get("_class_name")), None)
     if kind is not None:
-        own = checks.with_settings(kind.from_config(config), settings, owner)
-        checks.prediction(own, owner)
+        scheduler = checks.with_settings(kind.from_config(config), settings, owner)
+        checks.prediction(scheduler, owner)
 
 
 def _check_savings(

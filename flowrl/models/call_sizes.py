@@ -55,11 +55,11 @@ class CallSizes:
 
     def take(self, rows: Mapping[str, int | None]) -> None:
         """Set the limits. ValueError for anything that is not a limit."""
-        for each in fields(self):
-            value = rows[each.name]
+        for limit in fields(self):
+            value = rows[limit.name]
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{each.name}: {value!r} is not a number of rows")
-            setattr(self, each.name, value)
+                raise ValueError(f"{limit.name}: {value!r} is not a number of rows")
+            setattr(self, limit.name, value)
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from diffusers import ModelMixin
+from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -33,8 +33,8 @@ def complete_weights(source: str) -> Iterator[None]:
     lacking = dict[str, list[str]]()
     original = vars(PreTrainedModel)["from_pretrained"]
 
-    def loaded(kind: type, *words: Any, output_loading_info: bool = False, **given: Any) -> Any:
-        model, info = original.__func__(kind, *words, output_loading_info=True, **given)
+    def loaded(kind: type, *words: Any, output_loading_info: bool = False, **named: Any) -> Any:
+        model, info = original.__func__(kind, *words, output_loading_info=True, **named)
         missing = sorted(key for key in info["missing_keys"] if not _HEAD.fullmatch(key))
         if missing:
             lacking[kind.__name__] = missing

@@ -184,9 +184,9 @@ class Description:
 
 def local_folder(source: str) -> Path | None:
     """Find a model's local folder: as given, below the project, or in the hub's cache."""
-    here = Path(place(source))
-    if here.is_dir():
-        return here
+    folder = Path(place(source))
+    if folder.is_dir():
+        return folder
     try:
         return Path(snapshot_download(source, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
@@ -202,8 +202,8 @@ def describe(m: ModelSettings) -> Description | None:
     if folder is None:
         if gguf is not None or source not in PUBLIC_MODELS:
             return None
-        found, guider = public_model(source), _guider_of(m)
-        return found if guider is None else replace(found, guider=guider)
+        description, guider = public_model(source), _guider_of(m)
+        return description if guider is None else replace(description, guider=guider)
     if isinstance(m, PipelineSettings):
         return _pipeline_folder(folder, m)
     if gguf is not None and unreadable_gguf(folder, gguf):
@@ -248,8 +248,8 @@ def unreadable_gguf(folder: Path, name: str) -> str:
             "'flowrl[gguf]'"
         )
     except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
-        return f"{folder / name} cannot be read as GGUF ({why})"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+        return f"{folder / name} cannot be read as GGUF ({reason})"
     return ""
 
 
@@ -263,8 +263,8 @@ def gguf_config(folder: Path, name: str) -> Any:
 def public_model(source: str) -> Description:
     """Description of a model from the table, cached with its denoisers, since plans need it
     repeatedly."""
-    found = PUBLIC_MODELS[source]
-    return Description(found.pipeline, found.configs, found.counts, public=True)
+    model = PUBLIC_MODELS[source]
+    return Description(model.pipeline, model.configs, model.counts, public=True)
 
 
 def _pipeline_folder(folder: Path, m: PipelineSettings) -> Description:

@@ -39,8 +39,8 @@ class Meter:
             self.frozen += count
 
     def total(
-        self, every: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
+        self, gather: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
     ) -> float:
-        """Sum over all processes; `every` gathers their counts, like `Parallel.every`."""
+        """Sum over all processes; `gather` gathers their counts, like `Parallel.every`."""
         mine = {"graded": self.graded, "frozen": self.frozen, None: self.graded + self.frozen}[kind]
-        return float(sum(every(mine)))
+        return float(sum(gather(mine)))

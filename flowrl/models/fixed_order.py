@@ -16,9 +16,9 @@ def fix_order(folder: Path) -> None:
         with path.open("r+b") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             header = json.loads(file.read(length))
-            known = header.get("__metadata__", {})
-            header["__metadata__"] = dict(sorted(known.items()))
-            if not known:
+            metadata = header.get("__metadata__", {})
+            header["__metadata__"] = dict(sorted(metadata.items()))
+            if not metadata:
                 continue
             text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
             written = text.encode().ljust(length)

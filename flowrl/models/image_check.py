@@ -26,12 +26,12 @@ def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     names = [] if described is None else described.image_columns(columns)
     seen = set[Any]()
     for name in names:
-        given = [bool(row.get(name)) for row in prompts.meta]
-        for row, has in zip(prompts.meta, given, strict=True):
+        has_image = [bool(row.get(name)) for row in prompts.meta]
+        for row, has in zip(prompts.meta, has_image, strict=True):
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             if has:
                 _check(row[name], f"{place}, {name}", seen)
-            elif any(given) and isinstance(model, PipelineSettings):
+            elif any(has_image) and isinstance(model, PipelineSettings):
                 raise UserError(f"{place} has no {name}, but other prompts do")
 
 
@@ -83,10 +83,10 @@ class ImageRows:
 
     def _key(self, row: Mapping[str, Any]) -> str | None:
         files = [file for name in self.names for file in _files(row.get(name))]
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for file in files:
-            found.update(file if isinstance(file, bytes) else repr(_stamp(file)).encode())
-        return f"image:{found.hexdigest()}" if files else None
+            digest.update(file if isinstance(file, bytes) else repr(_stamp(file)).encode())
+        return f"image:{digest.hexdigest()}" if files else None
 
 
 def _stamp(file: str) -> tuple[str, int, int]:
@@ -97,8 +97,8 @@ def _stamp(file: str) -> tuple[str, int, int]:
 
 def _files(value: Any) -> Iterator[str | bytes]:
     """Paths and bytes in a cell; the model reads other values, such as images from Python."""
-    for each in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(each, Mapping):
-            each = each.get("bytes") or each.get("path")
-        if isinstance(each, str | bytes):
-            yield each
+    for cell in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(cell, Mapping):
+            cell = cell.get("bytes") or cell.get("path")
+        if isinstance(cell, str | bytes):
+            yield cell

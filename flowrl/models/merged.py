@@ -77,13 +77,13 @@ class MergedAdapters:
         sums = self._held or [_summed(layer) for layer in self.layers]
         self._held = sums if self._keeps else None
         weights = [layer.get_base_layer().weight for layer in self.layers]
-        own = [weight.data for weight in weights]
+        originals = [weight.data for weight in weights]
         self._inside = True
         try:
             self._place(weights, sums, merged=True)
             yield
         finally:
-            self._place(weights, own, merged=False)
+            self._place(weights, originals, merged=False)
             self._inside = False
 
     def _place(self, weights: list[nn.Parameter], data: list[Tensor], merged: bool) -> None:

@@ -91,23 +91,23 @@ def fetch_configurations(source: str) -> Path:
     cached = _cached_index(source)
     if cached is not None and all(_is_cached(source, file) for file in _wanted(cached, source)):
         return cached.parent
-    found: list[Path | Exception] = []
+    outcome: list[Path | Exception] = []
 
     def download() -> None:
         try:
-            found.append(_download(source))
+            outcome.append(_download(source))
         except Exception as error:  # given its meaning below, by the thread that asked
-            found.append(error)
+            outcome.append(error)
 
     # a daemon: the client of the hub repeats its requests for minutes, and nobody waits for it
     thread = Thread(target=download, daemon=True)
     thread.start()
     thread.join(INDEX_SECONDS)
-    if not found:
+    if not outcome:
         raise HubSilent(f"the hub did not answer within {INDEX_SECONDS:.0f} s")
-    if isinstance(found[0], Path):
-        return found[0]
-    raise _meaning(found[0], source) from found[0]
+    if isinstance(outcome[0], Path):
+        return outcome[0]
+    raise _meaning(outcome[0], source) from outcome[0]
 
 
 def fetch_unknown(m: ModelSettings) -> str:
@@ -193,5 +193,5 @@ def _meaning(error: Exception, source: str) -> Exception:
         )
     if not of_network(error) and not isinstance(error, json.JSONDecodeError):
         return error
-    why = " ".join(str(error).split())[:100]
-    return HubSilent(f"the hub cannot be read ({type(error).__name__}: {why})")
+    reason = " ".join(str(error).split())[:100]
+    return HubSilent(f"the hub cannot be read ({type(error).__name__}: {reason})")

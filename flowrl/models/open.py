@@ -85,13 +85,13 @@ def _pipeline(
     from flowrl.models.diffusers.call.levels.user_levels import UserLevels
     from flowrl.models.diffusers.call.loop.image_shapes import sized_by_images
     from flowrl.models.diffusers.memory.offload import BaseMemory
-    from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.diffusers.policy import PipelinePolicy, SchedulerUse
 
     if m.form == "classic" and (folder_of := find(m.pipeline)).is_dir():
         check_components(folder_of)
-    own = None
+    user_levels = None
     if m.sigmas is not None:
-        own = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
+        user_levels = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
         modular_source(m) or place(m.pipeline),
@@ -99,17 +99,18 @@ def _pipeline(
         device=device,
         call={key: value for key, value in call.items() if value is not None},
         held=BaseMemory(m.offload, m.offload_experts, m.quantization),
-        levels=own,
         adapters=m.adapters,
-        scheduler=m.scheduler,
+        scheduler=SchedulerUse(
+            levels=user_levels,
+            settings=m.scheduler,
+            own_steps=any(map(unbound, image_plans(run.algorithm()))),
+        ),
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:
         savings.attention(policy.denoisers, m.attention)
     if compiles(run, device):
         savings.compile_blocks(policy.denoisers)
-    if any(map(unbound, image_plans(run.algorithm()))):
-        policy.loop.use_own_steps()
     use = replace(
         policy.use,
         guidance=Scales(policy.scale(m.guidance.sample), policy.scale(run.training_guidance)),
@@ -141,8 +142,8 @@ def _engine(s: EngineSettings, policy: Policy, folder: Path) -> "EngineRolls":
 
 def _rows(run: RunSettings, place: PromptPlace) -> Sequence[Mapping[str, Any]]:
     """Rows of prompts on this machine. Rows of evaluations at another size have their own."""
-    others = place == "held_out" and run.evaluation_size
-    return run.prompts.read(place).meta if run.prompts.on_disk(place) and not others else ()
+    other_size = place == "held_out" and run.evaluation_size
+    return run.prompts.read(place).meta if run.prompts.on_disk(place) and not other_size else ()
 
 
 def _own(run: RunSettings, m: OwnSettings, device: torch.device) -> Policy:
@@ -225,8 +226,8 @@ def evaluation_policy(policy: Policy, run: RunSettings) -> Policy:
         rows = call_sizes(run, alone.automatic(run.evaluation_steps))
         state = replace(alone.state, sizes=rows)
     scales = policy.guidance._replace(sample=policy.scale(guidance))
-    kept = None if call else policy.encoding_cache  # of training's arguments
-    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=kept))
+    encodings = None if call else policy.encoding_cache  # of training's arguments
+    return twin.alike(state, replace(twin.use, guidance=scales, encoding_cache=encodings))
 
 
 def _language(
@@ -330,14 +331,22 @@ def _server(
     main, served = PartialState().is_main_process, folder / "served"
     beside = Client(client.url.removesuffix("/v1"), s.token, patience)
     owner = ServerOwner(beside, s.model, folder, s.sync == "weights", main)
-    kept: InStep | None = None
+    weights: InStep | None = None
     if s.sync == "lora":
         prefix = "" if vllm else f"{s.model}:"
-        kept = Adapters(model, served, client, client if vllm else beside, prefix, main)
+        weights = Adapters(model, served, client, client if vllm else beside, prefix, main)
     elif s.sync == "weights":
         base = place(m.language)
         base = str(Path(base).absolute()) if Path(base).is_dir() else base
-        kept = Weights(model, served, s.model, beside, owner, base, main)
+        weights = Weights(
+            model=model,
+            folder=served,
+            name=s.model,
+            admin=beside,
+            owner=owner,
+            base=base,
+            main=main,
+        )
     algorithm = run.algorithm()
     (plan, *_) = algorithm.planned([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
@@ -347,7 +356,7 @@ def _server(
         tuple(stops.tokens),
         model.config.get_text_config().vocab_size,
         plan.temperature,
-        kept,
+        weights,
         grouped=s.requests == "group",
         owner=owner,
         quantized=s.quantized,
@@ -362,8 +371,8 @@ def modular_source(m: ModelSettings) -> "ModularSource | None":
     from flowrl.models.diffusers.modular.folder import ModularSource
 
     sizes = {"height": m.height, "width": m.width}
-    given = [name for name, value in {**sizes, **m.call}.items() if value is not None]
-    return ModularSource(place(m.pipeline), m.rights, m.guider, given)
+    names = [name for name, value in {**sizes, **m.call}.items() if value is not None]
+    return ModularSource(place(m.pipeline), m.rights, m.guider, names)
 
 
 def with_guider(run: RunSettings) -> RunSettings:
@@ -374,8 +383,8 @@ def with_guider(run: RunSettings) -> RunSettings:
         return run
     from flowrl.models.diffusers.modular.folder import guiders_of
 
-    found = guiders_of(source.skeleton())
-    return run.model_copy(update={"model": m.model_copy(update={"guider": found})})
+    guiders = guiders_of(source.skeleton())
+    return run.model_copy(update={"model": m.model_copy(update={"guider": guiders})})
 
 
 def place(source: str) -> str:

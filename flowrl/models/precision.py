@@ -76,15 +76,15 @@ def masters(
 
 
 def _master(weight: nn.Parameter, gradients: Gradients) -> nn.Parameter:
-    kept = nn.Parameter(weight.detach().float())
+    master = nn.Parameter(weight.detach().float())
 
     def hand_over(half: Tensor) -> None:
         grad, half.grad = half.grad, None
         assert grad is not None  # the hook runs after one has been accumulated
-        gradients.take(kept, grad)
+        gradients.take(master, grad)
 
     weight.register_post_accumulate_grad_hook(hand_over)
-    return kept
+    return master
 
 
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:

@@ -28,8 +28,8 @@ def _read() -> dict[str, PublicModel]:
     """Read the file's models; a name refers to a configuration or count that several models
     share."""
     file = Path(__file__).with_suffix(".json")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    shared, counts = found["configs"], found["counts"]
+    table = json.loads(file.read_text(encoding="utf-8"))
+    shared, counts = table["configs"], table["counts"]
     return {
         name: PublicModel(
             model["pipeline"],
@@ -39,7 +39,7 @@ def _read() -> dict[str, PublicModel]:
                 for part, count in model["counts"].items()
             },
         )
-        for name, model in found["models"].items()
+        for name, model in table["models"].items()
     }
 
 

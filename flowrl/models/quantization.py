@@ -41,8 +41,7 @@ def pipeline_arguments(
         if library not in libraries:
             raise UserError(f"{QUANTIZED}.components: the pipeline has no model {name}")
         mapping[name] = configuration(quantization, libraries[library], dtype)
-    found = PipelineQuantizationConfig(quant_mapping=mapping)
-    return {"quantization_config": found}
+    return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
 def _from_gguf(
@@ -64,24 +63,24 @@ def _from_gguf(
 def configuration(quantization: Quantization, library: Any, dtype: torch.dtype) -> Any:
     """The configuration class of `library` (diffusers or transformers), with its arguments.
     UserError for arguments that it does not take."""
-    bits, given = quantization.bits, quantization.arguments
+    bits, arguments = quantization.bits, quantization.arguments
     if quantization.backend == "bitsandbytes":
         kind = library.BitsAndBytesConfig
         four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-        own = {f"load_in_{bits}bit": True} | (four if bits == 4 else {})
+        precision = {f"load_in_{bits}bit": True} | (four if bits == 4 else {})
     elif quantization.backend == "torchao":
         kinds: Any = import_module("torchao.quantization")
-        kind, own = library.TorchAoConfig, {}
+        kind, precision = library.TorchAoConfig, {}
         weights = kinds.Int4WeightOnlyConfig if bits == 4 else kinds.Int8WeightOnlyConfig
         _known(quantization, weights)
         with _arguments(quantization):
-            return kind(weights(**given))
+            return kind(weights(**arguments))
     else:
         kind = library.QuantoConfig
-        own = {"weights_dtype" if library is diffusers else "weights": f"int{bits}"}
+        precision = {"weights_dtype" if library is diffusers else "weights": f"int{bits}"}
     _known(quantization, kind)
     with _arguments(quantization):
-        return kind(**own, **given)
+        return kind(**precision, **arguments)
 
 
 def _known(quantization: Quantization, kind: Any) -> None:

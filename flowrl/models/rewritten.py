@@ -92,8 +92,10 @@ class JointBatch:
         meta = [self.meta[i] for i in written.prompt.tolist()]
         self.images = open_texts(self.owner.image, self.texts, meta, self.steps)
         ids = [draw * plan.group + i for draw in draws for i in range(plan.group)]
-        found = self.images.rollouts(plan.image, ids, **keyed, sampling=sampling)
-        return tuple(replace(each, prompt=written.prompt, draws=tuple(draws)) for each in found)
+        rollouts = self.images.rollouts(plan.image, ids, **keyed, sampling=sampling)
+        return tuple(
+            replace(rollout, prompt=written.prompt, draws=tuple(draws)) for rollout in rollouts
+        )
 
     def media(self, rollout: Rollout) -> Tensor:
         assert self.images is not None, "`rollouts` writes the prompts"
@@ -125,8 +127,8 @@ class RewrittenPolicy:
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
     ) -> JointBatch:
-        given = self.text.open(instructed(self.template, prompts), meta, self.length)
-        return JointBatch(self, given, meta, steps)
+        texts = self.text.open(instructed(self.template, prompts), meta, self.length)
+        return JointBatch(self, texts, meta, steps)
 
     def plain(self, group: int) -> JointPlan:
         return JointPlan(self.text.plain(group), self.image.plain(1), group)

@@ -42,14 +42,14 @@ class _Whole(nn.Module):
         self.repeated = (repeated,)  # a tuple, since it is a part of the model
 
     def forward(self, work: Work, inputs: Mapping[str, Tensor]) -> Any:
-        found = work(inputs)
+        outputs = work(inputs)
         if self.repeated[0] is self.model or not isinstance(self, FSDPModule):
-            return found
+            return outputs
         seldom = self._seldom() if torch.is_grad_enabled() else []
         if not seldom:
-            return found
-        first, *others = found  # processes await the gradients of all weights from all
-        return [first + 0 * torch.stack([p.flatten()[0] for p in seldom]).sum(), *others]
+            return outputs
+        first, *rest = outputs  # processes await the gradients of all weights from all
+        return [first + 0 * torch.stack([p.flatten()[0] for p in seldom]).sum(), *rest]
 
     def _seldom(self) -> list[Tensor]:
         """Trained weights that not every call uses, such as those that read images."""

@@ -76,8 +76,8 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
 
 def shared_judges(named: NamedRuns) -> list[str]:
     """Held-out rewards that at least two of the runs have."""
-    every = [name for run in named.values() for name in run.judges]
-    return [name for name in dict.fromkeys(every) if every.count(name) > 1]
+    names = [name for run in named.values() for name in run.judges]
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
 def reward_settings(run: RunFolder, label: str) -> str:
@@ -117,7 +117,7 @@ def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[st
         (f"held-out {name}", [_gain(run, name) for run in named.values()])
         for name in dict.fromkeys(name for run in named.values() for name in run.judges)
     ]
-    others = {
+    readers = {
         "recipe": lambda run: run.recipe,
         "progress": state,
         "diversity left": _diversity,
@@ -125,7 +125,7 @@ def _facts(named: NamedRuns) -> tuple[list[tuple[str, list[Any]]], list[tuple[st
         "alarms": lambda run: f"{run.raised:.0f}",
     }
     same: list[tuple[str, Any]] = []
-    for title, of in others.items():
+    for title, of in readers.items():
         values = [(of(run), "") for run in named.values()]
         if len({*values}) > 1:
             rows.append((title, values))
@@ -181,8 +181,16 @@ def _differences(named: NamedRuns) -> Iterator[list[Any]]:
             ]
             kinds = {reward_settings(named[run], name) for run in (first, second)}
             if all(columns) and len(kinds) > 1:
-                dash, why = number(None), "other settings: not comparable"
-                yield [f"{first} \N{MINUS SIGN} {second}", name, (dash, ""), dash, "0", dash, why]
+                dash, reason = number(None), "other settings: not comparable"
+                yield [
+                    f"{first} \N{MINUS SIGN} {second}",
+                    name,
+                    (dash, ""),
+                    dash,
+                    "0",
+                    dash,
+                    reason,
+                ]
             elif all(columns):
                 a, b = (column[-1] for column in columns)
                 yield [f"{first} \N{MINUS SIGN} {second}", name, *_cells(a, b, name)]

@@ -61,16 +61,16 @@ class RunCharts:
     @classmethod
     def of(cls, run: RunFolder) -> "RunCharts":
         used: set[str] = set()
-        every = [
+        sections = [
             ("Rewards", _REWARDS, list(_rewards(run, used))),
             ("Policy", _POLICY, list(_policy(run, used))),
             ("Diversity and statistics", _STATISTICS, list(_statistics(run, used))),
             ("Seconds", _SECONDS, list(_seconds(run, used))),
         ]
         rest = [_single(run, name, name, "") for name in run.names if name not in used]
-        every.append(("Other metrics", "", rest))
+        sections.append(("Other metrics", "", rest))
         groups = [
-            (title, note, [c for c in charts if not c.empty]) for title, note, charts in every
+            (title, note, [c for c in charts if not c.empty]) for title, note, charts in sections
         ]
         deciding = _deciding(run, [chart for *_, charts in groups for chart in charts])
         folded = (
@@ -90,14 +90,14 @@ _STATISTICS = "A diversity below 0.6 of its initial value is a collapse."
 _SECONDS = "Wall-clock time of each iteration by phase, without evaluations and checkpoints."
 
 
-def _deciding(run: RunFolder, every: Sequence[Chart]) -> list[Chart]:
+def _deciding(run: RunFolder, all_charts: Sequence[Chart]) -> list[Chart]:
     """The charts of rewards, followed by the charts that show what their rise costs. Constant
     charts are only included for rewards."""
     names = dict.fromkeys([*run.held_out_scores, *_labels(run)])
-    rewards = [chart for name in names for chart in every if chart.code in _codes(name)]
-    moving = {chart.code: chart for chart in reversed(every) if not chart.constant}
-    others = [moving[code] for code in _AFTER_REWARDS if code in moving]
-    return [*rewards, *others][:MOST_DECIDING]
+    rewards = [chart for name in names for chart in all_charts if chart.code in _codes(name)]
+    moving = {chart.code: chart for chart in reversed(all_charts) if not chart.constant}
+    costs = [moving[code] for code in _AFTER_REWARDS if code in moving]
+    return [*rewards, *costs][:MOST_DECIDING]
 
 
 def _labels(run: RunFolder) -> list[str]:
@@ -105,8 +105,8 @@ def _labels(run: RunFolder) -> list[str]:
 
 
 def _codes(label: str) -> tuple[str, ...]:
-    both = f"held_out/{label}", f"reward/{label.removeprefix(TRAINED)}"
-    return (*both, ", ".join(both))
+    codes = f"held_out/{label}", f"reward/{label.removeprefix(TRAINED)}"
+    return (*codes, ", ".join(codes))
 
 
 def _single(run: RunFolder, name: str, title: str, unit: str) -> Chart:
@@ -195,13 +195,13 @@ def _waiting(run: RunFolder) -> Chart:
     }
     curves = [
         Curve(
-            who,
+            waiting,
             [
                 (line["iteration"], s / line["seconds"])
                 for line, s in zip(lines, column, strict=True)
             ],
         )
-        for who, column in shares.items()
+        for waiting, column in shares.items()
     ]
     return Chart("Who waits", curves, "seconds/waiting/PHASE, workers/seconds/PHASE", "share")
 

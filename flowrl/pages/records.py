@@ -185,9 +185,9 @@ def cut_back_records(run: Path, iteration: int) -> None:
             write_whole(path, "".join(f"{_json(record)}\n" for record in records))
 
 
-def thin_out(run: Path, every: int, best: int | None) -> None:
+def thin_out(run: Path, interval: int, best: int | None) -> None:
     """Keep about `MOST_EVALUATIONS` records of each kind, evenly spaced over the iterations,
-    always including the first, the newest and the `best` one. `every`: iterations between
+    always including the first, the newest and the `best` one. `interval`: iterations between
     evaluations.
 
     The spacing depends only on the newest iteration, so an interrupted run ends with the same
@@ -196,7 +196,7 @@ def thin_out(run: Path, every: int, best: int | None) -> None:
         numbered = sorted(
             (done, path) for path, done in _numbered(run) if path.name.startswith(kind)
         )
-        last, spacing = max((done for done, _ in numbered), default=0), every
+        last, spacing = max((done for done, _ in numbered), default=0), interval
         while last > MOST_EVALUATIONS * spacing:
             spacing *= 2
         for done, path in numbered[1:]:

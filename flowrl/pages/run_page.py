@@ -90,9 +90,9 @@ def last_words(run: RunFolder, folder: str) -> str:
     best = run.best
     if best is None:
         return f"{said}."
-    whose = "the base model's" if best == 0 else f"those of iteration {best}"
+    owner = "the base model's" if best == 0 else f"those of iteration {best}"
     return (
-        f"{said}.\nThe best weights are {whose}, with {run.key} {number(scores[best])}: "
+        f"{said}.\nThe best weights are {owner}, with {run.key} {number(scores[best])}: "
         f"flowrl sample {folder} PROMPT --weights best"
     )
 
@@ -261,10 +261,10 @@ def _sentences(run: RunFolder) -> Iterator[str]:
 
 
 def shown_evaluations(
-    every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
+    evaluations: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
     """The first, best and last evaluations, and as many evenly spaced ones in between as fit."""
-    recorded = [evaluation for evaluation in every if evaluation.same]
+    recorded = [evaluation for evaluation in evaluations if evaluation.same]
     if not recorded:
         return []
     size = max(sum(len(sample.media) for sample in evaluation.same) for evaluation in recorded)

@@ -54,8 +54,8 @@ class Page:
             beside = pictures.images_side_by_side(before, self._still)
             pictures.save_grid(beside, folder / f"{name}.png")
         if self.moving and (frames := videos.saved_frames(folder / f"{earlier}.gif")):
-            both = videos.videos_side_by_side(frames, self._moving)
-            videos.save_gif(both, folder / f"{name}.gif")
+            joined = videos.videos_side_by_side(frames, self._moving)
+            videos.save_gif(joined, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
         """Write one file per image or video, and a WAV file of its sound; all texts are on the
@@ -97,13 +97,13 @@ class Page:
     def _save_texts_beside(self, folder: Path, earlier: str, name: str) -> None:
         """Lines whose prompt is not on the other page are left out, since a resumed run may show
         another number."""
-        old, both, rows = _saved_lines(folder / f"{earlier}.jsonl"), [], []
+        old, pairs, rows = _saved_lines(folder / f"{earlier}.jsonl"), [], []
         for after in self._lines:
             if not old[after["prompt"]]:
                 continue
             before = old[after["prompt"]].popleft()
             prompt, scores = after["prompt"], (before["score"], after["score"])
-            both.append(
+            pairs.append(
                 {
                     "prompt": prompt, "before": before["text"], "after": after["text"],
                     "score_before": scores[0], "score_after": scores[1],
@@ -115,7 +115,7 @@ class Page:
         kinds = ("better", "worse", "same")
         summary = ", ".join(f"{changes.count(kind)} {kind}" for kind in kinds)
         page = _text_page(self.title, summary, ("prompt", "before", "after"), rows)
-        _written(both, page, folder, name)
+        _written(pairs, page, folder, name)
 
 
 def _saved_image(path: Path) -> Image.Image | None:

@@ -326,7 +326,8 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     bytes once unpacked. A few bytes of a file may stand for any number of equal cells, so texts
     stay packed until their sizes are known. ValueError, and the errors of pyarrow."""
     import pyarrow
-    from pyarrow import compute, parquet
+    from pyarrow import compute as pyarrow_compute
+    from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
     known, schema = file.metadata, file.schema_arrow
@@ -341,6 +342,8 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
         if types.is_string(each.type) or types.is_binary(each.type):
             plain.append(each.name)
     file.close()
+
+    compute: Any = pyarrow_compute  # whose functions are made when it is imported
 
     def unpacked(column: Any) -> int:
         if not types.is_dictionary(column.type):

@@ -48,11 +48,11 @@ def opd(
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     credit = (Standardize(scale), Clip(), Rescale(1.0, task)) if task else (Uncompared(),)
     distilled = Distillation(weight=weight, anchors=anchors(kl))
-    both = Surrogate(clip, clip, anchors=(Anchor(weight, TEACHER), *anchors(kl)))
+    combined = Surrogate(clip, clip, anchors=(Anchor(weight, TEACHER), *anchors(kl)))
     return Algorithm(
         steps=steps,
         plan=Window(noise, group, window, Random(0, steps // 2)),
         advantage=Estimator(credit),
         likelihood=Transition("cps" if isinstance(noise, CPS) else "density", form),
-        loss=both if task else distilled,
+        loss=combined if task else distilled,
     )

@@ -67,13 +67,15 @@ def flow_grpo(
     kl_form: KlForm = "published", credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, eta 0.7, group 24, clip 1e-4, KL 0.04
-    (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
-    `credit` is one of `flowrl/recipes/credit_choices.py` (gdpo, aapo, best_gap), and `blend` the
-    share of the batch's advantage in groups without spread. Wan 2.1: its own noise (`kernel="wan"`,
-    no eta), 20 steps, clip 1e-3, KL 0.004, exact.
+    (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, eta 0.9, KL 0. `scale: batch` divides by the
+    std of all samples (the code's global_std). `credit` takes another advantage (GDPO's, AAPO's, or
+    the gap to the best other sample), and `blend` the share of the batch's advantage in groups
+    without spread. Wan 2.1: its own noise (`kernel: wan`, no eta), 20 steps, clip 1e-3, KL 0.004,
+    exact.
 
-    The denominator of the published KL lacks h. Differences: samples with advantage 0 are kept,
-    where the code removes them and refills the batch at random.
+    The published KL lacks the step's length h in its denominator; `kl_form: exact` has it.
+    Differences: samples with advantage 0 are kept, where the code removes them and refills the
+    batch at random.
     """
     return Algorithm(
         steps=steps,

@@ -38,9 +38,9 @@ def recalibrated(
 
     psi_k <- psi_k + by if |above - below| < within, else psi_k - by, at least `by`.
     """
-    each = zip(table, above, below, strict=True)
+    steps = zip(table, above, below, strict=True)
     return tuple(
-        psi + by if abs(up - down) < within else max(psi - by, by) for psi, up, down in each
+        psi + by if abs(up - down) < within else max(psi - by, by) for psi, up, down in steps
     )
 
 
@@ -59,19 +59,19 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
     for number in range(rounds):
         if table is not None:
             algorithm = with_noise(session.algorithm, table)
-        own = replace(session, learner=replace(session.learner, algorithm=algorithm))
-        plan, gains, known = step_gains(own, number)
+        round_session = replace(session, learner=replace(session.learner, algorithm=algorithm))
+        plan, gains, scored = step_gains(round_session, number)
         if table is None:
             assert plan.kernel is not None
             table = as_table(plan.kernel, plan.sigmas).table
         steps = range(len(table))
         above, below = (
-            tuple(int((known[:, k] & (sign * gains[:, k] > 0)).sum()) for k in steps)
+            tuple(int((scored[:, k] & (sign * gains[:, k] > 0)).sum()) for k in steps)
             for sign in (1, -1)
         )
-        then = recalibrated(table, above, below, within, by)
-        yield CalibrationRound(table, above, below, then)
-        table = then
+        new_table = recalibrated(table, above, below, within, by)
+        yield CalibrationRound(table, above, below, new_table)
+        table = new_table
 
 
 def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:

@@ -38,10 +38,12 @@ def search_sizes(session: Session) -> None:
     else:
         return
     free = _free() - later_bytes(session.run, session.parallel.processes)
-    own = {kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), free) for kind in kinds}
-    for each in session.parallel.every(own):
-        own = {kind: min(rows, each[kind]) for kind, rows in own.items()}
-    policy.sizes.take({**vars(policy.sizes), **own})
+    rows_by_kind = {
+        kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), free) for kind in kinds
+    }
+    for of_process in session.parallel.every(rows_by_kind):
+        rows_by_kind = {kind: min(rows, of_process[kind]) for kind, rows in rows_by_kind.items()}
+    policy.sizes.take({**vars(policy.sizes), **rows_by_kind})
 
 
 def later_bytes(run: RunSettings, processes: int) -> int:
@@ -68,8 +70,8 @@ def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
         two = peak(2)
     except CallTooLarge:
         return 1
-    each = max(two - one, 1)
-    room = (SHARE * free - (one - each)) / each
+    per_row = max(two - one, 1)
+    room = (SHARE * free - (one - per_row)) / per_row
     rows = 1
     while rows * 2 <= min(room, MOST_ROWS):
         rows *= 2
@@ -88,7 +90,7 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
     prompts, meta = session.prompts.take([0])
     if isinstance(policy, PipelinePolicy) and len(policy.used) > 1:
         groups = rows_by_size(policy, session.prompts.texts, session.prompts.meta)
-        largest = max(groups, key=lambda each: math.prod(each.policy.shape(steps)))
+        largest = max(groups, key=lambda group: math.prod(group.policy.shape(steps)))
         policy, (prompts, meta) = largest.policy, session.prompts.take(largest.rows[:1])
     conditioning: Any = policy.encode(prompts, meta)
     sigma, shape = policy.schedule(steps).sigmas[0], policy.shape(steps)
@@ -109,8 +111,8 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
 
     def decoding(rows: int) -> None:
         x0 = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
-        taken = conditioning.take(torch.zeros(rows, dtype=torch.long))
-        policy.decode(x0, taken, steps=steps, guidance=policy.guidance.sample)
+        row_conditioning = conditioning.take(torch.zeros(rows, dtype=torch.long))
+        policy.decode(x0, row_conditioning, steps=steps, guidance=policy.guidance.sample)
 
     return {"sampling": sampling, "decoding": decoding, "training": training}
 

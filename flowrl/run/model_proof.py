@@ -29,16 +29,16 @@ PromptColumns = tuple[
 
 def proof_prompts(prompts: PromptSet, held_out: PromptSet | None) -> PromptColumns:
     """All prompts of a run, with their rows in the files."""
-    rest = (held_out.texts, held_out.meta) if held_out else ((), ())
-    return (*prompts.texts, *rest[0]), (*prompts.meta, *rest[1])
+    held_out_columns = (held_out.texts, held_out.meta) if held_out else ((), ())
+    return (*prompts.texts, *held_out_columns[0]), (*prompts.meta, *held_out_columns[1])
 
 
 def whole_prompts(rows: PromptColumns) -> PromptColumns:
     """The shortest, median and longest prompt, with their rows."""
     texts, meta = rows
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
-    return tuple(texts[i] for i in chosen), tuple(meta[i] for i in chosen if meta)
+    places = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
+    return tuple(texts[i] for i in places), tuple(meta[i] for i in places if meta)
 
 
 def proof_digest(
@@ -62,8 +62,10 @@ def proof_digest(
         "processes": [start_record.processes, sharded],
     }
     first: PromptColumns = ((), ()) if held_out is None else (held_out.texts[:1], held_out.meta[:1])
-    used = [(rows[0][:2], rows[1][:2]), whole_prompts(rows), first]
-    texts, meta = ([value for part in parts for value in part] for parts in zip(*used, strict=True))
+    columns = [(rows[0][:2], rows[1][:2]), whole_prompts(rows), first]
+    texts, meta = (
+        [value for part in parts for value in part] for parts in zip(*columns, strict=True)
+    )
     return proof_cache.digest(policy, settings, texts, meta)
 
 
@@ -105,8 +107,8 @@ class StartProof:
         """Prove the model unless a proof is cached, and print the proof's sentences."""
         policy, say = self.session.learner.policy, self.session.terminal.say
         if (writer := self.session.prompt_writer) is not None:
-            given = instructed(writer.template, self.rows[0])
-            for sentence in writer.learner.policy.proofs(given, writer.algorithm.steps):
+            instructions = instructed(writer.template, self.rows[0])
+            for sentence in writer.learner.policy.proofs(instructions, writer.algorithm.steps):
                 say(sentence)
         if isinstance(policy, PipelinePolicy):
             policy.check_all_rows(self.rows[1])

@@ -61,22 +61,22 @@ def _start(
 ) -> Result:
     check_shares(run, state.num_processes)
     reserved = agreed(state, lambda: str(claim(run, folder, name, live)), shutil.rmtree)
-    chosen = Path(reserved)
-    run = live.placed(run, chosen)
-    with held_together(chosen, state, lambda _: shutil.rmtree(chosen)):
+    place = Path(reserved)
+    run = live.placed(run, place)
+    with held_together(place, state, lambda _: shutil.rmtree(place)):
         try:
             with explained(run), on_cluster(run, state) as cluster:
                 with not_alone():
-                    accelerator = open_accelerator(run, chosen)
-                    agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
-                    session = open_session(run, chosen, accelerator, live, rewards_of(cluster))
+                    accelerator = open_accelerator(run, place)
+                    agreed(state, lambda: open_trackers(run, place, accelerator, 0))
+                    session = open_session(run, place, accelerator, live, rewards_of(cluster))
                     session = with_asking(with_rows_checked(session, begun=False))
                 with with_workers(session, cluster) as session:
                     return train_session(session, cache=cache)
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
             if state.is_main_process and ours:  # nothing was trained in it
-                after(error, lambda: shutil.rmtree(chosen), None)
+                after(error, lambda: shutil.rmtree(place), None)
             raise
 
 
@@ -99,11 +99,11 @@ def _folder_state(run: RunSettings, folder: Path) -> FolderState:
     if not (folder / "run.yaml").is_file():
         raise UserError(f"{folder} exists, but has no run.yaml: choose another --folder")
     newest = checkpoint.newest(folder, lambda _: None)
-    done = newest is not None and (
+    has_ended = newest is not None and (
         int(newest.name) >= run.train.iterations
         or bool(early_end(run, checkpoint.progress_of(newest)))
     )
-    return "finished" if done and (folder / run.exported).is_dir() else "begun"
+    return "finished" if has_ended and (folder / run.exported).is_dir() else "begun"
 
 
 def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
@@ -127,23 +127,23 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     killed.
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
-    chosen = folder or numbered(Path("runs"), name)
-    settings = run_yaml_text(live.placed(run, chosen))
+    place = folder or numbered(Path("runs"), name)
+    settings = run_yaml_text(live.placed(run, place))
 
     def write(new: Path) -> None:
         live.write(new)
         write_whole(new / "run.yaml", settings, synced=True)
-        remember(chosen, yaml.safe_load(settings), new)  # a kill may follow its appearance
+        remember(place, yaml.safe_load(settings), new)  # a kill may follow its appearance
 
     try:
-        appear(chosen, write)
+        appear(place, write)
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise FolderInUse(folder_taken(chosen)) from error
+        raise FolderInUse(folder_taken(place)) from error
     except OSError as error:
-        raise UserError(f"{chosen} cannot be created: {reason(error)}") from error
-    return chosen
+        raise UserError(f"{place} cannot be created: {reason(error)}") from error
+    return place
 
 
 def resume(run: RunSettings, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:

@@ -174,8 +174,8 @@ class TrainingLoop:
                 if stop := self.finish(iteration, interrupt):
                     return stop
                 del iteration  # its states would fill a GPU beside those of the next one
-        if why := early_end(self.session.run, self.progress):
-            self.session.terminal.say(f"done after iteration {self.progress.iteration}: {why}")
+        if reason := early_end(self.session.run, self.progress):
+            self.session.terminal.say(f"done after iteration {self.progress.iteration}: {reason}")
         return None
 
     @property
@@ -219,21 +219,21 @@ class TrainingLoop:
         metrics: dict[str, float],
         evaluates: bool,
         last: bool = False,
-        asked: AskedTrial | None = None,
+        request: AskedTrial | None = None,
     ) -> None:
         """Evaluate if it is due, and record the iteration's line."""
         session, number = self.session, self.progress.iteration
         moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
         if evaluates:
-            held_out = self.evaluate(asked)
+            held_out = self.evaluate(request)
             moments |= {"evaluation": held_out} if held_out else {}
             metrics |= held_out
             note_goal(session.run, self.progress, held_out)
-            if asked is not None:
-                metrics["seconds/waiting/evaluation"] = asked.waited
+            if request is not None:
+                metrics["seconds/waiting/evaluation"] = request.waited
             raised = raised_by_evaluation(session, self.alarms, metrics, number)
             self.alarm(raised, metrics)
-        if asked is None and early_end(session.run, self.progress):
+        if request is None and early_end(session.run, self.progress):
             metrics["ended"] = 1.0
         session.accelerator.log(metrics, step=number)
         if evaluates and not last:  # after the last one it is written with the weights
@@ -245,34 +245,34 @@ class TrainingLoop:
         whether a checkpoint is among it."""
         session, progress, saves = self.session, self.progress, False
         while self.wishes:
-            asked = set(self.wishes)
+            wishes = set(self.wishes)
             self.wishes.clear()
-            saves |= "save" in asked
-            if "stop" in asked:
+            saves |= "save" in wishes
+            if "stop" in wishes:
                 progress.stopped, metrics["ended"] = True, 1.0
-            held_out = {} if evaluated or asked == {"save"} else self.evaluate()
-            evaluated = evaluated or asked != {"save"}
+            held_out = {} if evaluated or wishes == {"save"} else self.evaluate()
+            evaluated = evaluated or wishes != {"save"}
             if held_out:
                 metrics |= held_out
                 note_goal(session.run, progress, held_out)
                 raised = raised_by_evaluation(session, self.alarms, metrics, progress.iteration)
                 self.alarm(raised, metrics)
-            if held_out or "stop" in asked:  # in the place of the iteration's line
+            if held_out or "stop" in wishes:  # in the place of the iteration's line
                 session.accelerator.log(metrics, step=progress.iteration)
                 self.recorded()
             self.announce({"evaluation": held_out} if held_out else {})
         return saves
 
     def hold(
-        self, metrics: dict[str, float], asked: AskedTrial, interrupt: Interrupt
+        self, metrics: dict[str, float], request: AskedTrial, interrupt: Interrupt
     ) -> int | None:
         """Hold an iteration's line, and its checkpoint if one is due, until the end of the next
         iteration, while workers evaluate. Returns a signal, which ends the wait."""
         session, progress = self.session, self.progress
         stop = interrupt.pending(session.accelerator)
         due = stop or progress.iteration % session.run.checkpoint.every == 0
-        taken = checkpoint.take_state(session, progress.iteration) if due else None
-        self.held.append(HeldLine(progress.copy(), metrics, asked, taken))
+        state = checkpoint.take_state(session, progress.iteration) if due else None
+        self.held.append(HeldLine(progress.copy(), metrics, request, state))
         if stop:
             self.settle()
         return stop
@@ -281,14 +281,14 @@ class TrainingLoop:
         """Record what was held, as of its iteration."""
         for line in self.held:
             with self.progress.as_of(line.progress):
-                self.record(line.metrics, True, asked=line.asked)
+                self.record(line.metrics, True, request=line.asked)
                 if line.taken is not None:
                     self.save(line.taken)
         self.held.clear()
 
-    def evaluate(self, asked: AskedTrial | None = None) -> dict[str, float]:
+    def evaluate(self, request: AskedTrial | None = None) -> dict[str, float]:
         """Evaluate and return the metrics; none without held-out prompts."""
-        evaluation = evaluate_and_keep(self.session, self.progress, asked)
+        evaluation = evaluate_and_keep(self.session, self.progress, request)
         if evaluation is None:
             return {}
         for observer in self.observers:
@@ -314,8 +314,8 @@ class TrainingLoop:
         for observer in self.observers:
             observer.on_record()
 
-    def save(self, taken: checkpoint.SavedState | None = None) -> None:
-        checkpoint.save_checkpoint(self.session, self.progress, self.alarms, taken)
+    def save(self, state: checkpoint.SavedState | None = None) -> None:
+        checkpoint.save_checkpoint(self.session, self.progress, self.alarms, state)
         self.announce({"checkpoint": {}})
 
     def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:

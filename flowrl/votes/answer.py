@@ -58,7 +58,17 @@ def pair_votes(log: VoteLog) -> list[PairVote]:
         for pair, ((given, a_left, label), *more) in said.items():
             again = more[0][2] if more else None
             bad = given.verdict == "both_bad"
-            found.append(PairVote(rater, pair, label, bad, given.seconds, a_left, again))
+            found.append(
+                PairVote(
+                    rater=rater,
+                    pair=pair,
+                    label=label,
+                    both_bad=bad,
+                    seconds=given.seconds,
+                    a_left=a_left,
+                    again=again,
+                )
+            )
     return found
 
 

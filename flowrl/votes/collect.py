@@ -129,7 +129,16 @@ def plan_pairs(
     """Write the plan of votes on these pairs of copied samples; with `sides`, their a is a sample
     of the first side."""
     turns = orders(len(pairs), question.raters, question.seed)
-    plan = VotePlan(question.text, question.seed, kind, source, sides, copies.planned, pairs, turns)
+    plan = VotePlan(
+        question=question.text,
+        seed=question.seed,
+        kind=kind,
+        source=source,
+        sides=sides,
+        samples=copies.planned,
+        pairs=pairs,
+        turns=turns,
+    )
     plan.write(copies.folder)
     return plan
 

@@ -324,7 +324,13 @@ def _fitted(
         )  # fmt: skip
     print(f"in a run: {{name: fitted, path: {given.out}}}")
     return FittedReward(
-        given.out, len(pairs.a), len(prompts), choice.ridge, accuracy, curve, tuple(lines)
+        folder=given.out,
+        pairs=len(pairs.a),
+        prompts=len(prompts),
+        ridge=choice.ridge,
+        accuracy=accuracy,
+        curve=curve,
+        sentences=tuple(lines),
     )
 
 

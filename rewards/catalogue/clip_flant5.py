@@ -227,13 +227,13 @@ def load(
         folder = Path(fetched("clip_flant5", model, way_out, lambda: snapshot_download(model)))
     state, seen = state_of(folder), model_path(tower)
     reward = ClipFlanT5(
-        place.put(complete(CLIPVisionModel.from_pretrained, seen)),
-        place.put(projector_of(state, str(folder))),
-        place.put(language_model(folder, state)),
-        AutoTokenizer.from_pretrained(model_path(tokenizer)),
-        image_processor(seen),
-        place,
-        question,
-        common.batch,
+        tower=place.put(complete(CLIPVisionModel.from_pretrained, seen)),
+        projector=place.put(projector_of(state, str(folder))),
+        language=place.put(language_model(folder, state)),
+        tokenizer=AutoTokenizer.from_pretrained(model_path(tokenizer)),
+        processor=image_processor(seen),
+        place=place,
+        question=question,
+        batch=common.batch,
     )
     return OverFrames(reward, "clip_flant5", frames, aggregate)

@@ -214,12 +214,12 @@ def load(
     from transformers import AutoTokenizer
 
     reward = Mps(
-        place.put(clip_of(state, folder, checkpoint)),
-        place.put(cross_layers(state, checkpoint)),
-        AutoTokenizer.from_pretrained(folder),
-        image_processor(folder),
-        place,
-        threshold,
-        condition,
+        clip=place.put(clip_of(state, folder, checkpoint)),
+        layers=place.put(cross_layers(state, checkpoint)),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        processor=image_processor(folder),
+        place=place,
+        threshold=threshold,
+        condition=condition,
     )
     return common.over_frames("mps", reward)

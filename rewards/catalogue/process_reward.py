@@ -173,6 +173,14 @@ def load(
     place_of_label = label_index(loaded, label, "process_reward")
     limit = limit_of(loaded, tokenizer, None)
     return ProcessReward(
-        loaded, tokenizer, place, place_of_label, separator, tuple(ids), reduce, limit,
-        is_causal(loaded), batch,
-    )  # fmt: skip
+        model=loaded,
+        tokenizer=tokenizer,
+        place=place,
+        label=place_of_label,
+        separator=separator,
+        mark=tuple(ids),
+        reduce=reduce,
+        most=limit,
+        causal=is_causal(loaded),
+        batch=batch,
+    )

@@ -170,5 +170,12 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(source)
     limit = limit_of(loaded, tokenizer, most)
     return SequenceClassifier(
-        place.put(loaded), tokenizer, place, label_index(loaded, label), kind, limit, long, batch
+        model=place.put(loaded),
+        tokenizer=tokenizer,
+        place=place,
+        label=label_index(loaded, label),
+        kind=kind,
+        most=limit,
+        long=long,
+        batch=batch,
     )

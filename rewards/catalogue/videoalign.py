@@ -245,7 +245,15 @@ def load(
     backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
     head = others[VIDEO_HEAD].float()
     return VideoAlign(
-        backbone, head, text, config.data_config, video_fps, mean, std, kind, common.batch
+        backbone=backbone,
+        head=head,
+        instruction=text,
+        data=config.data_config,
+        video_fps=video_fps,
+        mean=mean,
+        std=std,
+        part=kind,
+        batch=common.batch,
     )
 
 

@@ -95,8 +95,8 @@ class LookedRoute(RouteAround):
         if k not in self.looks.at:
             return work
         states, more = plan.states[k], self.looks.more(plan.sigmas, k)
-        what = "its projection" if more == 0 else f"its completion of {1 + more} steps"
-        scored = f"{states} {'state' if states == 1 else 'states'} scored by {what}"
+        scored_state = "its projection" if more == 0 else f"its completion of {1 + more} steps"
+        scored = f"{states} {'state' if states == 1 else 'states'} scored by {scored_state}"
         return work._replace(
             evaluations=work.evaluations + states * more,
             predicted=work.predicted + states,

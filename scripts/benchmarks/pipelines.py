@@ -266,8 +266,7 @@ def proved_by_its_sampler(policy: PipelinePolicy) -> tuple[Replay, list[WholePro
     except UserError as error:
         if "plan: {kernel: scheduler}" not in str(error):
             raise
-    policy.loop.use_own_steps()
-    return proved(policy)
+    return proved(policy.with_own_steps())
 
 
 def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:

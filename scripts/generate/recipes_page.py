@@ -34,6 +34,11 @@ the table below. Defaults are published numbers;
 `configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
 defaults, in the order in which it is applied; settings at a part's own default are left out.
 
+In the formulas a step goes from a state x at the noise level s (sigma) to x' at s' (sigma_next), of
+length h = s - s'; v is the velocity, noise - x0 for the clean sample x0; q is the step's standard
+deviation, A an advantage, r = p_new / p_old the ratio of a row, w a weight, and `role` the policy
+that an anchor compares with.
+
 Every recipe takes `plan`, `advantage` (one transform, or a list of them), `likelihood`, `loss` and
 `tracker` in place of its own, as NAME, `{name: NAME, ...settings}` or `FILE.py:NAME`; `kernel` and
 `solver` too, where they are listed. NAME is a part's class in snake case: `PassAtK` is pass_at_k. A

@@ -197,16 +197,6 @@ def test_text_trees_hang_on_the_prompt():
     assert TextPlan(8, (4,), turns=3).columns.families == (1, 1, 1)
 
 
-def test_columns_that_are_no_tree_are_refused():
-    ones = ((True,) * 2, (1.0,) * 2, (1.0,) * 2)
-    with pytest.raises(ValueError, match="column 1 has 3 nodes"):
-        Columns((2, 3), *ones)
-    with pytest.raises(ValueError, match="2 columns of nodes need as many numbers of parents"):
-        Columns((2, 4), *ones, parents=(1,))
-    with pytest.raises(ValueError, match="column 0 has 4 nodes: it needs a multiple of its 3"):
-        Columns((4, 4), *ones, parents=(3, 4))
-
-
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -11,7 +11,7 @@ pytest.importorskip("httpx")
 from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
 from flowrl.models.language.completion_answers import CompletionChoice, CompletionLogprobs
-from flowrl.models.language.served_adapters import fingerprint
+from flowrl.models.language.served_adapters import fingerprint, served
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
 from tests.support.completion_servers import (
@@ -231,6 +231,23 @@ def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, sp
 
         server.spoil = spoil
         assert torch.equal(only(collect(kept, 0).rows).ids, want.ids) and not left
+
+
+def test_a_server_that_goes_away_after_it_was_found_is_waited_for(model, tmp_path, monkeypatch):
+    """It answers no request, however often, until its models are asked for again."""
+    with CompletionsServer(model) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        want, listings = only(collect(kept, 0).rows), []
+
+        def listed(client):
+            listings.append(server.url)
+            if len(listings) == 2:
+                server.trouble.clear()
+            return served(client)
+
+        monkeypatch.setattr("flowrl.models.language.server.served", listed)
+        server.trouble.extend([0] * 1000)
+        assert torch.equal(only(collect(kept, 0).rows).ids, want.ids)
 
 
 @pytest.mark.slow

@@ -373,21 +373,6 @@ def test_a_planner_that_breaks_a_law_is_refused(what, says):
     check_planner(Planning("honest"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"nodes": (4, 8)}, "0 cuts make 1 segments"),
-        ({"nodes": (2, 4), "cuts": (2,), "forking": Forking(1, 2)}, "either forks or cuts"),
-        ({"nodes": (2, 4), "cuts": (2,), "greedy": True}, "cannot have a greedy completion"),
-        ({"nodes": (2, 4), "cuts": (2,), "turns": 2}, "a tree cannot have several"),
-        ({"nodes": (2,), "turns": 0}, "turns must be at least 1"),
-    ],
-)
-def test_a_text_plan_that_is_impossible_is_a_sentence(settings, says):
-    with pytest.raises(ValueError, match=says):
-        TextPlan(8, **settings)
-
-
 def ranked(samples: Samples) -> torch.Tensor:
     """Reads its batch: the place of a sample among all."""
     return samples.media.flatten(1).std(1).argsort().argsort().double()

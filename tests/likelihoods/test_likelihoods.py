@@ -12,7 +12,6 @@ from scipy.special import expit
 from scipy.stats import norm
 from torch import Tensor
 
-from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching, Weighting, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
 from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, equal_before, input_of, take
@@ -302,14 +301,6 @@ def test_times_have_their_distribution(times: Times, quantile):
     got = np.sort(times([1.0, 0.5], count, torch.Generator().manual_seed(0)).double().numpy())
     edges = quantile(np.linspace(1e-6, 1 - 1e-6, count + 1))
     assert (edges[:-1] - 1e-5 <= got).all() and (got <= edges[1:] + 1e-5).all()
-
-
-@pytest.mark.parametrize(("times", "most"), [(Discrete(0.9), 4), (PermutedGrid(), 5)])
-def test_too_many_levels_are_refused(times: Times, most):
-    rng = torch.Generator()
-    times(SIGMAS[:-1], most, rng)
-    with pytest.raises(UserError, match="use fewer levels or more steps"):
-        times(SIGMAS[:-1], most + 1, rng)
 
 
 def test_neighbours_with_the_same_bits_have_the_same_number():

@@ -209,17 +209,6 @@ def test_each_part_is_compared_by_its_own_rewards():
         assert torch.equal(mask.view(8, steps, 2)[..., part], m)
 
 
-def test_parts_that_a_model_does_not_have_are_named():
-    advantage = torch.zeros(4, 3)
-    with pytest.raises(UserError, match="the parts video, audio, and no sound"):
-        Transition(parts=("sound",)).rows(
-            rolled(Chain(FlowSDE(0.5), 2)), advantage, advantage.bool()
-        )
-    flat = rolled(Chain(FlowSDE(0.5), 2), layout=None)
-    with pytest.raises(UserError, match="one part alone"):
-        Transition(parts=("audio",)).rows(flat, advantage, advantage.bool())
-
-
 def test_a_recipe_takes_modalities_as_a_setting():
     given = {"name": "nft", "modalities": {"video": ["look"], "audio": ["sound"]}}
     made = recipe_kind("nft").model_validate(given).algorithm()

@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.algorithm import Algorithm
-from flowrl.credit.advantages import Estimator
-from flowrl.credit.uncompared import Uncompared
-from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.rows import Evaluation
 from flowrl.likelihoods.shortcuts import Shortcuts, lagrange
-from flowrl.losses.reward import RewardGradient
 from flowrl.recipes import RECIPES
 from samplers import Latents, Plan, Rollout, roll
 from samplers.routes.keeping import KeepingRoute, bridge_of, kept_states, kept_steps
-from samplers.routes.tails import LastSteps, SomeSteps, TwoLeaps, evenly_spaced
+from samplers.routes.tails import SomeSteps, TwoLeaps, evenly_spaced
 from tests.likelihoods.test_pathwise import EXACT, Net, reward, slope
 
 LEVELS = [1.0, 0.95, 0.88, 0.8, 0.66, 0.5, 0.35, 0.15, 0.0]
@@ -246,37 +241,3 @@ def test_active_steps_are_late_and_a_bridge_is_one_of_them():
         assert bridge_of(plan) in kept_steps(plan) and len(kept_steps(plan)) == 5
         assert before == max(share, 5 - (25 - bridge_of(plan)))
     assert kept_steps(plans(SomeSteps(1, 25))[0]) == tuple(range(25))
-
-
-def test_parts_that_do_not_fit_are_refused():
-    def made(plan: Any, starts: Shortcuts) -> Algorithm:
-        return Algorithm(8, plan, Estimator((Uncompared(),)), Pathwise(starts), RewardGradient())
-
-    cases = (
-        (SomeSteps(1), Shortcuts("lagrange"), "the plan TwoLeaps with the same order"),
-        (TwoLeaps(1, 2), Shortcuts("lagrange", 3), "leaps of order 3 need the plan TwoLeaps"),
-        (SomeSteps(1), Shortcuts("euler", alpha=0.5), "this plan has not: set split"),
-        (SomeSteps(1), Shortcuts("euler", tau=0.1), "or use the rule lagrange"),
-        (SomeSteps(1, 9), Shortcuts("euler"), "does not fit 8 steps"),
-        (LastSteps(1), Shortcuts("euler"), None),
-    )
-    for plan, starts, sentence in cases:
-        if sentence is None:
-            made(plan, starts)
-            continue
-        with pytest.raises(UserError, match=sentence):
-            made(plan, starts)
-    out_of_range: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"alpha": 2.0}, r"alpha must be in \[0, 1\], not 2"),
-        ({"order": 0}, "order must be at least 1"),
-        ({"tau": 0.0}, "tau must be above 0"),
-        ({"second": -1.0}, "second must be at least 0"),
-        ({"rescale": -1.0}, "rescale must be at least 0"),
-    )
-    for settings, sentence in out_of_range:
-        with pytest.raises(UserError, match=sentence):
-            Shortcuts("lagrange", **settings)
-    with pytest.raises(ValueError, match="rising indices of the plan's 8 steps"):
-        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, route=KeepingRoute((3, 1)))
-    with pytest.raises(ValueError, match="bridge 1 is none of the later steps"):
-        Plan(TwoLeaps(1)(LEVELS, 0, 0)[0].steps, route=KeepingRoute((1, 3), 1))

@@ -33,7 +33,7 @@ OWN: Mapping[str, str] = {
     "models/diffusers/modular/folder.py: spec.default_creation_method": "a record of a library: "
     "what its saved folders contain",
     "models/diffusers/modular/revisions.py: spec.revision": "likewise: the commit that is loaded",
-    "models/diffusers/whole/whole_sample.py: given.arguments": "a record of this file",
+    "models/diffusers/whole/whole_sample.py: bound.arguments": "a record of this file",
 }
 MODELS = (
     "diffusers/policy.py",

@@ -194,6 +194,34 @@ def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
     assert len(policy.trainable()) == sum(".lora_" in name for name, _ in model.named_parameters())
 
 
+@pytest.fixture(scope="module")
+def unfit(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An adapter that fits and files that do not, by name."""
+    folder = tmp_path_factory.mktemp("unfit")
+    weights = load_file(written(pipeline, folder / "given") / "pytorch_lora_weights.safetensors")
+    first = next(name for name in weights if "lora_A" in name)
+    pair = first.removesuffix("lora_A.weight")
+    other = {"lora_A": "lora_down", "lora_B": "lora_up"}
+    sides = (f"transformer.nothing.lora_{side}.weight" for side in "AB")
+    files = {
+        "stranger": {name.replace("attn", "other"): w for name, w in weights.items()},
+        "part": weights | {name: torch.zeros(4, 4) for name in sides},
+        "nan": weights | {first: weights[first] * torch.nan},
+        "half": {f"x.{name}" if "lora_A" in name else name: w for name, w in weights.items()},
+        "renamed": {f"x.{k}" if k.startswith(pair) else k: w for k, w in weights.items()},
+        "kohya": {
+            f"lora_unet_{name.replace(side, other[side])}": w
+            for name, w in weights.items()
+            for side in other
+            if side in name
+        },
+    }
+    for name, tensors in files.items():
+        save_file(tensors, folder / f"{name}.safetensors")
+    paths = {name.upper(): str(folder / f"{name}.safetensors") for name in files}
+    return paths | {"GIVEN": str(folder / "given")}
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -212,36 +240,11 @@ def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
     ],
 )
 def test_adapters_that_do_not_fit_are_refused_before_the_run(
-    pipeline: Path, tmp_path: Path, model: dict[str, Any], sentence: str
+    pipeline: Path, tmp_path: Path, unfit: dict[str, str], model: dict[str, Any], sentence: str
 ) -> None:
-    folder = written(pipeline, tmp_path / "given")
-    weights = load_file(folder / "pytorch_lora_weights.safetensors")
-    strange = {name.replace("attn", "other"): weight for name, weight in weights.items()}
-    save_file(strange, tmp_path / "stranger.safetensors")
-    sides = (f"transformer.nothing.lora_{side}.weight" for side in "AB")
-    more = weights | {name: torch.zeros(4, 4) for name in sides}
-    save_file(more, tmp_path / "part.safetensors")
-    first = next(name for name in weights if "lora_A" in name)
-    save_file(weights | {first: weights[first] * torch.nan}, tmp_path / "nan.safetensors")
-    files = {"GIVEN": folder, "STRANGER": "stranger.safetensors", "PART": "part.safetensors"}
-    files["NAN"] = "nan.safetensors"
-    half = {f"x.{name}" if "lora_A" in name else name: each for name, each in weights.items()}
-    save_file(half, tmp_path / "half.safetensors")
-    pair = first.removesuffix("lora_A.weight")
-    renamed = {f"x.{k}" if k.startswith(pair) else k: each for k, each in weights.items()}
-    save_file(renamed, tmp_path / "renamed.safetensors")
-    names = {"lora_A": "lora_down", "lora_B": "lora_up"}
-    kohya = {
-        f"lora_unet_{k.replace(a, names[a])}": w
-        for k, w in weights.items()
-        for a in names
-        if a in k
-    }
-    save_file(kohya, tmp_path / "kohya.safetensors")
-    files |= {name.upper(): f"{name}.safetensors" for name in ("half", "renamed", "kohya")}
     text = repr(model)
-    for name, file in files.items():
-        text = text.replace(f"'{name}'", repr(str(tmp_path / file)))
+    for name, file in unfit.items():
+        text = text.replace(f"'{name}'", repr(file))
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["model"] |= eval(text)
     with pytest.raises(UserError, match=sentence):

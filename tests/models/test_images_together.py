@@ -166,6 +166,6 @@ def test_groups_of_images():
     several = [{"image": [one, wide]}, {"image": [two, wide]}, {"image": [wide, one]}]
     assert columns.by_image(several, ("image",)) == [[0, 1], [2]]
     assert columns.by_image([{"image": torch.ones(2)}] * 2, ("image",)) == [[0, 1]]
-    given = columns.merged_call([rows[0], rows[2]], each=False)
+    given = columns.merged_call([rows[0], rows[2]], per_row=False)
     assert given["image"] == [one, two]
-    assert columns.merged_call([rows[0], rows[3]], each=False)["image"] is one
+    assert columns.merged_call([rows[0], rows[3]], per_row=False)["image"] is one

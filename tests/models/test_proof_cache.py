@@ -150,10 +150,19 @@ def unknown_field(text: str) -> str:
     return json.dumps({"sum": proof_cache._sum(whole["proof"]), "proof": whole["proof"]})
 
 
-@pytest.mark.parametrize("damage", [cut, other_number, other_form, deep, unknown_field, str.upper])
-def test_a_damaged_entry_counts_as_none(damage: Callable[[str], str]) -> None:
+@pytest.fixture(scope="module")
+def proofs() -> tuple[CachedProof, CachedProof]:
+    """A policy's proof with its sentences, and one without."""
     made = policy()
-    proof_cache.keep("d", CachedProof.of(made, made.proofs(PROMPTS, STEPS)))
+    return CachedProof.of(made, made.proofs(PROMPTS, STEPS)), CachedProof.of(made, ())
+
+
+@pytest.mark.parametrize("damage", [cut, other_number, other_form, deep, unknown_field, str.upper])
+def test_a_damaged_entry_counts_as_none(
+    proofs: tuple[CachedProof, CachedProof], damage: Callable[[str], str]
+) -> None:
+    whole, short = proofs
+    proof_cache.keep("d", whole)
     file = proof_cache.folder() / "d.json"
     assert proof_cache.read("d") is not None
     file.write_text(damage(file.read_text()))
@@ -163,7 +172,7 @@ def test_a_damaged_entry_counts_as_none(damage: Callable[[str], str]) -> None:
     file.unlink()
     file.mkdir()
     assert proof_cache.read("d") is None
-    proof_cache.keep("d", CachedProof.of(made, ()))  # cannot be written, and is no error
+    proof_cache.keep("d", short)  # cannot be written, and is no error
     assert [path.name for path in proof_cache.folder().iterdir()] == ["d.json"]
 
 

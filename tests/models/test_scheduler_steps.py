@@ -166,8 +166,7 @@ def velocity_of(policy: PipelinePolicy, x: Tensor, out: Tensor, sigma: Tensor) -
 @pytest.mark.quick_cases("TrigFlow")
 @pytest.mark.parametrize("name", FEW_STEPS)
 def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> None:
-    policy = FEW_STEPS[name]()
-    policy.loop.use_own_steps()
+    policy = FEW_STEPS[name]().with_own_steps()
     guidance = None if policy.loop.guidance is None else 4.5
     replay = policy.prove(PROMPTS, steps=STEPS, guidance=guidance, gradient=False)
     assert replay.noisy and "steps are" in str(replay) and "own" in str(replay)
@@ -207,7 +206,7 @@ def test_an_ode_is_refused_with_the_way_out() -> None:
 
 
 def test_plans_take_the_schedulers_numbers_in_all_steps() -> None:
-    policy = lcm()
+    policy = lcm().with_own_steps()
     sigmas = policy.schedule(STEPS).sigmas
     (plan,) = policy.fitted(Chain(Scheduler(), 3)(sigmas, 0, 0), STEPS)
     assert [step.noisy for step in plan.steps] == [True, True, True, False]

@@ -317,7 +317,7 @@ def test_records_are_bounded_and_a_resumed_run_has_those_of_an_unbroken_one(tmp_
     def write(run, iterations):
         for i in iterations:
             write_record(run, replace(bare, iteration=i))
-            thin_out(run, every=2, best=38 if i >= 38 else None)
+            thin_out(run, interval=2, best=38 if i >= 38 else None)
 
     last = 2 * (2 * MOST_EVALUATIONS + 5)
     write(tmp_path / "unbroken", range(0, last + 1, 2))

@@ -15,7 +15,6 @@ from flowrl.credit.comparisons import PruneWidth
 from flowrl.credit.steps import EvenDepths, EvenGradients
 from flowrl.credit.trackers import NoTracker, PromptValues
 from flowrl.credit.values import Credit, LikelyPaths, TrackedStatistics, node_values
-from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation
 from flowrl.losses.base import metric_values
@@ -73,19 +72,6 @@ def test_a_group_has_one_noise_and_stays_together():
     assert torch.equal(own.noise, plain.noise) and len(own.noise.unique(dim=0)) == 6
 
 
-def test_groups_that_would_be_cut_are_refused():
-    with pytest.raises(UserError, match="compares 12 rows"):
-        algorithm("dgpo", likelihood=Matching())
-    with pytest.raises(UserError, match="set together to the group's size"):
-        algorithm("dgpo", plan=Ode(20))
-    with pytest.raises(UserError, match=r"the plan has groups of \[24\]: make them equal"):
-        algorithm("dgpo", plan=Ode(24))
-    with pytest.raises(UserError, match="use fewer levels"):
-        RECIPES["dgpo"](steps=5, levels_per_sample=4)
-    with pytest.raises(UserError, match="use Transition"):
-        algorithm("flow_grpo", loss=RECIPES["flow_dppo"]().loss)
-
-
 def algorithm(name: str, **parts):
     return replace(RECIPES[name](group=12), **parts)
 
@@ -98,8 +84,6 @@ def test_scattered_steps_are_drawn_from_the_first_share():
         assert len(noisy) == 2 == sum(step.noisy for step in plan.steps)
         seen.add(noisy)
     assert seen == {(a, b) for a in range(4) for b in range(a + 1, 4)}
-    with pytest.raises(ValueError, match="5 noisy steps do not fit into the first 4 steps"):
-        Scattered(FlowSDE(), 4, 5)(LEVELS, 0, 0)
 
 
 def test_steps_of_low_entropy_are_merged():
@@ -262,20 +246,11 @@ def test_credit_by_name(name):
     assert lead.tolist() == pytest.approx([0, 2**0.5, 0, 2**0.5], abs=1e-4)
 
 
-def test_credit_that_reads_no_blend_refuses_it():
-    with pytest.raises(UserError, match="gdpo does not use blend"):
-        RECIPES["flow_grpo"](credit="gdpo", blend=0.5)
-    with pytest.raises(UserError, match="blend must be between 0 and 1"):
-        RECIPES["nft"](blend=2.0)
-
-
 def test_a_window_rolls_back():
     for schedule in ("progressive", "decaying", "exponential"):
         plan = RECIPES["mix_grpo"](steps=8, schedule=schedule, every=1, roll_back=True).plan
         starts = [plan.position(i, 0, 6, 4) for i in range(60)]
         assert starts[0] == 0 and max(starts) == 5 and starts.count(0) >= 2
-    with pytest.raises(UserError, match="schedule: frozen never moves"):
-        RECIPES["mix_grpo"](schedule="frozen", roll_back=True)
 
 
 def test_the_best_and_worst_of_all_prompts():
@@ -289,8 +264,6 @@ def test_the_best_and_worst_of_all_prompts():
     within = PruneWidth("extremes", 0.5)(credit, context).mask[:, -1, 0]
     assert within.view(2, 4).sum(1).tolist() == [2, 2]
     assert RECIPES["dance_grpo"](train_share=0.5, best_over="batch").transforms[-1].over == "batch"
-    with pytest.raises(UserError, match="set train_share below 1"):
-        RECIPES["dance_grpo"](best_over="batch")
 
 
 def test_churn_keeps_the_level():
@@ -330,8 +303,6 @@ def test_finite_differences_move_the_sample_towards_the_better_one():
         assert (got[0] * (rollout.x0[0] - rollout.x0[1])).sum() > 0, (
             "v falls, and x0 = x - s v rises"
         )
-    with pytest.raises(UserError, match="with shared_noise=True"):
-        replace(RECIPES["fdfo"](), plan=Chain(Churn(), 2))
 
 
 def test_a_guided_step_is_scored_by_the_plain_kernel():
@@ -373,8 +344,6 @@ def test_a_guided_step_is_scored_by_the_plain_kernel():
     torch.testing.assert_close(edges.moved, push.square().mean(1).sqrt() / g.std)
     with pytest.raises(ValueError, match="pass Sampling"):
         samples(Guided(planner, guide))
-    with pytest.raises(UserError, match="guidance has no effect"):
-        RECIPES["euphonium"](steps=10)
 
 
 def kernel_mean(rollout: Rollout, k: int, model: TinyFlow) -> torch.Tensor:

@@ -3,42 +3,28 @@
 import inspect
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
+from flowrl.algorithm import Algorithm, Decay
+from flowrl.credit.advantages import Context
 from flowrl.credit.choices import named_rewards
-from flowrl.credit.comparisons import Exponential
 from flowrl.credit.proxies import GATE, gate_of
-from flowrl.errors import UserError
 from flowrl.iteration.features.intermediate import intermediate_scores
-from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows, with_table
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.base import Anchor, Entries
-from flowrl.losses.preference import Preference
+from flowrl.losses.base import Entries
 from flowrl.losses.ratio import Surrogate
-from flowrl.losses.regression import NFT, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
 from flowrl.table import EMPTY, Table
 from rewards import Scores
 from samplers import (
-    Chain,
-    FlowSDE,
     Latents,
-    Ode,
-    Plan,
-    Prune,
     Rollout,
     Sampling,
-    Tree,
-    Window,
     roll,
-    steps_of,
 )
 from tests.support.tiny import TinyFlow
 
@@ -92,16 +78,6 @@ def with_named(scores: Scores, rollout: Rollout, named: tuple[str, ...]) -> Scor
     values = torch.cat([scores.values, more.abs()], 1)
     scored = torch.ones_like(values, dtype=torch.bool)
     return replace(scores, values=values, scored=scored, names=(*scores.names, *named))
-
-
-@dataclass(frozen=True)
-class Still:
-    """A plan whose samples are all the same."""
-
-    group: int
-
-    def __call__(self, sigmas, iteration: int, seed: int) -> tuple[Plan, ...]:
-        return (Plan(steps_of(sigmas), roots=self.group, shared_noise=True),)
 
 
 class Loop:
@@ -278,46 +254,6 @@ def test_branch_grpos_settings_do_what_they_say():
     fused = parts(fusion="path")
     assert torch.equal(fused[3].advantage, plain[3].advantage)
     assert not torch.allclose(fused[1].advantage, plain[1].advantage)
-
-
-GROUP = Estimator((Standardize(),))
-CHAIN, ODE, CLIP = Chain(FlowSDE(), 4), Ode(4), Surrogate(0.2, 0.2)
-TRAILING = Average("trailing", Decay(slope=0.001, most=0.5))
-WEIGHTS = Estimator((Exponential(),))
-PATHS = Estimator((Standardize(),), "path")
-MIXTURES = [
-    ((4, ODE, GROUP, Transition(), CLIP), "deterministic: use Chain, Window, Fork or Tree"),
-    ((4, CHAIN, GROUP, Transition(), NFT()), "use the Matching likelihood"),
-    ((4, ODE, GROUP, Matching(), NFT()), "add an average, such as Average"),
-    ((4, ODE, GROUP, Matching(paired=True), Preference(1.0)), "BestWorst as the last transform"),
-    ((4, ODE, GROUP, Matching(), Preference(1.0)), "learns from pairs"),
-    ((4, ODE, GROUP, Matching(paired=True), CLIP), "learns from pairs"),
-    ((4, ODE, GROUP, Matching(), Weighted()), "make Exponential the last transform"),
-    ((4, Ode(1), GROUP, Matching(), CLIP), "a group of at least 2"),
-    ((0, ODE, GROUP, Matching(), CLIP), "must be at least 1"),
-    ((4, CHAIN, GROUP, Transition(), Surrogate(0.2, 0.2, anchors=(Anchor(1.0, "slow"),))),
-     "policy 'slow', but there are only old, ref, teacher: add an Average"),
-    ((4, ODE, GROUP, Matching(), NFT(), (TRAILING,), "trialing"), "did you mean 'trailing'"),
-    ((4, ODE, GROUP, Matching(), CLIP, (Average("ref", Decay()),)), "choose another name"),
-    ((4, ODE, GROUP, Matching(), CLIP, (TRAILING, TRAILING)), "choose another name"),
-    ((4, Window(FlowSDE(), 4, size=9), GROUP, Transition(), CLIP), "does not fit 4 steps"),
-    ((4, Tree(FlowSDE(), (0, 7)), GROUP, Transition(), CLIP), "does not fit 4 steps"),
-    ((4, ODE, GROUP, Matching(9, PermutedGrid()), CLIP), "use fewer levels or more steps"),
-    ((4, ODE, GROUP, Matching(4, Discrete()), CLIP), "use fewer levels or more steps"),
-    ((4, ODE, Estimator((ScaleSteps("std"),)), Matching(), CLIP), "needs a plan with a kernel"),
-    ((6, Tree(FlowSDE(), (0, 2), prune=Prune((2,))), PATHS, Transition(), CLIP), "train on all"),
-    ((4, Chain(FlowSDE(), 4, shared_noise=True), WEIGHTS, Matching(), CLIP), None),
-    ((4, Still(4), GROUP, Matching(), CLIP), "set shared_noise to False"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("parts", "message"), MIXTURES)
-def test_mixtures_that_cannot_work_are_refused(parts, message):
-    if message is None:
-        Algorithm(*parts)
-        return
-    with pytest.raises(UserError, match=message):
-        Algorithm(*parts)
 
 
 def test_decay_by_its_formula():

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.recipes import RECIPES
 from flowrl.settings.read import check_plan, run_from
-from samplers import FlowSDE
 
 RUN = {
     "model": {"pipeline": "flowrl/demo/shapes-sd3", "sigmas": {"shift": 1.0}},
@@ -56,8 +54,3 @@ def test_a_setting_out_of_range_is_named(recipe: dict[str, Any], words: str) -> 
     with pytest.raises(UserError) as refused:
         check_plan(run_from({**RUN, "recipe": {"steps": 6, **recipe}}, "test"))
     assert words in str(refused.value)
-
-
-def test_a_table_of_noise_goes_without_another_kernel() -> None:
-    with pytest.raises(UserError, match="noise is a table of Flow-SDE's noise"):
-        RECIPES["dense_grpo"](noise=(0.5,) * 9, kernel=FlowSDE(0.7))

@@ -18,16 +18,13 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import row_mean
-from flowrl.likelihoods.transition import Transition
 from flowrl.losses.base import Counts, RatioLoss, reduced
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import GMPO, SAPO
-from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.names import parts_named
 from rewards import Scores
-from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 from samplers.tokens import entropy, gumbel, warp
@@ -277,33 +274,6 @@ def test_a_dropped_group_is_in_no_denominator():
     assert torch.equal(kept.any(1), ~flat) and torch.equal(kept.all(1), ~flat)
 
 
-def test_a_group_of_one_needs_a_tracker():
-    with pytest.raises(UserError, match="a group of at least 2"):
-        TEXT_RECIPES["text_grpo"](length=LENGTH, group=1)
-    made = TEXT_RECIPES["text_stream"](length=LENGTH)
-    assert made.group == 1
-    with pytest.raises(UserError, match="a group of at least 2"):
-        replace(made, tracker=replace(TEXT_RECIPES["text_grpo"](length=4, group=2)).tracker)
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "loss", "message"),
-    [
-        (Token(), Surrogate(0.2, 0.2, entropy=0.1), "Token\\(entropy=True\\)"),
-        (Token(), Surrogate(0.2, 0.2, weights=(HighEntropy(0.2),)), "Token\\(entropy=True\\)"),
-        (Token(entropy=True), Surrogate(0.2, 0.2, weights=(HighEntropy(0.2),)), None),
-        (Transition(), Surrogate(0.2, 0.2, weights=(OffPolicyMask(0.2),)), "leave them out"),
-    ],
-)
-def test_mixtures_that_cannot_work_are_refused(likelihood, loss, message):
-    plan = Completions(4) if isinstance(likelihood, Token) else Chain(FlowSDE(), 4)
-    if message is None:
-        Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
-        return
-    with pytest.raises(UserError, match=message):
-        Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
-
-
 PLANS = {
     "completions": {"group": 8},
     "segments": {"roots": 3, "branch": 2, "at": [1, 2]},
@@ -375,50 +345,6 @@ def test_a_mixture_may_be_gspo_with_dr_grpos_advantage():
     assert made.likelihood == Token(ratio="sequence")
     assert made.advantage == TEXT_RECIPES["text_dr_grpo"]().advantage
     assert made.loss == Surrogate(3e-4, 4e-4)
-
-
-TREES_OF = {"name": "segments", "roots": 4, "branch": 2, "at": [256]}
-PAIRS = {"advantage": "best_worst", "loss": {"name": "preference", "beta": 0.1}}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"plan": TREES_OF, "group": 8},
-            "group has no effect, since",
-        ),
-        ({"loss": {"name": "vespo", "low": 0.1}}, "vespo: 'low' is not known"),
-        ({"loss": "gmpo", "likelihood": {"ratio": "sequence"}}, "of tokens: set ratio to token"),
-        ({"plan": TREES_OF, "advantage": "max_rl"}, "compares whole completions"),
-        ({"advantage": "global_local"}, "independent completions do not have"),
-        ({"advantage": "baseline"}, "set tracker: prompt_values"),
-        ({"loss": {"name": "preference", "beta": 0.1}}, "set paired=True with this"),
-        (
-            {**PAIRS, "likelihood": {"paired": True}, "kl": 0.1},
-            "kl has no effect, since",
-        ),
-        (
-            {"advantage": ["drop_flat", "baseline"], "plan": {"group": 1}}
-            | {"tracker": "prompt_values"},
-            "every group of one",
-        ),
-        ({"advantage": [{"name": "penalize", "weight": 0.0}, "leave_one_out"]}, "must be above 0"),
-        (
-            {"plan": TREES_OF, "advantage": [{"name": "penalize", "weight": 0.1}, "leave_one_out"]},
-            "completions of a tree",
-        ),
-        ({"group": 1}, "a group of at least 2"),
-    ],
-)
-def test_a_mixture_without_sense_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        mixed(**settings)
-
-
-def test_a_preset_refuses_what_it_does_not_have():
-    with pytest.raises(TypeError, match="loss"):
-        TEXT_RECIPES["text_grpo"](loss="cispo")
 
 
 def test_every_recipe_is_tested_and_names_its_paper():

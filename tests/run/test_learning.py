@@ -178,10 +178,6 @@ def points(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return settings | changes
 
 
-def test_forty_settings_are_in_the_tables() -> None:
-    assert len(BY_SETTINGS) + len(BY_UPDATE) >= 50
-
-
 @pytest.mark.parametrize("name", BY_UPDATE)
 def test_settings_that_freeze_learning_end_the_run_after_its_first_update(
     name: str, tmp_path: Path

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplers import (
-    CPS,
     DPM2M,
     SA,
     Chain,
@@ -28,7 +27,6 @@ from samplers import (
     Progressive,
     Prune,
     Random,
-    Step,
     Stripes,
     Tree,
     WanSDE,
@@ -37,7 +35,6 @@ from samplers import (
     roll,
     steps_of,
 )
-from samplers.routes.tails import TwoLeaps
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting
 
@@ -254,48 +251,6 @@ def test_a_plan_may_start_below_one_and_is_a_value():
     assert hash(plan) == hash(Chain(SDE, 2)((0.936, 0.5, 0.0), 0, 0)[0])
 
 
-REFUSED = [
-    (lambda: Plan(()), "at least one step"),
-    (lambda: Plan(steps_of((1.0, 0.5))), "down to 0, but run from 1.0 to 0.5"),
-    (lambda: Plan(steps_of((1.2, 0.0))), "from at most 1 down to 0"),
-    (lambda: Plan(steps_of((0.5, 0.7, 0.0))), "step 0: sigma must decrease"),
-    (lambda: Plan((Step(1.0, 0.5), Step(0.4, 0.0))), "level 0.5, but the next starts at 0.4"),
-    (lambda: Plan(steps_of(SIGMAS), roots=0), "needs at least one sample"),
-    (lambda: Plan(steps_of(SIGMAS), split=0.0), "split must be above 0"),
-    (lambda: Plan(steps_of(SIGMAS), solve_from=11), "solve_from is 11"),
-    (lambda: Plan(steps_of(SIGMAS, train={1})), "step 1: only a noisy step"),
-    (lambda: Plan(steps_of(SIGMAS, branch={1: 2})), "step 1: only a noisy step"),
-    (lambda: Plan(steps_of(SIGMAS, noisy={1}, branch={1: 0}), SDE), "branch must be at least 1"),
-    (lambda: Plan(steps_of(SIGMAS, noisy={1})), "no kernel"),
-    (lambda: Plan(steps_of(SIGMAS, noisy={9}, train={9}), CPS()), "step 9: CPS.* adds no noise"),
-    (lambda: Plan(steps_of(SIGMAS, noisy={1}, train={1}), FlowSDE(0.0)), "adds no noise"),
-    (lambda: steps_of(SIGMAS, noisy={10}), r"noisy steps \[10\] are out of range"),
-    (lambda: steps_of(SIGMAS, branch={-1: 2}), r"branch steps \[-1\] are out of range"),
-    (lambda: Chain(SDE, 4)((1.0, 0.0), 0, 0), "at least two steps"),
-    (lambda: Chain(SDE, 4, fraction=0.0)(SIGMAS, 0, 0), r"must be in \(0, 1\]"),
-    (lambda: Window(SDE, 4, 9)(SIGMAS, 0, 0), "9 steps does not fit into the first 8 of 10"),
-    (lambda: Window(SDE, 4, 4, Frozen(8))(SIGMAS, 0, 0), "cannot start at step 8"),
-    (lambda: Window(SDE, 4, 4, Random(0, 9))(SIGMAS, 0, 0), "between 0 and 9"),
-    (lambda: Window(SDE, 4, 4, Random(6))(SIGMAS, 0, 0), "no window of 4 steps fits"),
-    (lambda: Window(SDE, 4, 4, Progressive(0))(SIGMAS, 0, 0), "every must be at least 1"),
-    (lambda: Window(SDE, 4)(SIGMAS, -1, 0), "counted from 0"),
-    (lambda: Window(SDE, 4, flash=Flash(0.0))(SIGMAS, 0, 0), r"must be in \(0, 1\]"),
-    (lambda: Fork(SDE, 2, at=(10,))(SIGMAS, 0, 0), "out of range"),
-    (lambda: Fork(SDE, 2, at=())(SIGMAS, 0, 0), "one step to fork at"),
-    (lambda: Tree(SDE, (9,))(SIGMAS, 0, 0), "between 0 and 8"),
-    (lambda: Tree(SDE, (1, 1))(SIGMAS, 0, 0), "different steps"),
-    (lambda: Tree(SDE, (1, 2), (2,))(SIGMAS, 0, 0), "one branch factor each"),
-    (lambda: Tree(SDE, (1,), prune=Prune((9,)))(SIGMAS, 0, 0), r"pruned steps \(9,\)"),
-    (lambda: Tree(SDE, (1,), prune=Prune(tuple(range(9))))(SIGMAS, 0, 0), "nothing is left"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[m for _, m in REFUSED])
-def test_nonsense_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.parametrize("planner", [Chain(FlowSDE(), 2), Fork(FlowSDE(), 2)])
 def test_a_level_that_is_as_good_as_clean_is_the_end(planner):
     """Schedulers without a shift give such a level; noise in the step to it would be seen."""
@@ -316,18 +271,3 @@ def test_a_chain_keeps_the_plan_of_the_last_iteration_and_no_older_one():
     assert [plan() is not None for plan in older[:-1]] == [False] * 8
     last = chain(shifted_levels(8), 8, 0)[0]
     assert last is older[-1]()
-
-
-def test_the_levels_of_steps_fall():
-    for levels in ([1.0, 0.5, 0.5, 0.0], [1.0, 0.4, 0.6, 0.0]):
-        with pytest.raises(ValueError, match="step 1: sigma must decrease"):
-            Plan(steps_of(levels))
-
-
-@pytest.mark.parametrize(
-    ("planner", "steps"),
-    [(TwoLeaps(2), 1), (TwoLeaps(2, order=0), 4), (TwoLeaps(2, reach=0), 4)],
-)
-def test_two_leaps_name_what_they_need(planner, steps):
-    with pytest.raises(ValueError, match="two leaps need at least 2 steps, an order of at least 1"):
-        planner(shifted_levels(steps), 0, 0)

@@ -243,13 +243,6 @@ def test_the_velocity_sees_the_level_and_the_draws_place():
         assert prompt.tolist() == [0, 0, 1, 1]
 
 
-def test_draws_must_be_some_and_different():
-    plan = Plan(steps_of(SIGMAS))
-    for draws, message in (([], "at least one draw"), ([3, 3], "the same id twice")):
-        with pytest.raises(ValueError, match=message):
-            roll((plan,), gaussian_velocity, TWO, draws, seed=0, iteration=0)
-
-
 def test_a_velocity_beside_the_trained_steps_reaches_no_density():
     """Two plans share their first state; the first one takes its step without a density."""
     steps = lambda train: tuple(

@@ -26,12 +26,10 @@ from samplers import (
     roll,
     steps_of,
 )
-from samplers.routes.guiding import GuidedEdges, GuidedRoute
+from samplers.routes.guiding import GuidedEdges
 from samplers.routes.keeping import KeepingRoute, kept_states
 from samplers.routes.looks import LookedRoute, Seen
-from samplers.routes.steering import SteeredRoute
 from samplers.routes.tails import LastSteps
-from samplers.routes.thinning import ThinnedRoute
 from tests.support.tiny import Counting
 
 LEVELS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
@@ -101,23 +99,6 @@ def test_routes_that_only_look_leave_samples_as_they_are() -> None:
     assert [*states] == [1, 4]
     assert all(torch.equal(states[k], plain.edges[k].x) for k in (1,)), "states before the steps"
     assert torch.equal(states[4], plain.edges[3].x_next)
-
-
-@pytest.mark.parametrize(
-    ("route", "words"),
-    [
-        (LookedRoute(Looks((1,)), inner=SteeredRoute(FeynmanKac((1,)))), "leave out looks"),
-        (SteeredRoute(FeynmanKac((1,)), inner=LookedRoute(Looks((1,)))), "leave out looks"),
-        (GuidedRoute(PROBES, inner=ThinnedRoute(THIN)), "cannot have branches, guides"),
-        (ThinnedRoute(THIN, inner=GuidedRoute(PROBES)), "cannot have branches, guides"),
-        (KeepingRoute((0,), inner=ThinnedRoute(THIN)), "or kept states"),
-        (KeepingRoute((5,)), "rising indices of the plan's 5 steps"),
-    ],
-)
-def test_routes_that_cannot_go_together_are_refused(route, words) -> None:
-    steps = steps_of(LEVELS, noisy={0, 1, 2, 3})
-    with pytest.raises(ValueError, match=words):
-        Plan(steps, FlowSDE(0.7), 4, route=route)
 
 
 @pytest.mark.parametrize(

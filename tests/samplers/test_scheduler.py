@@ -1,8 +1,5 @@
 """The scheduler's kernel, and a kernel's steps where no density is asked."""
 
-from dataclasses import replace
-
-import pytest
 import torch
 
 from samplers import CPS, Chain, KernelSteps, Latents, Ode, Plan, Scheduler, euler, roll
@@ -48,12 +45,3 @@ def test_a_kernels_steps_need_no_noisy_plan() -> None:
         for planner in (noisy, alone)
     ]
     assert torch.equal(*found)
-
-
-def test_other_levels_and_solvers_are_refused() -> None:
-    (plan,) = Chain(Scheduler(), 2)((1.0, 0.7, 0.5, 0.25, 0.0), 0, 0)
-    with pytest.raises(ValueError, match="at its pipeline's own levels"):
-        bound_to(plan, BOUND)
-    (own,) = Chain(Scheduler(), 2)(SIGMAS, 0, 0)
-    with pytest.raises(ValueError, match="leave out the solver"):
-        bound_to(replace(own, solver=KernelSteps(CPS())), BOUND)

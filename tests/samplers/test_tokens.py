@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from samplers.completions import Completions, Segments, TextPlan, TextRollout
+from samplers.completions import Completions, Segments, TextRollout
 from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
 from samplers.tokens import entropy, gumbel, nucleus, pack, unpack, warp
@@ -90,22 +90,6 @@ def test_a_tree_is_a_reshape_and_every_token_is_counted_once():
     assert [edge.logp.tolist() for edge in rollout.edges] == [
         [0, -4], [0, -2, -4, -6], [-i for i in range(8)]
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 6, "nodes": (2, 4), "cuts": (6,)}, "must increase"),
-        ({"length": 6, "nodes": (2, 4, 8), "cuts": (3, 3)}, "must increase"),
-        ({"length": 6, "nodes": (2, 3), "cuts": (3,)}, "a multiple of the one before"),
-        ({"length": 6, "nodes": (2,), "temperature": -1.0}, "temperature"),
-        ({"length": 6, "nodes": (2,), "top_p": 0.0}, "top_p"),
-        ({"length": 0, "nodes": (2,)}, "length must be at least 1"),
-    ],
-)
-def test_plans_that_cannot_be(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TextPlan(**settings)
 
 
 def test_a_plan_tells_itself():

@@ -14,7 +14,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.language.environment import read_reply
 from flowrl.recipes.table import TEXT_RECIPES
 from rewards import Scores
-from samplers.completions import Completions, TextPlan
+from samplers.completions import Completions
 from samplers.dialogue import state_id
 from tests.support.credit_context import context_of as context_with
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout
@@ -120,11 +120,6 @@ def test_what_a_function_may_give():
         is read_reply({"reply": None}, "f")
         is read_reply({"reply": None, "state": 1}, "f")
     )
-
-
-def test_a_tree_has_no_turns():
-    with pytest.raises(ValueError, match="a tree cannot have several"):
-        TextPlan(6, (2, 4), (3,), turns=2)
 
 
 def context(turns: int, exists: torch.Tensor | None, rewards: int = 1) -> Context:

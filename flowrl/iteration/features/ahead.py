@@ -56,18 +56,18 @@ class IterationsAhead:
         even after the last one: a run may be resumed with more. At first all up to that one. Then
         hand the policies the weights that sampled."""
         session = self.session
-        self.started = {k: each for k, each in self.started.items() if k >= iteration}
+        self.started = {k: start for k, start in self.started.items() if k >= iteration}
         policies = session.learner.policies
         self.keep(iteration)
         reached = range(iteration, iteration + session.run.workers.lag + 1)
         new = [k for k in reached if k not in self.started]
         for k in new:
             self._start(k, iteration)
-        used = {iteration, *(each.version for each in self.started.values())}
-        self.weights = {v: each for v, each in self.weights.items() if v in used}
-        now = self.started[iteration]
-        self.age, self.more = iteration - now.version, now.more
-        policies.keep_sampled({} if self.age == 0 else self.weights[now.version])
+        versions = {iteration, *(start.version for start in self.started.values())}
+        self.weights = {v: weights for v, weights in self.weights.items() if v in versions}
+        current = self.started[iteration]
+        self.age, self.more = iteration - current.version, current.more
+        policies.keep_sampled({} if self.age == 0 else self.weights[current.version])
         self._ask_server([unit for k in new for unit in self.started[k].units])
 
     def _ask_server(self, units: Sequence[SamplingUnit]) -> None:
@@ -84,12 +84,12 @@ class IterationsAhead:
                 plans = algorithm.planned([0.0] * (batch.steps + 1), unit.iteration, seed)
                 if batch.answers is None:  # an environment's turns are asked for as they come
                     writer = Writer(server, batch.contexts, unit.ids, seed, unit.iteration)
-                    server.begin(writer, [each for each in plans if isinstance(each, TextPlan)])
+                    server.begin(writer, [plan for plan in plans if isinstance(plan, TextPlan)])
 
     def keep(self, iteration: int) -> PolicyWeights:
         """Copies of the weights with which an iteration begins, made once."""
         algorithm = self.session.algorithm
-        averages = {each.name for each in algorithm.averages} & {*algorithm.roles}
+        averages = {average.name for average in algorithm.averages} & {*algorithm.roles}
         if iteration not in self.weights:
             names = {algorithm.behaviour, *averages}
             self.weights[iteration] = self.session.learner.policies.copies(names)
@@ -113,32 +113,32 @@ class IterationsAhead:
         return units_of(session, drawn.unit)
 
     def draws(self, iteration: int) -> Draws | None:
-        found = self.started.get(iteration)
-        return None if found is None else found.draws
+        started = self.started.get(iteration)
+        return None if started is None else started.draws
 
     def samples(
         self, units: Sequence[SamplingUnit], seconds: dict[str, float]
     ) -> list[tuple[UnitSamples, UnitScores]]:
-        found = list[tuple[UnitSamples, UnitScores]]()
+        pairs = list[tuple[UnitSamples, UnitScores]]()
         stages, learner = self.unit_stages(seconds), self.session.learner
         for unit in units:
             late = replace(unit, by=sampling_weights(learner, unit.by))
-            made, scores = stages.both(late)
-            found.append((made.unit, scores))
-        return found
+            sampled, scores = stages.run(late)
+            pairs.append((sampled.unit, scores))
+        return pairs
 
     def metrics(self) -> dict[str, float]:
         return {**self.more, LAG: float(self.age)}
 
     def state(self, iteration: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        ahead = {k: each for k, each in self.started.items() if k >= iteration}
+        ahead = {k: start for k, start in self.started.items() if k >= iteration}
         numbers = {
-            str(k): {"draws": list(each.draws), "version": each.version, "more": dict(each.more)}
-            for k, each in ahead.items()
+            str(k): {"draws": list(start.draws), "version": start.version, "more": dict(start.more)}
+            for k, start in ahead.items()
         }
         tensors = {
             f"{version}/{policy}/{name}": weight
-            for version in {each.version for each in ahead.values()}
+            for version in {start.version for start in ahead.values()}
             for policy, weights in self.weights[version].items()
             for name, weight in weights.items()
         }
@@ -147,12 +147,12 @@ class IterationsAhead:
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         for key, weight in weights.items():
             version, policy, name = key.split("/", 2)
-            known = self.weights.setdefault(int(version), {})
-            known.setdefault(policy, {})[name] = weight
-        for key, each in state.items():
-            draws = Draws(*(tuple(part) for part in each["draws"]))
+            copies = self.weights.setdefault(int(version), {})
+            copies.setdefault(policy, {})[name] = weight
+        for key, saved in state.items():
+            draws = Draws(*(tuple(part) for part in saved["draws"]))
             units = self._units(int(key), draws)
-            self.started[int(key)] = Started(draws, int(each["version"]), units, each["more"])
+            self.started[int(key)] = Started(draws, int(saved["version"]), units, saved["more"])
 
     def close(self) -> None:
         """Nothing to end: samples are drawn in this process, when they are asked for."""

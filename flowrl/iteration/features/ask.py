@@ -40,38 +40,40 @@ class AskedScore:
         """Collective."""
         asking, iteration = self.asking, samples.drawn.iteration
         recorded = asking.recorded.get(iteration)
-        own = samples.unit.samples[0]
-        assert isinstance(own, Samples), "workers are refused"
+        local_samples = samples.unit.samples[0]
+        assert isinstance(local_samples, Samples), "workers are refused"
         spent = asking.asked >= asking.settings.budget
         if spent and asking.pending is None and recorded is None:
             return
-        pairs = None if spent else self.chosen(samples, own.on_cpu(), recorded)
+        pairs = None if spent else self.chosen(samples, local_samples.on_cpu(), recorded)
         if recorded is None:
-            votes = self.voted(samples, own.on_cpu(), pairs)
+            votes = self.voted(samples, local_samples.on_cpu(), pairs)
         else:
             votes = self.again(pairs, recorded)
         self.fit(iteration, votes, pairs)
 
     def chosen(
-        self, samples: Sampled, own: Samples, recorded: Mapping[str, Any] | None
+        self, samples: Sampled, local_samples: Samples, recorded: Mapping[str, Any] | None
     ) -> AskedPairs | None:
         """The pairs of this iteration, the same on all processes: as recorded, or as chosen by the
         main process."""
         asking, drawn = self.asking, samples.drawn
         gather = drawn.gatherer(self.session.parallel)
-        features = gather(torch.from_numpy(asking.of_samples(own))).numpy()
+        features = gather(torch.from_numpy(asking.of_samples(local_samples))).numpy()
         texts = drawn.draws.texts or self.session.prompts.take(drawn.draws.rows)[0]
         prompts = [str(text) for text in texts]
         group = len(features) // len(drawn.draws.ids)
         if recorded is not None:
             return _as_recorded(recorded, drawn.iteration, prompts, group, features)
-        found = None
+        pairs = None
         with self.session.parallel.together():
             if self.session.parallel.main:
-                found = asking.choose(features, prompts, group, drawn.iteration)
-        return self.session.parallel.every(found)[0]
+                pairs = asking.choose(features, prompts, group, drawn.iteration)
+        return self.session.parallel.every(pairs)[0]
 
-    def voted(self, samples: Sampled, own: Samples, pairs: AskedPairs | None) -> list[UsedVote]:
+    def voted(
+        self, samples: Sampled, local_samples: Samples, pairs: AskedPairs | None
+    ) -> list[UsedVote]:
         """The new votes: on this iteration's pairs, or, if they are not waited for, those that are
         in on the pairs before. Collective."""
         asking, parallel = self.asking, self.session.parallel
@@ -80,7 +82,7 @@ class AskedScore:
             with parallel.together():
                 votes = asking.collected() if parallel.main else []
             asking.use(parallel.every(votes)[0])
-        media = self.media(samples, own, pairs)
+        media = self.media(samples, local_samples, pairs)
         if pairs is not None:
             asking.pending, asking.asked = pairs, asking.asked + len(pairs.rows)
             with parallel.together():
@@ -98,29 +100,29 @@ class AskedScore:
         return parallel.every(votes)[0]
 
     def media(
-        self, samples: Sampled, own: Samples, pairs: AskedPairs | None
+        self, samples: Sampled, local_samples: Samples, pairs: AskedPairs | None
     ) -> Mapping[int, Samples]:
         """A sample of each row of the pairs, from all processes."""
         if pairs is None:
             return {}
-        group = len(own.prompts) // max(1, len(samples.drawn.places))
-        wanted = {row for pair in pairs.rows for row in pair}
-        found: dict[int, Samples] = {}
+        group = len(local_samples.prompts) // max(1, len(samples.drawn.places))
+        rows_asked = {row for pair in pairs.rows for row in pair}
+        by_row: dict[int, Samples] = {}
         for at, place in enumerate(samples.drawn.places if samples.drawn.counts else ()):
             for k in range(group):
-                if (row := place * group + k) in wanted:
-                    found[row] = own.take([at * group + k])
-        return {row: s for part in self.session.parallel.every(found) for row, s in part.items()}
+                if (row := place * group + k) in rows_asked:
+                    by_row[row] = local_samples.take([at * group + k])
+        return {row: s for part in self.session.parallel.every(by_row) for row, s in part.items()}
 
     def wait(self) -> None:
         """Wait until all votes are in. Other processes take part in a beat, so that none of them
         takes the wait for a process that has died."""
-        parallel, done = self.session.parallel, False
-        while not done:
+        parallel, all_in = self.session.parallel, False
+        while not all_in:
             with parallel.together():
-                done = self.asking.all_in() if parallel.main else False
-            done = any(parallel.every(done))
-            if not done:
+                all_in = self.asking.all_in() if parallel.main else False
+            all_in = any(parallel.every(all_in))
+            if not all_in:
                 time.sleep(BEAT)
 
     def again(self, pairs: AskedPairs | None, recorded: Mapping[str, Any]) -> list[UsedVote]:
@@ -158,18 +160,18 @@ def _as_recorded(
     group: int,
     features: np.ndarray,
 ) -> AskedPairs | None:
-    asked = recorded["asked"]
-    if asked is None:
+    record = recorded["asked"]
+    if record is None:
         return None
-    rows = [(int(a), int(b)) for a, b in asked["rows"]]
-    known = [prompts[a // group] for a, _ in rows if a < len(features)]
-    if known != asked["prompts"]:
+    rows = [(int(a), int(b)) for a, b in record["rows"]]
+    prompts_asked = [prompts[a // group] for a, _ in rows if a < len(features)]
+    if prompts_asked != record["prompts"]:
         raise UserError(
             f"ask: the recorded votes of iteration {iteration} are on samples of other prompts: "
             "replay them with the settings and prompts of their run"
         )
     flat = [row for pair in rows for row in pair]
-    return AskedPairs(iteration, rows, list(asked["at_random"]), known, features[flat])
+    return AskedPairs(iteration, rows, list(record["at_random"]), prompts_asked, features[flat])
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

@@ -74,9 +74,9 @@ class RoundsOfSamples:
             if draws is None:
                 break
             drawn = draws_here(self.session, first.iteration, draws)
-        kept = self.spending.kept(call, outcomes)
+        kept_draws = self.spending.kept(call, outcomes)
         samples, scores = joined_rounds(self.session, rounds)
-        table = samples.table.with_value(KEPT, kept).with_value(ROUNDS, scores)
+        table = samples.table.with_value(KEPT, kept_draws).with_value(ROUNDS, scores)
         return replace(samples, table=table)
 
 
@@ -159,15 +159,15 @@ class KeptEstimate:
 
     def __call__(self, inputs: CreditInput) -> SampleCredit:
         learned = inputs.context.table.get(LEARNED, inputs.scores)
-        kept = inputs.samples.table[KEPT]
-        merged = merged_groups(inputs.samples.drawn.draws.merged, kept)
-        return estimate_in_groups(self.session, self.inner, inputs, learned, kept, merged)
+        kept_draws = inputs.samples.table[KEPT]
+        merged = merged_groups(inputs.samples.drawn.draws.merged, kept_draws)
+        return estimate_in_groups(self.session, self.inner, inputs, learned, kept_draws, merged)
 
 
-def merged_groups(counts: Sequence[int], kept: Tensor) -> tuple[int, ...]:
+def merged_groups(counts: Sequence[int], kept_draws: Tensor) -> tuple[int, ...]:
     """Number of draws in each kept group; groups are kept or dropped as a whole."""
-    whole = kept.split(list(counts))
-    return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
+    by_group = kept_draws.split(list(counts))
+    return tuple(n for n, part in zip(counts, by_group, strict=True) if bool(part[0]))
 
 
 def estimate_in_groups(
@@ -175,7 +175,7 @@ def estimate_in_groups(
     inner: Estimate,
     inputs: CreditInput,
     learned: Scores,
-    kept: Tensor,
+    kept_draws: Tensor,
     merged: tuple[int, ...],
 ) -> SampleCredit:
     """Estimate the advantages of the kept draws, of which those of one prompt are one group, and
@@ -184,7 +184,7 @@ def estimate_in_groups(
     learned  scores that are trained on
     merged   number of draws in each group
     """
-    draws, group = kept.nonzero()[:, 0], inputs.context.columns.group
+    draws, group = kept_draws.nonzero()[:, 0], inputs.context.columns.group
     groups, samples = Groups(merged, group), samples_of(draws, group)
 
     def arranged(scores: Scores) -> Scores:
@@ -225,35 +225,35 @@ class KeptRows:
         if len(samples.drawn.shares) > 1:
             rows = self.merged(samples, rows)
         unit = self.session.algorithm.loss.unit
-        kept = tuple(spending.rows(each, unit) for each in rows.rows)
-        return replace(rows, rows=kept, metrics={**rows.metrics, **spending.metrics()})
+        kept_rows = tuple(spending.rows(part, unit) for part in rows.rows)
+        return replace(rows, rows=kept_rows, metrics={**rows.metrics, **spending.metrics()})
 
     def merged(self, samples: Sampled, rows: TrainingRows) -> TrainingRows:
         session, of = self.session, samples.drawn
-        kept = samples.table[KEPT].split([share.count for share in of.shares])
+        kept_by_share = samples.table[KEPT].split([share.count for share in of.shares])
         flags = torch.cat(
             [
                 part[list(share.mine)] & share.counts
-                for part, share in zip(kept, of.shares, strict=True)
+                for part, share in zip(kept_by_share, of.shares, strict=True)
             ]
         )
-        chosen = flags.nonzero()[:, 0].tolist()
-        draws = tuple(rows.draws[i] for i in chosen)
-        prompts = tuple(rows.prompts[i] for i in chosen)
+        indices = flags.nonzero()[:, 0].tolist()
+        draws = tuple(rows.draws[i] for i in indices)
+        prompts = tuple(rows.prompts[i] for i in indices)
         with session.parallel.together(), self.clock("encode"):
             first = rows.prompts[: len(of.shares[0].mine)]
-            taken = session.prompts.take(prompts or first)
-            policy = session.learner.policy.open(*taken, session.algorithm.steps).policy
+            texts_and_meta = session.prompts.take(prompts or first)
+            policy = session.learner.policy.open(*texts_and_meta, session.algorithm.steps).policy
         place = (flags.cumsum(0) - 1).masked_fill(~flags, -1)
-        moved = tuple(moved_rows(each, place) for each in rows.rows)
-        return replace(rows, rows=moved, draws=draws, prompts=prompts, policy=policy)
+        renumbered = tuple(moved_rows(part, place) for part in rows.rows)
+        return replace(rows, rows=renumbered, draws=draws, prompts=prompts, policy=policy)
 
 
 def moved_rows(rows: Rows, place: Tensor) -> Rows:
     """Keep the rows of draws whose new index is not -1, with that index."""
-    moved = place[on_host(rows.prompt)]
-    left = take(rows, (moved >= 0).nonzero()[:, 0])
-    return replace(left, prompt=sent(moved[moved >= 0], rows.prompt.device))
+    index = place[on_host(rows.prompt)]
+    remaining = take(rows, (index >= 0).nonzero()[:, 0])
+    return replace(remaining, prompt=sent(index[index >= 0], rows.prompt.device))
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

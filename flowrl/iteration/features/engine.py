@@ -28,8 +28,8 @@ class EngineRows:
     inner: MakeRows
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
-        made = self.inner(samples, scores, credit)
-        return replace(made, rows=tuple(map(sampled_by_engine, made.rows)))
+        rows = self.inner(samples, scores, credit)
+        return replace(rows, rows=tuple(map(sampled_by_engine, rows.rows)))
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,17 @@ class ProbedRows:
     inner: MakeRows
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
-        made, session, unit = self.inner(samples, scores, credit), self.session, samples.drawn.unit
+        rows, session, unit = self.inner(samples, scores, credit), self.session, samples.drawn.unit
         learner = session.learner
         (text,), meta = session.prompts.take(unit.rows[:1])
         by = sampling_weights(learner, unit.by)
         with session.parallel.together(), learner.policies.using(by):
             row = meta[0] if meta else {}
-            own = probed(learner.policy, text, row, learner.algorithm.steps, unit.iteration)
-        every = session.parallel.every(own)
-        return replace(made, metrics={**made.metrics, "mismatch": sum(every) / len(every)})
+            mismatch = probed(learner.policy, text, row, learner.algorithm.steps, unit.iteration)
+        mismatches = session.parallel.every(mismatch)
+        return replace(
+            rows, metrics={**rows.metrics, "mismatch": sum(mismatches) / len(mismatches)}
+        )
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

@@ -33,13 +33,13 @@ class BothCalls:
     given: Any
     first: int
 
-    def __call__(self, asked: Tensor | TokenRows, *more: Any) -> Any:
-        prompt = asked.prompt if isinstance(asked, TokenRows) else more[1]
+    def __call__(self, states_or_rows: Tensor | TokenRows, *more: Any) -> Any:
+        prompt = states_or_rows.prompt if isinstance(states_or_rows, TokenRows) else more[1]
         if not len(prompt) or int(prompt[0]) < self.first:
-            return self.drawn(asked, *more)
-        if isinstance(asked, TokenRows):
-            return self.given(replace(asked, prompt=prompt - self.first), *more)
-        return self.given(asked, more[0], prompt - self.first)
+            return self.drawn(states_or_rows, *more)
+        if isinstance(states_or_rows, TokenRows):
+            return self.given(replace(states_or_rows, prompt=prompt - self.first), *more)
+        return self.given(states_or_rows, more[0], prompt - self.first)
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class GivenRowsAlone:
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
         del scores, credit  # nothing was sampled
-        iteration, given = samples.drawn.iteration, self.data.rows(samples.drawn.iteration)
+        iteration, given_rows = samples.drawn.iteration, self.data.rows(samples.drawn.iteration)
         counts = {"count/sampling": 0.0, "count/scored": 0.0}
-        metrics = {**given_metrics(self.data, given, iteration), **counts}
-        return TrainingRows(iteration, given.rows, given.draws, given.policy, metrics=metrics)
+        metrics = {**given_metrics(self.data, given_rows, iteration), **counts}
+        return TrainingRows(
+            iteration, given_rows.rows, given_rows.draws, given_rows.policy, metrics=metrics
+        )
 
 
 @dataclass(frozen=True)
@@ -66,23 +68,25 @@ class GivenRowsToo:
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
         iteration = samples.drawn.iteration
-        drawn, given = self.inner(samples, scores, credit), self.data.rows(iteration)
-        first = len(drawn.draws)
-        moved: list[Rows] = [replace(each, prompt=each.prompt + first) for each in given.rows]
+        sampled_rows, given_rows = self.inner(samples, scores, credit), self.data.rows(iteration)
+        first = len(sampled_rows.draws)
+        shifted: list[Rows] = [
+            replace(part, prompt=part.prompt + first) for part in given_rows.rows
+        ]
         return replace(
-            drawn,
-            rows=(*moved, *drawn.rows),
-            draws=(*drawn.draws, *given.draws),
-            policy=BothCalls(drawn.policy, given.policy, first),
-            metrics={**drawn.metrics, **given_metrics(self.data, given, iteration)},
+            sampled_rows,
+            rows=(*shifted, *sampled_rows.rows),
+            draws=(*sampled_rows.draws, *given_rows.draws),
+            policy=BothCalls(sampled_rows.policy, given_rows.policy, first),
+            metrics={**sampled_rows.metrics, **given_metrics(self.data, given_rows, iteration)},
         )
 
 
-def given_metrics(data: GivenSamples, given: GivenRows, iteration: int) -> dict[str, float]:
+def given_metrics(data: GivenSamples, given_rows: GivenRows, iteration: int) -> dict[str, float]:
     """`count/given`, the number of given samples in the iteration, and `given/epochs`, the epochs
     so far."""
-    epochs = (iteration + 1) * given.count / len(data.file.rows)
-    return {"count/given": float(given.count * data.file.group), "given/epochs": epochs}
+    epochs = (iteration + 1) * given_rows.count / len(data.file.rows)
+    return {"count/given": float(given_rows.count * data.file.group), "given/epochs": epochs}
 
 
 def draw_nothing(iteration: int) -> Drawn:

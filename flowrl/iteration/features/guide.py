@@ -24,8 +24,8 @@ class GuidedRoll:
     def __call__(self, opened: OpenedUnit, sampling: Sampling) -> Rolled:
         unit = opened.unit
         path = RewardPath.guiding(self.session, opened.batch, unit.rows, unit.iteration)
-        made = self.inner(opened, replace(sampling, slope=path.intermediate_slope))
-        return made._replace(scored=made.scored + path.decoded[0])
+        rolled = self.inner(opened, replace(sampling, slope=path.intermediate_slope))
+        return rolled._replace(scored=rolled.scored + path.decoded[0])
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:
@@ -45,11 +45,11 @@ class WithShift:
         scores = self.inner(samples)
         if not samples.drawn.counts:
             return scores
-        edges = [e for each in samples.rollouts for part in each.parts for e in part.edges]
-        moved = [edge.moved.mean() for edge in edges if isinstance(edge, GuidedEdges)]
-        if not moved:
+        edges = [e for rollout in samples.rollouts for part in rollout.parts for e in part.edges]
+        shifts = [edge.moved.mean() for edge in edges if isinstance(edge, GuidedEdges)]
+        if not shifts:
             return scores
-        shift = float(torch.stack(moved).mean())
+        shift = float(torch.stack(shifts).mean())
         return replace(scores, reports={**scores.reports, "guide/moved": shift})
 
 

@@ -43,7 +43,7 @@ class IntermediateScorer:
         def score(samples: Samples) -> Scores:
             return score_once(session.parallel, session.intermediate_rewards, samples)
 
-        scored = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
+        scored = intermediate_scores(rollout, lambda states: score(self.decode(states)))
         return replace(
             scores, intermediate=None if scored is None else scored._replace(weights=weights)
         )
@@ -61,17 +61,17 @@ def intermediate_scores(
     if not isinstance(rollout, Rollout) or not noted:
         return None
     scored_states = [
-        (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, notes=(), edges=())))
-        for seen in noted
+        (note, score(replace(rollout, x0=note.x0, prompt=note.prompt, notes=(), edges=())))
+        for note in noted
     ]
     n, steps, first = len(rollout.prompt), len(rollout.plan.steps), scored_states[0][1]
     values = first.values.new_zeros(n, steps, len(first.names))
     has_score, abstained = torch.zeros(2, n, steps, len(first.names), dtype=torch.bool)
-    for seen, of_states in scored_states:
-        leaves = n // len(seen.x0)
-        values[:, seen.step] = of_states.values.repeat_interleave(leaves, 0)
-        has_score[:, seen.step] = of_states.scored.repeat_interleave(leaves, 0)
-        abstained[:, seen.step] = (~of_states.applies).repeat_interleave(leaves, 0)
+    for note, of_states in scored_states:
+        leaves = n // len(note.x0)
+        values[:, note.step] = of_states.values.repeat_interleave(leaves, 0)
+        has_score[:, note.step] = of_states.scored.repeat_interleave(leaves, 0)
+        abstained[:, note.step] = (~of_states.applies).repeat_interleave(leaves, 0)
     return IntermediateScores(values, has_score, abstained=abstained)
 
 
@@ -92,8 +92,8 @@ class WithIntermediateScores:
 
     def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
         scored, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
-        seen = sum(len(each.x0) for rollout in rollouts for each in seen_of(rollout))
-        if not seen:
+        count = sum(len(note.x0) for rollout in rollouts for note in seen_of(rollout))
+        if not count:
             return scored
         with self.clock("way"):
             decode = unit_decoder(self.session, sampled.batch, unit)
@@ -102,7 +102,7 @@ class WithIntermediateScores:
                 score_states(rollout, scores)
                 for rollout, scores in zip(rollouts, scored.plans, strict=True)
             )
-        return replace(scored, plans=plans, scored=scored.scored + seen)
+        return replace(scored, plans=plans, scored=scored.scored + count)
 
 
 @dataclass(frozen=True)

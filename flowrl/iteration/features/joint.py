@@ -4,6 +4,7 @@ There is one tree per prompt of the run: its first level holds the rewritings, a
 levels follow. Equal rewritings of a prompt are one node, with the images of all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,7 +64,7 @@ class Rewritings:
         return rollout.columns.group
 
     def means(
-        self, values: Float[Tensor, "n c"], known: Bool[Tensor, "n c"]
+        self, values: Float[Tensor, "n c"], scored: Bool[Tensor, "n c"]
     ) -> tuple[Float[Tensor, "t c"], Bool[Tensor, "t c"]]:
         """Means over the known values of each rewriting's images, and a mask of rewritings with
         known values. The n images are in the order of their draws; equal rewritings share all of
@@ -72,13 +73,13 @@ class Rewritings:
         of_image = node.repeat_interleave(len(values) // len(node))
         size = (len(self.equal), values.shape[1])
         total = torch.zeros(size, dtype=torch.float64)
-        total = total.index_add(0, of_image, torch.where(known, values.double(), 0.0))
-        count = torch.zeros(size, dtype=torch.float64).index_add(0, of_image, known.double())
-        mean, some = torch.empty(len(node), size[1], dtype=torch.float64), count > 0
+        total = total.index_add(0, of_image, torch.where(scored, values.double(), 0.0))
+        count = torch.zeros(size, dtype=torch.float64).index_add(0, of_image, scored.double())
+        mean, has_value = torch.empty(len(node), size[1], dtype=torch.float64), count > 0
         mean[self.order] = (total / count.clamp(min=1))[node]
-        there = torch.empty(len(node), size[1], dtype=torch.bool)
-        there[self.order] = some[node]
-        return mean, there
+        mask = torch.empty(len(node), size[1], dtype=torch.bool)
+        mask[self.order] = has_value[node]
+        return mean, mask
 
 
 REWRITINGS: Column[Rewritings] = Column("rewritings of the prompts", "joint", "whole")
@@ -117,11 +118,11 @@ class RewritesPrompts:
     inner: Sample
 
     def __call__(self, drawn: Drawn) -> Sampled:
-        written = rewritten(self.writer, drawn, self.clock, self.session)
+        rewritings = rewritten(self.writer, drawn, self.clock, self.session)
         behaviour = self.session.algorithm.behaviour
-        images = Drawn.of(self.session.parallel, drawn.iteration, written.draws, behaviour)
+        images = Drawn.of(self.session.parallel, drawn.iteration, rewritings.draws, behaviour)
         samples = self.inner(images)
-        return replace(samples, table=samples.table.with_value(REWRITINGS, written))
+        return replace(samples, table=samples.table.with_value(REWRITINGS, rewritings))
 
 
 def rewritten(writer: Session, drawn: Drawn, clock: PhaseClock, images: Session) -> Rewritings:
@@ -136,20 +137,22 @@ def rewritten(writer: Session, drawn: Drawn, clock: PhaseClock, images: Session)
     batch, rollout, texts = with_smaller_calls(writer.learner, writer.terminal, write)
     prompts, meta = writer.prompts.take([unit.rows[i] for i in rollout.prompt.tolist()])
     samples = Samples(texts, prompts, rollout.prompt, meta)
-    every = [text for part in writer.parallel.every(texts if drawn.counts else []) for text in part]
+    all_texts = [
+        text for part in writer.parallel.every(texts if drawn.counts else []) for text in part
+    ]
     group = rollout.plan.group
-    order, equal = neighbours(every, group)
+    order, equal = neighbours(all_texts, group)
     draws = Draws(
         tuple(draw * group + i for draw in drawn.draws.ids for i in range(group)),
         tuple(row for row in drawn.draws.rows for _ in range(group)),
         (group,) * len(drawn.draws.ids) if joint.credit == "shared" else equal,
-        tuple(every[i] for i in order),
+        tuple(all_texts[i] for i in order),
     )
     meter, statistics = batch.meter, batch.statistics(rollout, samples.media)
     counted = meter.graded + meter.frozen
-    made = UnitSamples((rollout,), (samples,), statistics, counted)
+    unit_samples = UnitSamples((rollout,), (samples,), statistics, counted)
     of_writer = replace(drawn, by=writer.algorithm.behaviour)
-    return Rewritings(Sampled(of_writer, batch, made), torch.tensor(order), equal, draws)
+    return Rewritings(Sampled(of_writer, batch, unit_samples), torch.tensor(order), equal, draws)
 
 
 def written_texts(
@@ -193,23 +196,19 @@ class ScoredByImages:
     writer: Session
 
     def __call__(self, samples: Sampled) -> Scored:
-        images, written = samples.table[IMAGES], samples.table[REWRITINGS]
-        each, draws = [plan.everyone for plan in images.plans], len(written.order)
-        values, scored, applies = (
-            torch.cat([column.view(draws, -1, column.shape[1]) for column in columns], 1).flatten(
-                0, 1
-            )
-            for columns in (
-                [e.values for e in each],
-                [e.scored for e in each],
-                [e.applies for e in each],
-            )
-        )
-        known, (_, somewhere) = written.means(values, scored), written.means(values, applies)
-        everyone = Scores(*known, each[0].names, abstained=~somewhere)
-        own = everyone.arranged(lambda column: samples.drawn.local(column, written.group))
+        images, rewritings = samples.table[IMAGES], samples.table[REWRITINGS]
+        by_plan, draws = [plan.everyone for plan in images.plans], len(rewritings.order)
+
+        def of_all_plans(columns: Sequence[Tensor]) -> Tensor:
+            return torch.cat([c.view(draws, -1, c.shape[1]) for c in columns], 1).flatten(0, 1)
+
+        values = of_all_plans([scores.values for scores in by_plan])
+        mean, scored = rewritings.means(values, of_all_plans([s.scored for s in by_plan]))
+        _, applies = rewritings.means(values, of_all_plans([s.applies for s in by_plan]))
+        everyone = Scores(mean, scored, by_plan[0].names, abstained=~applies)
+        local = everyone.arranged(lambda column: samples.drawn.local(column, rewritings.group))
         weights = self.writer.weights(samples.drawn.iteration)
-        return Scored((plan_scores(own, everyone, weights),), samples.unit.samples)
+        return Scored((plan_scores(local, everyone, weights),), samples.unit.samples)
 
 
 @dataclass(frozen=True)
@@ -223,9 +222,9 @@ class MergedEstimate:
         counts = inputs.samples.drawn.draws.merged
         if all(count == 1 for count in counts):
             return self.inner(inputs)
-        kept = torch.ones(sum(counts), dtype=torch.bool)
+        kept_draws = torch.ones(sum(counts), dtype=torch.bool)
         return estimate_in_groups(
-            self.session, self.inner, inputs, inputs.scores, kept, tuple(counts)
+            self.session, self.inner, inputs, inputs.scores, kept_draws, tuple(counts)
         )
 
 
@@ -239,9 +238,9 @@ class RowsOfBoth:
     inner: MakeRows
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
-        rows, written = self.inner(samples, scores, credit), samples.table[REWRITINGS]
-        table = written.texts.table.with_value(IMAGES, scores).with_value(REWRITINGS, written)
-        texts = replace(written.texts, table=table)
+        rows, rewritings = self.inner(samples, scores, credit), samples.table[REWRITINGS]
+        table = rewritings.texts.table.with_value(IMAGES, scores).with_value(REWRITINGS, rewritings)
+        texts = replace(rewritings.texts, table=table)
         scored = self.texts.score(texts)
         credited = self.texts.credit(texts, scored)
         joint = self.session.run.joint
@@ -250,11 +249,13 @@ class RowsOfBoth:
             credited = replace(credited, plans=(self.shared(samples, credit),))
         of_texts = self.texts.rows(texts, scored, credited)
         text_metrics = of_texts.metrics
-        shown = {"flat_groups", "reward_std", "count/sampling"} | (
+        metric_names = {"flat_groups", "reward_std", "count/sampling"} | (
             text_metrics.keys() - rows.metrics
         )
         named = self.writer.learner.named
-        metrics = {named(name): value for name, value in text_metrics.items() if name in shown}
+        metrics = {
+            named(name): value for name, value in text_metrics.items() if name in metric_names
+        }
         not_updated = Updated({}, 0)
         part = Iteration(
             number=rows.iteration + 1,
@@ -274,22 +275,22 @@ class RowsOfBoth:
     def shared(self, samples: Sampled, credit: Credited) -> PlanCredit:
         """The mean advantage of each rewriting's images, at all of the rewriting's decision
         points."""
-        written, sums = samples.table[REWRITINGS], list[Tensor]()
+        rewritings, sums = samples.table[REWRITINGS], list[Tensor]()
         gather = samples.drawn.gatherer(self.session.parallel)
         for plan in credit.plans:
             count = plan.mask.sum(1)
             mean = (plan.advantages * plan.mask).sum(1) / count.clamp(min=1)
             sums.append(gather(torch.stack([mean, (count > 0).double()], 1)))
-        draws = len(written.order)
-        both = torch.cat([each.view(draws, -1, 2) for each in sums], 1).flatten(0, 1)
-        value, known = written.means(both[:, :1], both[:, 1:].bool())
-        (rollout,) = written.texts.rollouts
+        draws = len(rewritings.order)
+        columns = torch.cat([part.view(draws, -1, 2) for part in sums], 1).flatten(0, 1)
+        value, mask = rewritings.means(columns[:, :1], columns[:, 1:].bool())
+        (rollout,) = rewritings.texts.rollouts
         points = len(rollout.columns.nodes)
-        value, known = (
-            written.texts.drawn.local(column.expand(-1, points).contiguous(), written.group)
-            for column in (value, known)
+        value, mask = (
+            rewritings.texts.drawn.local(column.expand(-1, points).contiguous(), rewritings.group)
+            for column in (value, mask)
         )
-        return PlanCredit(value, known)
+        return PlanCredit(value, mask)
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class LookaheadRoll:
 
     def __call__(self, opened: OpenedUnit, sampling: Sampling) -> Rolled:
         look = Lookahead(self.session, opened.unit.iteration, opened.decode)
-        made = self.inner(opened, replace(sampling, score=look))
-        return made._replace(scored=made.scored + look.count)
+        rolled = self.inner(opened, replace(sampling, score=look))
+        return rolled._replace(scored=rolled.scored + look.count)
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:

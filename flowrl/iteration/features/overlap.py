@@ -68,8 +68,10 @@ class ScoreAhead(Generic[R]):
         device: str = "cpu",
     ) -> None:
         self.decode, self.rewards, self.score, self.device = decode, rewards, score, device
-        self.overlapping = [{name: each} for name, each in rewards.items() if may_overlap(each)]
-        self.here = {name: each for name, each in rewards.items() if not may_overlap(each)}
+        self.overlapping = [
+            {name: reward} for name, reward in rewards.items() if may_overlap(reward)
+        ]
+        self.in_turn = {name: reward for name, reward in rewards.items() if not may_overlap(reward)}
         self.decoded: list[Samples] = []
         self._early: list[list[Future[Scores]]] = []
         self._begun: list[Future[Any]] = []
@@ -91,8 +93,8 @@ class ScoreAhead(Generic[R]):
     def on_rollout(self, rollout: R) -> None:
         samples = self.decode(rollout)
         self.decoded.append(samples)
-        here = [self._submit(self.here, samples, 1)] if self.here else []
-        self._early.append([*here, *self._concurrent(samples)])
+        in_turn = [self._submit(self.in_turn, samples, 1)] if self.in_turn else []
+        self._early.append([*in_turn, *self._concurrent(samples)])
 
     def leave_device(self) -> None:
         """Move the last media to the CPU in a thread, as soon as they are scored."""
@@ -110,8 +112,8 @@ class ScoreAhead(Generic[R]):
 
     def left_device(self) -> list[Samples]:
         """All media, once `leave_device` has moved them."""
-        for each in self._leaving:
-            each.result()
+        for leaving in self._leaving:
+            leaving.result()
         return self.decoded
 
     def _concurrent(self, samples: Samples) -> list[Future[Scores]]:
@@ -142,19 +144,19 @@ class ScoreAhead(Generic[R]):
         """Scores of all media. Raises errors of rewards that occurred in a thread."""
         late = self.decoded[len(self._early) :]
         if (
-            not self._early and len(self.overlapping) + bool(self.here) <= 1
+            not self._early and len(self.overlapping) + bool(self.in_turn) <= 1
         ):  # nothing to wait beside
             return [self.score(self.rewards, samples) for samples in late]
-        asked = [self._concurrent(samples) for samples in late]
+        late_calls = [self._concurrent(samples) for samples in late]
         early = [self._joined([call.result() for call in calls]) for calls in self._early]
         if early:  # no sampling runs beside them any more
             self._before.check(early[0].names)
-        found: list[Scores] = []
-        for samples, calls in zip(late, asked, strict=True):
-            here = [self.score(self.here, samples)] if self.here else []
-            found.append(self._joined([*here, *(call.result() for call in calls)]))
+        scores: list[Scores] = []
+        for samples, calls in zip(late, late_calls, strict=True):
+            in_turn = [self.score(self.in_turn, samples)] if self.in_turn else []
+            scores.append(self._joined([*in_turn, *(call.result() for call in calls)]))
         self._before.check(tuple(self.rewards))
-        return [*early, *found]
+        return [*early, *scores]
 
     def _joined(self, columns: Sequence[Scores]) -> Scores:
         return joined_columns(columns, tuple(self.rewards))
@@ -177,7 +179,7 @@ class ScoreParts(Generic[R]):
         device: str = "cpu",
     ) -> None:
         self.rewards, self.score, gpu = rewards, score, device == "cuda"
-        self.asked = {n: each for n, each in rewards.items() if gpu or asks_server(each)}
+        self.asked = {n: reward for n, reward in rewards.items() if gpu or asks_server(reward)}
         self._gpu = gpu
         self.whole = ScoreAhead(decode, rewards, score, device)
         self.parts = ScoreAhead(decode, self.asked, score, device)
@@ -210,15 +212,19 @@ class ScoreParts(Generic[R]):
         """The samples that `media` returned, with their media in host memory."""
         if self._gpu and self.parts.decoded:
             return [joined_samples(self.parts.left_device())]
-        return [each.on_cpu() for each in samples]
+        return [part.on_cpu() for part in samples]
 
     def scores(self, samples: Sequence[Samples]) -> list[Scores]:
         """Scores of the samples. Raises an error of a reward that occurred in the thread."""
         if not self.parts.decoded:
             return self.whole.scores()
-        here = {name: each for name, each in self.rewards.items() if name not in self.asked}
-        found = [self.score(here, samples[0])] if here else []
-        return [joined_columns([Scores.joined(self.parts.scores()), *found], tuple(self.rewards))]
+        plain_rewards = {
+            name: reward for name, reward in self.rewards.items() if name not in self.asked
+        }
+        plain_scores = [self.score(plain_rewards, samples[0])] if plain_rewards else []
+        return [
+            joined_columns([Scores.joined(self.parts.scores()), *plain_scores], tuple(self.rewards))
+        ]
 
 
 @dataclass(frozen=True)
@@ -240,11 +246,11 @@ class OverlappedSampler:
             with self.clock("decode"):
                 decoded = ahead.media(rolled.rollouts)
             with self.clock("score"):
-                scores, shown = ahead.scores(decoded), ahead.on_cpu(decoded)
-        made = made_unit(opened, rolled, shown)
-        early = UnitScores(tuple(scores), tuple(shown))
-        table = made.unit.table.with_value(EARLY, early)
-        return made._replace(unit=replace(made.unit, table=table))
+                scores, samples = ahead.scores(decoded), ahead.on_cpu(decoded)
+        sampled = made_unit(opened, rolled, samples)
+        early = UnitScores(tuple(scores), tuple(samples))
+        table = sampled.unit.table.with_value(EARLY, early)
+        return sampled._replace(unit=replace(sampled.unit, table=table))
 
 
 def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitStages:

@@ -114,8 +114,8 @@ class PenaltyMetrics:
     def __call__(self, inputs: CreditInput) -> SampleCredit:
         credit = self.inner(inputs)
         trained = credit.mask.any(1)
-        moved = inputs.context.table[REFERENCE].log_ratios[trained].nansum()
-        kl = float(moved / trained.sum().clamp(min=1))
+        log_ratios = inputs.context.table[REFERENCE].log_ratios[trained].nansum()
+        kl = float(log_ratios / trained.sum().clamp(min=1))
         return replace(credit, metrics={**credit.metrics, "kl_sample": kl})
 
 

@@ -38,15 +38,15 @@ class LearnsScores:
             outcome = RoundOutcome(
                 drawn.draws, plan.everyone, plan.totals, share.mine, share.counts, drawn.iteration
             )
-            kept, learned = self.spending.scored(rollout, outcome)
-            rollouts.append(kept)
-            table = plan.table.with_value(LEARNED, learned)
-            plans.append(replace(plan, totals=learned.totals(weights), table=table))
-        known = replace(scores, plans=tuple(plans))
+            learned_rollout, learned_scores = self.spending.scored(rollout, outcome)
+            rollouts.append(learned_rollout)
+            table = plan.table.with_value(LEARNED, learned_scores)
+            plans.append(replace(plan, totals=learned_scores.totals(weights), table=table))
+        scores_of_round = replace(scores, plans=tuple(plans))
         return replace(
             samples,
             unit=replace(samples.unit, rollouts=tuple(rollouts)),
-            table=samples.table.with_value(OF_ROUND, known),
+            table=samples.table.with_value(OF_ROUND, scores_of_round),
         )
 
 

@@ -72,8 +72,8 @@ class RewardPath:
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
     ) -> "RewardPath":
         """The path to the intermediate rewards whose gradient guides a plan's steps."""
-        given = session.intermediate_rewards, session.intermediate_weights(iteration)
-        return cls._open(session, batch, rows, *given)
+        weights = session.intermediate_weights(iteration)
+        return cls._open(session, batch, rows, session.intermediate_rewards, weights)
 
     @classmethod
     def _open(
@@ -106,9 +106,9 @@ class RewardPath:
 
     def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
         """Weighted sum of the rewards, with a gradient with respect to the media."""
-        shown = self.samples(media, prompt, word)
+        samples = self.samples(media, prompt, word)
         parts = [
-            differentiable_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()
+            differentiable_scores(n, r, media, samples).to(media) for n, r in self.rewards.items()
         ]
         return torch.stack(parts, 1) @ uploaded(self.weights.to(media.dtype), media.device)
 
@@ -123,12 +123,16 @@ class RewardPath:
         return lead - self.total(media, prompt, second)
 
     def slopes(
-        self, x0: Float[Tensor, "b *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
+        self,
+        x0: Float[Tensor, "b *d"],
+        rows: PathRows,
+        trained: Tensor,
+        words: tuple[str, str] | None,
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
         """Scores of the kept rows' samples, and their gradients with respect to x0. No other
         gradients remain."""
         parts: list[tuple[Tensor, Tensor]] = []
-        for at in kept.split(self.size) if len(kept) else ():
+        for at in trained.split(self.size) if len(trained) else ():
             part, prompt = x0, rows.prompt
             if len(at) < len(x0):
                 at = sent(at, x0.device)
@@ -170,8 +174,8 @@ class RewardPath:
         """Gradients of the rewards of predicted samples, which guide a plan's steps."""
         slopes: list[Tensor] = []
         for at in torch.arange(len(rollout.x0)).split(self.size):
-            there = sent(at, rollout.x0.device)
-            prompt, x0 = picked(rollout.prompt, there), rollout.x0[there]
+            index = sent(at, rollout.x0.device)
+            prompt, x0 = picked(rollout.prompt, index), rollout.x0[index]
             slopes.append(self.slope(x0, prompt, partial(self.total, prompt=prompt))[1])
         return torch.cat(slopes)
 
@@ -179,14 +183,14 @@ class RewardPath:
     def agreement(self, samples: Samples, scores: Scores) -> Agreement:
         """Compare differentiable scores with plain ones on samples of the run."""
         n = min(CHECKED, len(samples.prompts))
-        group, known = len(samples.prompts) // len(self.texts), scores.complete
+        group, complete = len(samples.prompts) // len(self.texts), scores.complete
         prompt = torch.arange(n) // group
         size = self.size if isinstance(samples.media, Tensor) else 1  # a list has several sizes
         graded = torch.cat(
             [self._graded(samples, at, prompt) for at in torch.arange(n).split(size)]
         )
         plain = scores.values[:n] @ self.weights.to(scores.values)
-        return Agreement.of(torch.where(known[:n], plain, torch.nan), graded)
+        return Agreement.of(torch.where(complete[:n], plain, torch.nan), graded)
 
     def _graded(self, samples: Samples, at: Tensor, prompt: Tensor) -> Tensor:
         """Differentiable scores of some samples of one size."""
@@ -230,14 +234,18 @@ def path_entries(
     out = velocities_of(path.velocities) if len(rows.sigmas) == 2 else None
     if loss.roles and out is None:
         out = likelihood.at(policy, rows, states)
-    kept = on_host(rows.mask).any(1).nonzero()[:, 0]
-    value, slope = reward_path.slopes(path.x0, rows, kept, loss.words)
-    if len(kept) < len(path.x0):
-        zeros, at = torch.zeros_like(path.x0.detach()), sent(kept, path.x0.device)
+    trained = on_host(rows.mask).any(1).nonzero()[:, 0]
+    value, slope = reward_path.slopes(path.x0, rows, trained, loss.words)
+    if len(trained) < len(path.x0):
+        zeros, at = torch.zeros_like(path.x0.detach()), sent(trained, path.x0.device)
         value = zeros.flatten(1)[:, 0].index_copy(0, at, value)
         slope = zeros.index_copy(0, at, slope)
-    moved = ((path.x0 - path.x0.detach()) * slope).flatten(1).sum(1)  # 0, with the gradient
-    evaluations["new"] = Evaluation((value + moved)[:, None], None if out is None else out.out)
+    zero_with_gradient = (
+        ((path.x0 - path.x0.detach()) * slope).flatten(1).sum(1)
+    )  # 0, with the gradient
+    evaluations["new"] = Evaluation(
+        (value + zero_with_gradient)[:, None], None if out is None else out.out
+    )
     return loss(likelihood, evaluations, rows)._replace(new=evaluations["new"])
 
 
@@ -265,9 +273,11 @@ class GradedRows:
         self._check_applies(scores)
         rows, session = self.inner(samples, scores, credit), self.session
         path = RewardPath.of(session, samples.batch, rows.prompts, rows.iteration)
-        shown = scores.samples[0]
-        assert isinstance(shown, Samples), "workers return whole samples for reward gradients"
-        graded = GradedSamples(path, shown, scores.plans[0].own)
+        scored_samples = scores.samples[0]
+        assert isinstance(scored_samples, Samples), (
+            "workers return whole samples for reward gradients"
+        )
+        graded = GradedSamples(path, scored_samples, scores.plans[0].own)
         return replace(rows, table=rows.table.with_value(GRADED_SAMPLES, graded))
 
     @staticmethod
@@ -275,8 +285,8 @@ class GradedRows:
         """UserError for a reward that abstains, since its gradient would be followed all the
         same."""
         for plan in scores.plans:
-            missing = (~plan.everyone.applies).sum(0).tolist()
-            for name, count in zip(plan.everyone.names, missing, strict=True):
+            abstentions = (~plan.everyone.applies).sum(0).tolist()
+            for name, count in zip(plan.everyone.names, abstentions, strict=True):
                 if count:
                     raise UserError(
                         f"reward {name} does not apply to {count} of "

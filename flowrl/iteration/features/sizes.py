@@ -24,16 +24,16 @@ def rows_of_sizes(
     first = before[-1].table[ROW_PLACE] + 1 if before else 0
     if not isinstance(rollout, MixedRollout):  # all have one size
         rollout = joined_mixed([rollout], [0], rollout.draws)
-    found: list[Rows] = []
-    for part, own in enumerate(rollout.parts):
+    placed: list[Rows] = []
+    for part, of_size in enumerate(rollout.parts):
         at = rollout.samples(part).to(credit.advantages.device)
         table = credit.table.arranged(lambda column, at=at: column[at], "sample")
-        for k, rows in enumerate(likelihood.rows(own, credit.advantages[at], credit.mask[at])):
+        for k, rows in enumerate(likelihood.rows(of_size, credit.advantages[at], credit.mask[at])):
             rows = with_table(rows, table)
             prompt = rollout.placed(part, rows.prompt)
             table_of_rows = rows.table.with_value(ROW_PLACE, first + k)
-            found.append(replace(rows, prompt=prompt, table=table_of_rows))
-    return found
+            placed.append(replace(rows, prompt=prompt, table=table_of_rows))
+    return placed
 
 
 @dataclass(frozen=True)

@@ -31,15 +31,17 @@ class LearnsStart:
         """
         session, tracker = self.session, self.session.tracker
         assert isinstance(tracker, ReadsStart), "`Algorithm.samples_start` asks for one"
-        new = tracker.unknown(drawn.draws.rows)
-        if not new:
+        prompts = tracker.unknown(drawn.draws.rows)
+        if not prompts:
             return 0
-        each = -(-tracker.samples // session.algorithm.group)
-        ids = [-1 - prompt * each - place for prompt in new for place in range(each)]
-        rows = [prompt for prompt in new for _ in range(each)]
-        asked = Drawn.of(session.parallel, drawn.iteration, Draws.each(ids, rows), "ref")
-        scores = self.score(self.sample(asked)).plans[0].totals.view(len(new), -1)
-        tracker.learn(new, scores[:, : tracker.samples])
+        per_prompt = -(-tracker.samples // session.algorithm.group)
+        ids = [
+            -1 - prompt * per_prompt - place for prompt in prompts for place in range(per_prompt)
+        ]
+        rows = [prompt for prompt in prompts for _ in range(per_prompt)]
+        start_draws = Drawn.of(session.parallel, drawn.iteration, Draws.each(ids, rows), "ref")
+        scores = self.score(self.sample(start_draws)).plans[0].totals.view(len(prompts), -1)
+        tracker.learn(prompts, scores[:, : tracker.samples])
         return scores.numel()
 
 

@@ -25,10 +25,10 @@ TASKS: Column[tuple[str, ...]] = Column("tasks of the draws", "teachers", "whole
 def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[str]) -> Evaluation:
     """Evaluate each row with its prompt's teacher. `tasks`: the tasks of the batch's prompts."""
     prompts: list[int] = rows.prompt.tolist()
-    own = [tasks[place] for place in prompts]
+    row_tasks = [tasks[place] for place in prompts]
     parts, places = list[Evaluation](), list[Tensor]()
-    for task in sorted(set(own)):
-        at = torch.tensor([i for i, each in enumerate(own) if each == task])
+    for task in sorted(set(row_tasks)):
+        at = torch.tensor([i for i, row_task in enumerate(row_tasks) if row_task == task])
         at = at.to(rows.prompt.device)
         with learner.policies.using(policy_name(task)):
             parts.append(learner.algorithm.likelihood.evaluate(policy, take(rows, at)))
@@ -44,7 +44,7 @@ def of_teachers(learner: Learner, training: TrainingRows, chunk: Rows) -> Evalua
     return judged_by_teachers(learner, training.policy, chunk, training.table[TASKS])
 
 
-taught_loss = partial(chunk_loss, others={TEACHER: of_teachers})
+taught_loss = partial(chunk_loss, other_roles={TEACHER: of_teachers})
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,11 @@ class TurnBatch(Protocol):
     def beginnings(self, rollout: TextRollout, media: Sequence[str]) -> list[list[str]]: ...
 
     def information(
-        self, rollout: TextRollout, asked: Information, meta: Sequence[Mapping[str, Any]], rows: int
+        self,
+        rollout: TextRollout,
+        information: Information,
+        meta: Sequence[Mapping[str, Any]],
+        rows: int,
     ) -> Float[Tensor, "n k"]: ...
 
 
@@ -56,12 +60,16 @@ class TurnScorer:
         if not isinstance(rollout, TextRollout) or not rollout.divided:
             return scores
         shape = len(rollout.ids), rollout.plan.turns
-        found = torch.zeros(shape, dtype=torch.float64)
-        known = torch.zeros(shape, dtype=torch.bool)
-        for each in (rollout.rewards, self._named(rollout, samples), self._gains(rollout, samples)):
-            if each is not None:
-                found, known = found + each.nan_to_num(0.0), known | ~each.isnan()
-        turns = IntermediateScores(found[..., None], known[..., None], torch.ones(1))
+        total = torch.zeros(shape, dtype=torch.float64)
+        scored = torch.zeros(shape, dtype=torch.bool)
+        for rewards in (
+            rollout.rewards,
+            self._named(rollout, samples),
+            self._gains(rollout, samples),
+        ):
+            if rewards is not None:
+                total, scored = total + rewards.nan_to_num(0.0), scored | ~rewards.isnan()
+        turns = IntermediateScores(total[..., None], scored[..., None], torch.ones(1))
         return replace(scores, intermediate=turns)
 
     def _named(self, rollout: TextRollout, samples: Samples) -> Float[Tensor, "n k"] | None:
@@ -73,11 +81,15 @@ class TurnScorer:
         texts = self.batch.beginnings(rollout, samples.media)
         rows = [(k, i) for k in range(rollout.plan.turns) for i in range(len(texts))]
         rows = [(k, i) for k, i in rows if k < len(texts[i])]
-        step, sample = (torch.tensor(each) for each in zip(*rows, strict=True))
-        some = samples.take(sample)  # a turn's texts are a group of their own
-        groups = int(some.group.max()) + 1
-        some = replace(some, media=[texts[i][k] for k, i in rows], group=some.group + step * groups)
-        scores = score_once(session.parallel, session.intermediate_rewards, some)
+        step, sample = (torch.tensor(column) for column in zip(*rows, strict=True))
+        turn_samples = samples.take(sample)  # a turn's texts are a group of their own
+        groups = int(turn_samples.group.max()) + 1
+        turn_samples = replace(
+            turn_samples,
+            media=[texts[i][k] for k, i in rows],
+            group=turn_samples.group + step * groups,
+        )
+        scores = score_once(session.parallel, session.intermediate_rewards, turn_samples)
         self.looked += len(rows)
         if not scores.complete.any() and not scores.outside.all():
             raise UserError(
@@ -85,19 +97,19 @@ class TurnScorer:
                 "or steps: fix the reward"
             )
         total = scores.totals(session.intermediate_weights(self.iteration)).double()
-        found = torch.full((len(texts), rollout.plan.turns), torch.nan, dtype=torch.float64)
-        return found.index_put((sample, step), total.cpu())
+        by_turn = torch.full((len(texts), rollout.plan.turns), torch.nan, dtype=torch.float64)
+        return by_turn.index_put((sample, step), total.cpu())
 
     def _gains(self, rollout: TextRollout, samples: Samples) -> Float[Tensor, "n k"] | None:
-        asked, learner = self.session.algorithm.information, self.session.learner
-        if asked is None:
+        information, learner = self.session.algorithm.information, self.session.learner
+        if information is None:
             return None
         assert isinstance(self.batch, TurnBatch)
         most = learner.policy.sizes.training
         assert most is not None  # `load_policy` chose it
         with learner.policies.using(self.by):
             meta = samples.meta or [{} for _ in samples.prompts]
-            return self.batch.information(rollout, asked, meta, most)
+            return self.batch.information(rollout, information, meta, most)
 
 
 def turn_metrics(scores: Scores, by_turn: bool) -> dict[str, float]:
@@ -120,16 +132,18 @@ class ScoredTurns:
     inner: ScoresUnit
 
     def __call__(self, unit: SamplingUnit, sampled: SampledUnit) -> UnitScores:
-        known, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
-        asked = TurnScorer(self.session, unit.iteration, sampled.batch, unit.by)
+        of_outcomes, rollouts = self.inner(unit, sampled), sampled.unit.rollouts
+        score_turns = TurnScorer(self.session, unit.iteration, sampled.batch, unit.by)
         plans = list[Scores]()
         with self.clock("way"):
             for rollout, samples, scores in zip(
-                rollouts, sampled.unit.samples, known.plans, strict=True
+                rollouts, sampled.unit.samples, of_outcomes.plans, strict=True
             ):
                 assert isinstance(samples, Samples), "texts stay with their scores"
-                plans.append(asked(rollout, samples, scores))
-        return replace(known, plans=tuple(plans), scored=known.scored + asked.looked)
+                plans.append(score_turns(rollout, samples, scores))
+        return replace(
+            of_outcomes, plans=tuple(plans), scored=of_outcomes.scored + score_turns.looked
+        )
 
 
 @dataclass(frozen=True)
@@ -175,11 +189,11 @@ def wrap_unit(stages: UnitStages, session: Session, clock: PhaseClock) -> UnitSt
         return scored
 
     def sample(unit: SamplingUnit) -> SampledUnit:
-        made, scores = scored.both(unit)
-        meter = made.batch.meter  # has counted the questions too
-        table = made.unit.table.with_value(EARLY, scores)
-        whole = replace(made.unit, table=table, evaluations=meter.graded + meter.frozen)
-        return made._replace(unit=whole)
+        sampled, scores = scored.run(unit)
+        meter = sampled.batch.meter  # has counted the questions too
+        table = sampled.unit.table.with_value(EARLY, scores)
+        unit_samples = replace(sampled.unit, table=table, evaluations=meter.graded + meter.frozen)
+        return sampled._replace(unit=unit_samples)
 
     return UnitStages(sample, early_scores)
 

@@ -27,12 +27,12 @@ from samplers.parts import draws_per_part
 Join = Callable[[Sequence[SamplingUnit], Sequence[RolloutLike]], RolloutLike]
 
 
-def units_of(session: Session, whole: SamplingUnit) -> list[SamplingUnit]:
+def units_of(session: Session, share: SamplingUnit) -> list[SamplingUnit]:
     """Cut a share of draws into units of `workers.unit`."""
     size = session.run.workers.unit
-    if size is None or size >= len(whole.ids) or not cuttable(session, whole.iteration):
-        return [whole]
-    return whole.cut(size)
+    if size is None or size >= len(share.ids) or not cuttable(session, share.iteration):
+        return [share]
+    return share.cut(size)
 
 
 def cuttable(session: Session, iteration: int) -> bool:
@@ -64,9 +64,9 @@ class CutUnits:
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
         units = units_of(self.session, unit)
         if len(units) == 1:
-            made, scores = self.inner.both(unit)
-            return _with_scores(made.batch, made.unit, scores)
-        pairs = [(made.unit, scores) for made, scores in map(self.inner.both, units)]
+            sampled, scores = self.inner.run(unit)
+            return _with_scores(sampled.batch, sampled.unit, scores)
+        pairs = [(sampled.unit, scores) for sampled, scores in map(self.inner.run, units)]
         joined = joined_units(units, pairs, join_of(self.session))
         return SampledUnit(self.encode(unit), joined)
 
@@ -82,10 +82,10 @@ class SourcedUnits:
 
     def __call__(self, unit: SamplingUnit) -> SampledUnit:
         units = units_of(self.session, unit)
-        made = self.source.samples(units, self.clock.seconds)
-        if len(made) == 1:
-            return _with_scores(self.encode(unit), *made[0])
-        return SampledUnit(self.encode(unit), joined_units(units, made, join_of(self.session)))
+        pairs = self.source.samples(units, self.clock.seconds)
+        if len(pairs) == 1:
+            return _with_scores(self.encode(unit), *pairs[0])
+        return SampledUnit(self.encode(unit), joined_units(units, pairs, join_of(self.session)))
 
 
 def _with_scores(batch: Batch, unit: UnitSamples, scores: UnitScores) -> SampledUnit:
@@ -128,14 +128,16 @@ class SourceMetrics:
 
     def __call__(self, samples: Sampled, scores: Scored, credit: Credited) -> TrainingRows:
         rows = self.inner(samples, scores, credit)
-        each = self.session.parallel.every(self.source.metrics())
-        return replace(rows, metrics={**rows.metrics, **summed_metrics(each)})
+        by_process = self.session.parallel.every(self.source.metrics())
+        return replace(rows, metrics={**rows.metrics, **summed_metrics(by_process)})
 
 
 def summed_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Add up what each process counts; a lag, and how draws were chosen, are the same for all."""
-    own = {name for name in rows[0] if name.startswith(("workers/", "seconds/")) and name != LAG}
-    counted = added([{name: row[name] for name in row if name in own} for row in rows])
+    counted_names = {
+        name for name in rows[0] if name.startswith(("workers/", "seconds/")) and name != LAG
+    }
+    counted = added([{name: row[name] for name in row if name in counted_names} for row in rows])
     return {**rows[0], **counted}
 
 

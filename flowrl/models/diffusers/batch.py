@@ -217,26 +217,34 @@ class MediaBatch:
             noise=owner.noise,
             layout=owner.layout,
         )
-        every = range(len(draws))
+        rows = range(len(draws))
         call = RollCall(
-            self, plans, draws, every, metered, latents, seed, iteration, sampling
-        )  # fmt: skip
+            batch=self,
+            plans=plans,
+            draws=draws,
+            rows=rows,
+            velocity=metered,
+            latents=latents,
+            seed=seed,
+            iteration=iteration,
+            sampling=sampling,
+        )
         parts = [] if sampling.on_part is None else self._parts(plans, draws)
         if len(parts) < 2 or sampling.on_part is None:
             return tuple(map(decoded, self.rolls(call)))
-        found: list[Rollout] = []
+        rollouts: list[Rollout] = []
         for part in parts:
-            some = replace(
+            part_call = replace(
                 call,
                 draws=part.draws,
-                rows=every[part.first : part.first + len(part.draws)],
+                rows=rows[part.first : part.first + len(part.draws)],
                 velocity=part.velocity(metered),
                 latents=replace(latents, begin=part.begin(begin)),
             )
-            (rolled,) = self.rolls(some)
-            found.append(decoded(placed_rollout(rolled, part)))
-            sampling.on_part(found[-1])
-        return (joined_rollout(found, tuple(draws)),)
+            (rolled,) = self.rolls(part_call)
+            rollouts.append(decoded(placed_rollout(rolled, part)))
+            sampling.on_part(rollouts[-1])
+        return (joined_rollout(rollouts, tuple(draws)),)
 
     def _parts(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsPart]:
         """The parts of a single plan's draws. Calls group rows with the same images."""

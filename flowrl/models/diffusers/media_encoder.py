@@ -120,13 +120,13 @@ class MediaEncoder:
             return _decoder_input(batch, policy, vae, x.view(1, *shape))
 
         count = int(torch.Size(shape).numel())
-        found = DecoderInput.found(reach, count, policy.name)
+        decoder_input = DecoderInput.found(reach, count, policy.name)
         with patched(RecordedNoise(0.0).patches(policy.pipe)):
             quiet = reach(torch.zeros(count)).flatten().float()
         if not torch.allclose(quiet, reach(torch.zeros(count)).flatten().float()):
             raise UserError(f"given: {policy.name} adds noise before decoding")
         decoded = _decoded(batch, policy, torch.zeros(1, *shape))
-        return cls(policy, batch.steps, found, tuple(decoded.shape[1:]))
+        return cls(policy, batch.steps, decoder_input, tuple(decoded.shape[1:]))
 
     @property
     def video(self) -> bool:
@@ -139,9 +139,9 @@ class MediaEncoder:
         encode."""
         assert tuple(media.shape) == self.media, (tuple(media.shape), self.media)
         vae: Any = self.policy.pipe.vae
-        own = next(vae.parameters()).dtype
-        wide = own == torch.float16 and bool(vae.config.get("force_upcast"))
-        dtype = torch.float32 if wide else own
+        vae_dtype = next(vae.parameters()).dtype
+        wide = vae_dtype == torch.float16 and bool(vae.config.get("force_upcast"))
+        dtype = torch.float32 if wide else vae_dtype
         pixels = (2 * media - 1).to(self.policy.device, dtype)
         if len(self.given.shape) == 5:
             pixels = pixels.movedim(0, 1)[None] if self.video else pixels[None, :, None]
@@ -152,14 +152,14 @@ class MediaEncoder:
         try:
             z = _mode(vae.encode(pixels))
         except FAILURES as error:
-            why = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"given: the VAE of {self.policy.name} cannot encode a sample of "
-                f"{list(self.media)}: {type(error).__name__}: {why}"
+                f"{list(self.media)}: {type(error).__name__}: {reason}"
             ) from error
         finally:
             if wide:
-                vae.to(own)
+                vae.to(vae_dtype)
             self.policy.frozen.rest()
         if tuple(z.shape) != self.given.shape:
             raise UserError(
@@ -177,12 +177,12 @@ class MediaEncoder:
 
 def _mode(output: Any) -> Tensor:
     """The most likely latents of an encoder's output."""
-    kept = vars(output)
-    if "latent_dist" in kept:
-        return kept["latent_dist"].mode()
+    values = vars(output)
+    if "latent_dist" in values:
+        return values["latent_dist"].mode()
     for name in ("latents", "latent"):
-        if name in kept:
-            return kept[name]
+        if name in values:
+            return values[name]
     raise UserError(f"given: latents of type {type(output).__name__} are not supported")
 
 

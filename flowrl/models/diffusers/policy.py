@@ -52,6 +52,20 @@ from samplers.storage import Storage
 
 
 @dataclass(frozen=True)
+class SchedulerUse:
+    """The use of a pipeline's scheduler.
+
+    levels     noise levels in place of its own
+    settings   in place of those of its configuration
+    own_steps  samples are made by its steps
+    """
+
+    levels: UserLevels | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    own_steps: bool = False
+
+
+@dataclass(frozen=True)
 class PipelineUse:
     """The use of a pipeline.
 
@@ -179,9 +193,13 @@ class PipelinePolicy(DenoiserWeights, Sizable):
 
     def alike(self, state: LoopState, use: PipelineUse) -> "PipelinePolicy":
         """A policy of the same pipeline, with the same weights, in another state or use."""
-        made = PipelinePolicy.__new__(PipelinePolicy)
-        made._hold(state, use)
-        return made
+        policy = PipelinePolicy.__new__(PipelinePolicy)
+        policy._hold(state, use)
+        return policy
+
+    def with_own_steps(self) -> "PipelinePolicy":
+        """This policy with samples by the steps of the pipeline's scheduler, not yet proven."""
+        return self.alike(self.state.at(self.loop.with_own_steps(), {}), self.use)
 
     def guided(self, sample: GuidanceScale, train: GuidanceScale) -> "PipelinePolicy":
         """This policy at other guidance scales: see `scale`."""
@@ -197,21 +215,21 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         device: str | torch.device,
         call: Mapping[str, Any],
         held: BaseMemory = BaseMemory(),
-        levels: UserLevels | None = None,
         adapters: Sequence[FrozenAdapter] = (),
-        scheduler: Mapping[str, Any] = {},
+        scheduler: SchedulerUse = SchedulerUse(),
     ) -> "PipelinePolicy":
         """Load a pipeline from a folder or hub name, and merge adapters into it. Components that
         its index does not list are left out. A ModularSource is driven in its modular form."""
+        levels, settings = scheduler.levels, scheduler.settings
         if isinstance(source, str):
-            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, scheduler)
+            pipe = checks.from_pretrained(source, dtype, levels, held.quantized, settings)
         else:
-            pipe = checks.from_blocks(source, dtype, levels, held.quantized, scheduler)
+            pipe = checks.from_blocks(source, dtype, levels, held.quantized, settings)
         given_adapters.merge_adapters(pipe, adapters)
-        own = torch.device(device)
-        frozen, experts = placed_parts(pipe, DENOISERS, own, held.offload, held.experts)
-        use = PipelineUse(own, frozen, experts)
-        policy = cls(pipe, call=call, levels=levels, use=use)
+        torch_device = torch.device(device)
+        frozen, experts = placed_parts(pipe, DENOISERS, torch_device, held.offload, held.experts)
+        use = PipelineUse(torch_device, frozen, experts)
+        policy = cls(pipe, call=call, levels=levels, own_sampler=scheduler.own_steps, use=use)
         frozen.rest()
         return policy
 
@@ -244,9 +262,9 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         guidance."""
         if guidance != "none":
             return guidance
-        found = neutral_scale(self.loop.driver, self.loop.traits)
+        neutral = neutral_scale(self.loop.driver, self.loop.traits)
         self.frozen.rest()
-        return found
+        return neutral
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -257,9 +275,9 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """This policy with a gradient through the prompt's prediction alone. UserError for guidance
         that is not linear in its predictions."""
         loop, scale = self.loop, self.guidance.train
-        found = prompt_weight(loop.driver, loop.traits, scale, self.scale("none"))
+        weight = prompt_weight(loop.driver, loop.traits, scale, self.scale("none"))
         self.frozen.rest()
-        return self.alike(self.state, replace(self.use, alone=found))
+        return self.alike(self.state, replace(self.use, alone=weight))
 
     def schedule(self, steps: int) -> PipelineSchedule:
         return self._start(steps).schedule
@@ -296,12 +314,12 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         encode = self.loop.encode
         if self.encoding_cache is None:
             rows = self.sizes.rows("sampling", len(prompts))
-            found = row_calls.encoded_in_calls(encode, prompts, extras, rows)
+            conditioning = row_calls.encoded_in_calls(encode, prompts, extras, rows)
         else:
             call = LoopSize.of(self.loop).call
-            found = self.encoding_cache.encode(encode, prompts, extras, self.device, call)
+            conditioning = self.encoding_cache.encode(encode, prompts, extras, self.device, call)
         self.frozen.rest()
-        return found
+        return conditioning
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
         """Return the function from noise [n *d] to first states [n *d]; None if the noise itself is
@@ -352,11 +370,11 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """
         if self.use.alone is not None and kind == "training" and guidance == self.guidance.train:
             plain = self.alike(self.state, replace(self.use, alone=None))
-            both, own = (
+            guided, alone = (
                 plain.bind(conditioning, steps=steps, guidance=scale, kind=kind)
                 for scale in (guidance, self.scale("none"))
             )
-            return through_prompt(both, own, self.use.alone)
+            return through_prompt(guided, alone, self.use.alone)
         replay = self.known_proofs.get((steps, guidance))
         if replay is None:
             tried = self.loop.tried(conditioning.extras[:1] * 2)
@@ -443,13 +461,21 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         extras = columns.extras(meta, self.loop.driver.parameters)
         tried = self.loop.tried(self.row_arguments(meta, prompts) if extras else ())
         return self._prove(
-            proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
+            proof.Subject(
+                loop=self.loop,
+                prompts=prompts,
+                extras=tried,
+                steps=steps,
+                guidance=guidance,
+                complete=complete,
+                gradient=gradient,
+            )
         )
 
     def _prove(self, subject: proof.Subject) -> proof.Replay:
-        found = self.known_proofs[subject.steps, subject.guidance] = subject.prove()
+        replay = self.known_proofs[subject.steps, subject.guidance] = subject.prove()
         self.frozen.rest()
-        return found
+        return replay
 
     def close(self) -> None:
         """Leave the engine that samples, if one does."""

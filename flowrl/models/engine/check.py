@@ -62,8 +62,8 @@ class EngineComparison:
         plan = Chain(FlowSDE(), group)
         (rollout,) = batch.rollouts(plan, draws, seed=0, iteration=iteration)
         nodes = len(rollout.prompt), len(rollout.plan.steps)
-        blank, every = torch.zeros(nodes), torch.ones(nodes, dtype=torch.bool)
-        rows = stacked(Transition().rows(rollout, blank, every))
+        blank, mask = torch.zeros(nodes), torch.ones(nodes, dtype=torch.bool)
+        rows = stacked(Transition().rows(rollout, blank, mask))
         return cls(policy, batch, rows, texts, meta)
 
     @property
@@ -87,29 +87,29 @@ class EngineComparison:
             )
             likelihood = Transition()
             parts = torch.arange(len(self.rows.prompt)).split(shape)
-            found = [likelihood.evaluate(velocity, take(self.rows, at)).logp for at in parts]
-        return torch.cat(found)[:, 0].cpu().to(self.theirs.dtype)
+            logp = [likelihood.evaluate(velocity, take(self.rows, at)).logp for at in parts]
+        return torch.cat(logp)[:, 0].cpu().to(self.theirs.dtype)
 
     def noise(
-        self, own: Float[Tensor, " n"], model: torch.dtype, engine: torch.dtype
+        self, logp: Float[Tensor, " n"], model: torch.dtype, engine: torch.dtype
     ) -> tuple[Gap, str]:
         """The learner's own noise, and its sources. `model`, `engine`: the two precisions."""
-        found, sources = Gap(_LEAST_NOISE, _LEAST_NOISE), ["another batch shape"]
-        found = found.or_more(Gap.of(own - self.ours(shape=1)))
+        gap, sources = Gap(_LEAST_NOISE, _LEAST_NOISE), ["another batch shape"]
+        gap = gap.or_more(Gap.of(logp - self.ours(shape=1)))
         other = engine if engine != model else _HALVES.get(model)
         if other is None or other == torch.float32:  # the same arithmetic, or a finer one
-            return found, " and ".join(sources)
+            return gap, " and ".join(sources)
         rounded = self.ours(dtype=other)
         if bool(rounded.isfinite().all()):  # float16 overflows in some networks
-            found = found.or_more(Gap.of(own - rounded))
+            gap = gap.or_more(Gap.of(logp - rounded))
             sources.append(str(other).removeprefix("torch."))
-        return found, " and ".join(sources)
+        return gap, " and ".join(sources)
 
 
 def spread_places(count: int, most: int = _PROMPTS) -> list[int]:
     """Some of `count` places, spread_places evenly."""
-    some = min(most, count)
-    return [i * count // some for i in range(some)]
+    shown = min(most, count)
+    return [i * count // shown for i in range(shown)]
 
 
 def prove_engine(
@@ -120,10 +120,10 @@ def prove_engine(
 ) -> str:
     """Compare an engine with the learner, and say the difference. UserError for other weights. The
     noise becomes the bound of the run's alarm. `engine`: its precision; None: the model's."""
-    own = drawn.ours()
-    gap = Gap.of(own - drawn.theirs)
-    noise, sources = drawn.noise(own, model, engine or model)
-    words = f"{gap}, over {len(own)} steps; the pipeline's own noise is {noise} ({sources})"
+    logp = drawn.ours()
+    gap = Gap.of(logp - drawn.theirs)
+    noise, sources = drawn.noise(logp, model, engine or model)
+    words = f"{gap}, over {len(logp)} steps; the pipeline's own noise is {noise} ({sources})"
     if not gap.within(noise, _NOISE_BOUND):
         raise UserError(
             f"model.engine: log-densities of {rolls.place} differ from the pipeline's own by "

@@ -38,7 +38,7 @@ class RemoteEngine:
 
     def _post(self, path: str, body: Mapping[str, Any], most: int) -> bytes:
         """The answer to a request, which is sent again while the engine is busy or fails."""
-        how, why = self.client.patience, ""
+        patience, reason = self.client.patience, ""
         try:
             json.dumps(body, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -46,16 +46,16 @@ class RemoteEngine:
                 f"model.call has a value that JSON cannot hold ({error}): leave it out, or use "
                 "your own engine (model.engine.own)"
             ) from error
-        for attempt in range(how.tries):
+        for attempt in range(patience.tries):
             if attempt > 0:
-                time.sleep(min(how.backoff * 2.0 ** (attempt - 1), _LONGEST_WAIT))
+                time.sleep(min(patience.backoff * 2.0 ** (attempt - 1), _LONGEST_WAIT))
             status, content = self.client.post(path, body, most)
             words = content[:_QUOTED].decode(errors="replace")
             if status < 300:
                 return content
             if status == STALE:
                 raise LookupError(words)
-            why = f"status {status}, {words}"
+            reason = f"status {status}, {words}"
             if status < 500 and status not in RETRIED_STATUSES:
                 break
-        raise ValueError(f"{self.client.url}{path} ({why})")
+        raise ValueError(f"{self.client.url}{path} ({reason})")

@@ -141,14 +141,14 @@ class EngineRolls:
     def _check(self, asked: RollCall) -> None:
         """UserError for states that a request cannot describe, which a loaded pipeline shows."""
         latents = asked.latents
-        what = {
+        refused = {
             "states with several parts (a video and its sound)": latents.layout is not None,
             "states of which a given image holds entries": latents.held is not None,
             "first states that are not plain noise": latents.begin is not None,
         }
         name = asked.batch.owner.name
-        for words, there in what.items():
-            if there:
+        for words, applies in refused.items():
+            if applies:
                 raise UserError(
                     f"model.engine: {name} has {words}, which an engine cannot be asked for: leave "
                     "model.engine out"
@@ -157,15 +157,15 @@ class EngineRolls:
     def _rolled(self, asked: RollCall, plan: Plan, index: int) -> Rollout:
         count, latents = len(asked.draws), asked.latents
         parts = [range(count)[i : i + self.prompts] for i in range(0, count, self.prompts)]
-        answers = [self.answer(_request(asked, plan, index, some)) for some in parts]
+        answers = [self.answer(_request(asked, plan, index, part)) for part in parts]
 
         def state(k: int) -> Tensor:
-            rows = torch.cat([each.states[k] for each in answers])
+            rows = torch.cat([answer.states[k] for answer in answers])
             return sent(rows.to(latents.dtype), latents.device)
 
         def density(k: int) -> Tensor:
-            every = torch.cat([each.logp[k] for each in answers])
-            return sent(every.to(latents.dtype), latents.device)
+            rows = torch.cat([answer.logp[k] for answer in answers])
+            return sent(rows.to(latents.dtype), latents.device)
 
         prompt = sent(torch.arange(count).repeat_interleave(plan.group), latents.device)
         put = latents.storage.put
@@ -175,9 +175,17 @@ class EngineRolls:
             if step.train
         )
         return Rollout(
-            plan, state(len(plan.steps)), prompt, tuple(asked.draws), edges, asked.seed,
-            asked.iteration, index, storage=latents.storage, noise=latents.noise,
-        )  # fmt: skip
+            plan=plan,
+            x0=state(len(plan.steps)),
+            prompt=prompt,
+            draws=tuple(asked.draws),
+            edges=edges,
+            seed=asked.seed,
+            iteration=asked.iteration,
+            index=index,
+            storage=latents.storage,
+            noise=latents.noise,
+        )
 
     def answer(self, request: EngineRequest) -> EngineSamples:
         """The answer to a request, with the current weights. An engine that is away is waited for;
@@ -187,10 +195,10 @@ class EngineRolls:
         while True:
             try:
                 version = self.weights.current()
-                found = self.engine.sample(replace(request, version=version))
-                held = found.version
+                answer = self.engine.sample(replace(request, version=version))
+                held = answer.version
                 if held == version:
-                    return checked_answer(request, found)
+                    return checked_answer(request, answer)
             except _OUTAGES as error:
                 self._wait(error, end, waits)
                 waits = True
@@ -215,15 +223,15 @@ class EngineRolls:
     def _wait(self, error: Exception, end: float, waits: bool) -> None:
         """Wait a little for an engine that does not answer. UserError once the patience is over."""
         self.weights.forget()
-        why = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         if time.monotonic() >= end:
             raise UserError(
-                f"model.engine: {self.place} does not answer ({why}): start it, then resume the "
+                f"model.engine: {self.place} does not answer ({reason}): start it, then resume the "
                 "run, or leave model.engine out"
             ) from error
         if not waits:
             print(
-                f"model.engine: {self.place} does not answer ({why}); waiting for it up to "
+                f"model.engine: {self.place} does not answer ({reason}); waiting for it up to "
                 f"{self.patience:g} s (model.engine.patience)",
                 file=sys.stderr,
             )
@@ -234,13 +242,13 @@ class EngineRolls:
         return UserError(f"model.engine: {self.place}: {type(error).__name__}: {words}")
 
 
-def checked_answer(request: EngineRequest, found: EngineSamples) -> EngineSamples:
+def checked_answer(request: EngineRequest, answer: EngineSamples) -> EngineSamples:
     """An answer that has what was asked for. UserError otherwise. Whether states are finite is
     checked_answer with the samples."""
     count = len(request.seeds)
     shapes: list[tuple[str, Mapping[int, Tensor], Sequence[int], tuple[int, ...]]] = [
-        ("state", found.states, request.levels, (count, *request.shape)),
-        ("log-density", found.logp, request.trained, (count,)),
+        ("state", answer.states, request.levels, (count, *request.shape)),
+        ("log-density", answer.logp, request.trained, (count,)),
     ]
     for name, tensors, indices, shape in shapes:
         if lacking := [k for k in indices if k not in tensors]:
@@ -256,15 +264,15 @@ def checked_answer(request: EngineRequest, found: EngineSamples) -> EngineSample
                     "pipeline, or another size?"
                 )
     for k in request.trained:
-        if not bool(found.logp[k].isfinite().all()):
+        if not bool(answer.logp[k].isfinite().all()):
             raise UserError(
                 f"model.engine: log-densities of step {k} are not finite: its network overflows, "
                 "or the step's std is not the request's"
             )
-    return found
+    return answer
 
 
-def _request(asked: RollCall, plan: Plan, index: int, some: range) -> EngineRequest:
+def _request(asked: RollCall, plan: Plan, index: int, part: range) -> EngineRequest:
     """The request for some of the draws. Its version is filled in when it is sent."""
     try:
         steps = affine_steps(plan)
@@ -272,8 +280,8 @@ def _request(asked: RollCall, plan: Plan, index: int, some: range) -> EngineRequ
         raise UserError(f"model.engine: iteration {asked.iteration + 1}: {problem}") from problem
     owner: Any = asked.batch.owner
     prompts: Any = asked.batch.conditioning
-    rows = [asked.rows[i] for i in some]
-    draws = [asked.draws[i] for i in some]
+    rows = [asked.rows[i] for i in part]
+    draws = [asked.draws[i] for i in part]
     roots = plan.states[0]
 
     def seeds(*purpose: int | str, nodes: int = plan.group) -> tuple[int, ...]:

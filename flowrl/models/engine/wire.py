@@ -31,16 +31,16 @@ def read_request(body: Any) -> EngineRequest:
         return _REQUEST.validate_python(body)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(each) for each in first["loc"])
+        place = ".".join(str(key) for key in first["loc"])
         raise ValueError(f"{place}: {first['msg']}") from error
 
 
-def answer_bytes(found: EngineSamples) -> bytes:
+def answer_bytes(samples: EngineSamples) -> bytes:
     """Samples as bytes."""
-    tensors = {f"{_STATE}{k}": each for k, each in found.states.items()}
-    tensors |= {f"{_LOGP}{k}": each for k, each in found.logp.items()}
-    plain = {name: each.detach().cpu().contiguous() for name, each in tensors.items()}
-    return save(plain, {_VERSION: found.version})
+    tensors = {f"{_STATE}{k}": tensor for k, tensor in samples.states.items()}
+    tensors |= {f"{_LOGP}{k}": tensor for k, tensor in samples.logp.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(plain, {_VERSION: samples.version})
 
 
 def read_answer(content: bytes) -> EngineSamples:
@@ -56,12 +56,12 @@ def read_answer(content: bytes) -> EngineSamples:
 
 
 def _numbered(tensors: Mapping[str, Tensor], prefix: str) -> dict[int, Tensor]:
-    found = dict[int, Tensor]()
+    numbered = dict[int, Tensor]()
     for name, tensor in tensors.items():
         number = name.removeprefix(prefix)
         if name.startswith(prefix) and number.isdecimal():
-            found[int(number)] = tensor
-    return found
+            numbered[int(number)] = tensor
+    return numbered
 
 
 def most_answer_bytes(request: EngineRequest) -> int:

@@ -56,25 +56,25 @@ class CodeBatch:
         """Sample the images' codes. Noise is keyed as in `samplers.generate.Writer`, and by
         position."""
         assert not sampling.keep_mean, "codes have no means"
-        found: list[TextRollout] = []
+        rollouts: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
         whole = DrawsPart(0, tuple(draws))
-        for index, each in enumerate(plans):
-            parts = self._parts(each, whole, sampling) if len(plans) == 1 else [whole]
+        for index, text_plan in enumerate(plans):
+            parts = self._parts(text_plan, whole, sampling) if len(plans) == 1 else [whole]
             written: list[TextRollout] = []
             for part in parts:
-                own = self.prompts[part.first : part.first + len(part.draws)]
-                sampler = CodeSampler(self.guided, self.model, own, self.sizes.sampling)
+                prompts = self.prompts[part.first : part.first + len(part.draws)]
+                sampler = CodeSampler(self.guided, self.model, prompts, self.sizes.sampling)
                 # a request's contexts are codes alone, since codes and text tokens share numbers
-                writer = Writer(sampler, [()] * len(own), part.draws, seed, iteration)
-                rollout = writer.write(each, index)
+                writer = Writer(sampler, [()] * len(prompts), part.draws, seed, iteration)
+                rollout = writer.write(text_plan, index)
                 self.meter.add(int(rollout.own.sum()))
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))
                 if sampling.on_part is not None and len(parts) > 1:
                     sampling.on_part(written[-1])
-            found.append(written[0] if len(parts) == 1 else joined_texts(written, whole.draws))
-            sampling.announce(found, len(plans))
-        return tuple(found)
+            rollouts.append(written[0] if len(parts) == 1 else joined_texts(written, whole.draws))
+            sampling.announce(rollouts, len(plans))
+        return tuple(rollouts)
 
     def _parts(
         self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
@@ -89,13 +89,13 @@ class CodeBatch:
         """Decode codes to images in 0..1, some at a time."""
         ids = uploaded(rollout.ids, self.model.device)
         size = self.sizes.rows("decoding", len(ids))
-        return torch.cat([self.guided.family.decode(some) for some in ids.split(size)])
+        return torch.cat([self.guided.family.decode(part) for part in ids.split(size)])
 
     def statistics(self, rollout: TextRollout, media: Float[Tensor, "n 3 h w"]) -> Statistics:
         """Image statistics, and `surprise`: minus the sampler's mean log-probability per code, in
         nats."""
-        found = image_statistics(media, rollout.prompt)
+        statistics = image_statistics(media, rollout.prompt)
         codes = int(rollout.lengths.sum())
         surprise = -float(rollout.logp.double().sum()) / max(codes, 1)
-        found.means["surprise"] = WeightedMean.of(surprise, codes)
-        return found.named("image/")
+        statistics.means["surprise"] = WeightedMean.of(surprise, codes)
+        return statistics.named("image/")

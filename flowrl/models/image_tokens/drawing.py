@@ -40,7 +40,7 @@ class CodeSampler:
 
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
         rows = torch.arange(len(asked.contexts))
-        parts = [self._part(asked.take(some)) for some in rows.split(self.rows_per_call or 2**31)]
+        parts = [self._part(asked.take(index)) for index in rows.split(self.rows_per_call or 2**31)]
         return joined_rows(parts)
 
     @torch.no_grad()
@@ -50,25 +50,25 @@ class CodeSampler:
         done = [len(context) for context in asked.contexts]
         images = [layout.tokens(context) for context in asked.contexts]
         contexts = self.guided.contexts([self.prompts[i] for i in asked.prompt.tolist()])
-        given = joined(contexts, images * self.guided.rows, device, left=True)
+        inputs = joined(contexts, images * self.guided.rows, device, left=True)
         reader = _Reader(self.guided, self.model, int(asked.room.max()))
         keyed = Keyed(asked)
         ids = torch.zeros(len(done), 0, dtype=torch.int64, device=device)
         for number in range(int(asked.room.max())):
             if number:
-                given = self._behind(ids[:, -1], [count + number for count in done])
-            logits = self.guided.logits(reader(given))
+                inputs = self._behind(ids[:, -1], [count + number for count in done])
+            logits = self.guided.logits(reader(inputs))
             ids = torch.cat([ids, keyed(ids, logits).argmax(-1)[:, None]], 1)
         keyed.record(ids)
-        columns = [torch.stack(each, 1) for each in (keyed.logp, keyed.spread) if each]
+        columns = [torch.stack(column, 1) for column in (keyed.logp, keyed.spread) if column]
         ids, logp, *spread = downloaded(ids, columns)
         written = torch.arange(ids.shape[1]) < asked.room[:, None]
-        kept = None
+        support = None
         if keyed.kept:
             stack = partial(torch.stack, dim=1)
-            kept = joined_kept(keyed.kept, stack).to("cpu").only(written)
+            support = joined_kept(keyed.kept, stack).to("cpu").only(written)
         stopped = torch.tensor(done) + asked.room >= layout.codes
-        return WrittenTokens(ids, logp, asked.room.clone(), stopped, kept, *spread)
+        return WrittenTokens(ids, logp, asked.room.clone(), stopped, support, *spread)
 
     def _behind(
         self, codes: Int[Tensor, " m"], counts: Sequence[int]
@@ -82,10 +82,10 @@ class CodeSampler:
             return {"ids": one, "codes": one >= 0, "mask": one >= 0}
         forced = [layout.between if end else () for end in ends] * self.guided.rows
         none: list[tuple[int, ...]] = [()] * len(forced)
-        kinds = [([0, *each], [True, *[False] * len(each)]) for each in forced]
-        given = joined(none, kinds, codes.device, left=True)
+        kinds = [([0, *tokens], [True, *[False] * len(tokens)]) for tokens in forced]
+        inputs = joined(none, kinds, codes.device, left=True)
         newest = codes.repeat(self.guided.rows)[:, None]
-        return {**given, "ids": torch.where(given["codes"], newest, given["ids"])}
+        return {**inputs, "ids": torch.where(inputs["codes"], newest, inputs["ids"])}
 
 
 class _Reader:
@@ -96,15 +96,15 @@ class _Reader:
         self.cache: Any = None
         self.mask: Bool[Tensor, "b s"] | None = None
 
-    def __call__(self, given: dict[str, Tensor]) -> Float[Tensor, "m r d"]:
-        family, mask = self.guided.family, given["mask"]
+    def __call__(self, inputs: dict[str, Tensor]) -> Float[Tensor, "m r d"]:
+        family, mask = self.guided.family, inputs["mask"]
         if self.cache is None:
             most = mask.shape[1] + self.room * (1 + len(family.layout.between))
             self.cache = growing_cache(self.model, most)
         self.mask = mask if self.mask is None else torch.cat([self.mask, mask], 1)
         positions = self.mask.cumsum(1)[:, -mask.shape[1] :] - 1
         states = family.states(
-            family.embedded(given["ids"], given["codes"]),
+            family.embedded(inputs["ids"], inputs["codes"]),
             attention_mask=self.mask.long(),
             position_ids=positions.clamp(min=0),
             past_key_values=self.cache,

@@ -72,14 +72,14 @@ class Emu3Images:
     def _begun(self, text: str) -> list[int]:
         """Tokens of a text and of the beginning of its image."""
         height, width = self.size
-        made = self.processor(
+        outputs = self.processor(
             text=[text],
             return_for_image_generation=True,
             ratio=f"{width}:{height}",
             image_area=width * height,
         )
-        assert tuple(made["image_sizes"][0]) == self.grid, "the processor keeps the size"
-        return [int(i) for i in made["input_ids"][0]]
+        assert tuple(outputs["image_sizes"][0]) == self.grid, "the processor keeps the size"
+        return [int(i) for i in outputs["input_ids"][0]]
 
     def embedded(
         self, ids: Int[Tensor, "m s"], codes: Bool[Tensor, "m s"]

@@ -46,13 +46,13 @@ class CodeLayout:
     def tokens(self, codes: Sequence[int], first: int = 0) -> tuple[list[int], list[bool]]:
         """The tokens of an image's codes from number `first` on, with the forced ones behind them,
         and whether each is a code."""
-        found: list[int] = []
+        tokens: list[int] = []
         kinds: list[bool] = []
         for number, code in enumerate(codes, first + 1):
             ends = number % self.width == 0
-            found += [code, *self.between] if ends else [code]
+            tokens += [code, *self.between] if ends else [code]
             kinds += [True, *[False] * len(self.between)] if ends else [True]
-        return found, kinds
+        return tokens, kinds
 
 
 @runtime_checkable
@@ -120,8 +120,8 @@ class GuidedCodes:
 
     def contexts(self, prompts: Sequence[PromptTokens]) -> list[Sequence[int]]:
         """The text tokens of a call's rows: all prompts, and then all rows without them."""
-        without = [each.without for each in prompts] if self.rows == 2 else []
-        return [*(each.prompt for each in prompts), *without]
+        without = [prompt.without for prompt in prompts] if self.rows == 2 else []
+        return [*(prompt.prompt for prompt in prompts), *without]
 
     def logits(self, states: Float[Tensor, "m r d"]) -> Float[Tensor, "m v"]:
         """Guided logits, in float32 at least: a scale multiplies what half precision rounds."""
@@ -129,8 +129,8 @@ class GuidedCodes:
         logits = logits.float() if logits.dtype in HALF else logits
         if self.rows == 1:
             return logits[:, 0]
-        given, without = logits.unbind(1)
-        return without + (given - without) * self.scale
+        conditional, without = logits.unbind(1)
+        return without + (conditional - without) * self.scale
 
 
 def unnormalized(

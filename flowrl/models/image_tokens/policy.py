@@ -88,8 +88,8 @@ class ImageTokenPolicy:
         whose files cannot be read or lack weights, and for settings that it does not have."""
         config = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
-            found = AutoConfig.from_pretrained(source, **OWN_CODE)
-        refuse_other_writers(found, source)
+            model_config = AutoConfig.from_pretrained(source, **OWN_CODE)
+        refuse_other_writers(model_config, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             loaded: Any = AutoModelForImageTextToText.from_pretrained(
@@ -113,12 +113,12 @@ class ImageTokenPolicy:
         and its processor answer. UserError, as `load`."""
         config = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
-            found = AutoConfig.from_pretrained(source, **OWN_CODE)
-        refuse_other_writers(found, source)
+            model_config = AutoConfig.from_pretrained(source, **OWN_CODE)
+        refuse_other_writers(model_config, source)
         with read_errors(source):
             processor = AutoProcessor.from_pretrained(source, **OWN_CODE)
             with torch.device("meta"):
-                model = AutoModelForImageTextToText.from_config(found, **config)
+                model = AutoModelForImageTextToText.from_config(model_config, **config)
         return cls(model, processor, settings, _published(source), use)
 
     def encode(self, prompt: str) -> PromptTokens:
@@ -155,7 +155,7 @@ class ImageTokenPolicy:
         if self.context is not None:
             layout = self.family.layout
             whole = int(layout.place(torch.tensor(layout.codes - 1))) + 1
-            check_room(prompts, [max(each, key=len) for each in read], whole, self.context)
+            check_room(prompts, [max(tokens, key=len) for tokens in read], whole, self.context)
 
     def trial_calls(
         self, prompts: Sequence[str], steps: int
@@ -195,7 +195,7 @@ class ImageTokenPolicy:
         self.check_steps(steps, "recipe.length")
         read = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, read)
-        lengths = [len(each.prompt) for each in read]
+        lengths = [len(tokens.prompt) for tokens in read]
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         height, width = self.family.size
         with_guidance = (
@@ -274,7 +274,7 @@ class ImageTokenPolicy:
             seed=0,
             dora=bool(config.use_dora),
         )
-        load_adapters(self.model, at, every=True)
+        load_adapters(self.model, at, complete=True)
 
     def roots(self) -> dict[str, nn.Module]:
         return {"model": self.calls}
@@ -343,4 +343,13 @@ def _rows_of(ids: torch.Tensor, prompt: torch.Tensor) -> TokenRows:
     """Rows of codes at temperature 1, all of which were drawn."""
     lengths = torch.full((len(ids),), ids.shape[1])
     mask = torch.ones_like(ids, dtype=torch.bool)
-    return TokenRows(prompt, torch.zeros(ids.shape), mask, None, ids, lengths, 1.0, None)
+    return TokenRows(
+        prompt=prompt,
+        advantage=torch.zeros(ids.shape),
+        mask=mask,
+        old=None,
+        ids=ids,
+        lengths=lengths,
+        temperature=1.0,
+        kept=None,
+    )

@@ -42,30 +42,35 @@ class CodeScores:
         contexts = self.guided.contexts(prompts)
         ends = integers(on_host(rows.ends))
         images = [
-            family.layout.tokens(own[: max(end - 1, 0)])
-            for own, end in zip(integer_rows(on_host(rows.ids)), ends, strict=True)
+            family.layout.tokens(ids[: max(end - 1, 0)])
+            for ids, end in zip(integer_rows(on_host(rows.ids)), ends, strict=True)
         ]
         inputs = joined(contexts, images * self.guided.rows, self.device)
         row, code = on_host(written).nonzero(as_tuple=True)
-        starts = torch.tensor([len(each) for each in contexts]).view(self.guided.rows, -1)
+        starts = torch.tensor([len(context) for context in contexts]).view(self.guided.rows, -1)
         # the state before a code predicts it, in each row of guidance
         before = (starts[:, row] + family.layout.place(code) - 1).T
         of_model = (torch.arange(self.guided.rows) * len(prompts)) + row[:, None]
         before, of_model, row, code = sent_together([before, of_model, row, code], self.device)
-        kept = None if rows.kept is None else rows.kept[row, code]
+        support = None if rows.kept is None else rows.kept[row, code]
         ids = rows.ids[row, code]
 
         def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
             embeddings = family.embedded(inputs["ids"], inputs["codes"])
             last = family.states(embeddings, use_cache=False).last_hidden_state
             return scores_of_tokens(
-                last[of_model, before], ids, kept, rows.temperature, entropies,
-                self.guided.logits, family.codebook,
-            )  # fmt: skip
+                last=last[of_model, before],
+                ids=ids,
+                support=support,
+                temperature=rows.temperature,
+                entropies=entropies,
+                head=self.guided.logits,
+                vocabulary=family.codebook,
+            )
 
-        found = self.calls(work, inputs)
-        zeros = found[0].new_zeros(written.shape)
-        logp, *spread = (zeros.masked_scatter(written, each) for each in found)
+        columns = self.calls(work, inputs)
+        zeros = columns[0].new_zeros(written.shape)
+        logp, *spread = (zeros.masked_scatter(written, column) for column in columns)
         return Evaluation(logp, spread[0] if spread else None)
 
 

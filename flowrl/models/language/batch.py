@@ -82,27 +82,27 @@ class TextBatch:
         """Sample the completions of the plans. Noise is keyed as in `samplers.generate.Writer`,
         and by position. Text plans do not steer, so `sampling.score` is unused."""
         assert not sampling.keep_mean, "texts have no means"
-        found: list[TextRollout] = []
+        rollouts: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
         whole = DrawsPart(0, tuple(draws))
-        for index, each in enumerate(plans):
-            parts = self._parts(each, whole, sampling) if len(plans) == 1 else [whole]
+        for index, text_plan in enumerate(plans):
+            parts = self._parts(text_plan, whole, sampling) if len(plans) == 1 else [whole]
             written: list[TextRollout] = []
             for part in parts:
-                own = slice(part.first, part.first + len(part.draws))
-                sampler = self.sampler(each, self.images[own])
+                rows = slice(part.first, part.first + len(part.draws))
+                sampler = self.sampler(text_plan, self.images[rows])
                 at_once = 1 if self.answers is None else self.answers.by.how.at_once
                 keys = part.draws, seed, iteration
-                writer = Writer(sampler, self.contexts[own], *keys, self.answers, at_once)
-                rollout = writer.write(each, index)
+                writer = Writer(sampler, self.contexts[rows], *keys, self.answers, at_once)
+                rollout = writer.write(text_plan, index)
                 self.meter.add(int(rollout.own.sum()))
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))
                 if sampling.on_part is not None and len(parts) > 1:
                     sampling.on_part(written[-1])
             joined = written[0] if len(parts) == 1 else joined_texts(written, whole.draws)
-            found.append(joined if self.cut is None else self.cut.divide(joined))
-            sampling.announce(found, len(plans))
-        return tuple(found)
+            rollouts.append(joined if self.cut is None else self.cut.divide(joined))
+            sampling.announce(rollouts, len(plans))
+        return tuple(rollouts)
 
     def _parts(
         self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
@@ -165,8 +165,8 @@ class TextBatch:
         nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
         of turns whose state another turn of the same draw shares; `steps` per sample if they are
         cut."""
-        found = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
-        tokens, means = int(rollout.lengths.sum()), found.means
+        statistics = text_statistics(media, rollout.prompt, rollout.lengths, rollout.stopped)
+        tokens, means = int(rollout.lengths.sum()), statistics.means
         surprise = -float(rollout.logp.double().sum()) / max(tokens, 1)
         means["surprise"] = WeightedMean.of(surprise, tokens)
         if rollout.exists is not None and rollout.states is not None:
@@ -174,7 +174,7 @@ class TextBatch:
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
         if rollout.begins is not None:
             means["steps"] = 1 + float(rollout.last.double().mean())
-        return found.named("text/")
+        return statistics.named("text/")
 
 
 def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> WeightedMean:

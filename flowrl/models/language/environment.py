@@ -112,8 +112,8 @@ class Conversation:
         """Call the function. UserError if it returns a value that `read_reply` refuses, or raises
         and `errors` is stop."""
         how = self.by.how
-        found = self._found(prompt, [self.by.said(turn) for turn in said])
-        if (answer := read_reply(found, how.name)) is None:
+        result = self._found(prompt, [self.by.said(turn) for turn in said])
+        if (answer := read_reply(result, how.name)) is None:
             return None
         reply, state, reward = answer
         if reply is None:
@@ -127,14 +127,14 @@ class Conversation:
 
     def _found(self, prompt: int, texts: Sequence[str]) -> Any:
         """The function's result, or what its exception becomes."""
-        how, own = self.by.how, (self.prompts[prompt], self.meta[prompt])
+        how, call = self.by.how, (self.prompts[prompt], self.meta[prompt])
         for left in reversed(range(how.tries)):
             try:
-                return self.by.function(*own, list(texts), **how.settings)
+                return self.by.function(*call, list(texts), **how.settings)
             except (Exception, SystemExit) as error:  # exit(0) would end the run as if it were done
                 if left:
                     continue
-                where = f"{how.name} failed after turn {len(texts)} of the prompt {own[0]!r}"
+                where = f"{how.name} failed after turn {len(texts)} of the prompt {call[0]!r}"
                 if how.errors == "stop":
                     raise UserError(
                         f"model.environment: {where}: {type(error).__name__}: {error}"
@@ -147,11 +147,11 @@ class Conversation:
         raise AssertionError("tries is at least 1")
 
 
-def read_reply(found: Any, name: str) -> tuple[str | None, str, float | None] | None:
+def read_reply(result: Any, name: str) -> tuple[str | None, str, float | None] | None:
     """Read the reply, the name of the next state (by default, the reply), and the reward of the
     turn that it answers. None ends the text, as does a reply of None. UserError for other values;
     `name` is the function's."""
-    parts = found if isinstance(found, Mapping) else {"reply": found}
+    parts = result if isinstance(result, Mapping) else {"reply": result}
     if unknown := [key for key in parts if key not in KEYS]:
         raise UserError(
             f"model.environment: {name} returned {', '.join(map(repr, unknown))}; "

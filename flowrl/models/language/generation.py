@@ -55,10 +55,10 @@ class Keyed(LogitsProcessor):
         self.noise = uploaded(self.noise, input_ids.device)
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)
-        kept = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
-        if kept is not None:
-            logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            self.kept.append(TokenSupport.of(kept))
+        support = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
+        if support is not None:
+            logp = logp.masked_fill(~support, -torch.inf).log_softmax(-1)
+            self.kept.append(TokenSupport.of(support))
         if asked.spread:
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + self._gumbel(logp.shape[-1])
@@ -100,7 +100,7 @@ class Generation:
 
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
         rows = torch.arange(len(asked.contexts))
-        parts = [self._part(asked.take(some)) for some in rows.split(self.rows_per_call or 2**31)]
+        parts = [self._part(asked.take(index)) for index in rows.split(self.rows_per_call or 2**31)]
         return joined_rows(parts)
 
     def _part(self, asked: TokenRequest) -> WrittenTokens:
@@ -110,13 +110,13 @@ class Generation:
         tokens = _Tokens(*left_padded(asked.contexts, device))
         live, done, draft = torch.arange(len(asked.contexts)), 0, None
         while True:
-            some = asked if draft is None else asked.take(live)
-            part, tokens = self._call(some, tokens, done, cuts)
-            if draft is None and len(part.lengths) == int(self._over(part, some, done).sum()):
+            live_rows = asked if draft is None else asked.take(live)
+            part, tokens = self._call(live_rows, tokens, done, cuts)
+            if draft is None and len(part.lengths) == int(self._over(part, live_rows, done).sum()):
                 return part
             draft = draft or Draft.blank(len(asked.contexts), int(asked.room.max()))
             draft = draft.extended(live, part)
-            left = (~self._over(part, some, done)).nonzero()[:, 0]
+            left = (~self._over(part, live_rows, done)).nonzero()[:, 0]
             if len(left) == 0:
                 return WrittenTokens(*draft)
             done += part.ids.shape[1]
@@ -143,22 +143,22 @@ class Generation:
         tokens = self._generated(tokens, keyed, int(room.max()), criteria, more, cuts)
         if len(keyed.logp) < tokens.ids.shape[1] - width:
             keyed.record(tokens.ids)
-        columns = [each for each in (keyed.logp, keyed.spread) if each]
+        columns = [column for column in (keyed.logp, keyed.spread) if column]
         new = tokens.ids[:, width:]
         seen = new.shape[1]  # less than the processor has seen, where `read_late` went on
-        ids, logp, *spread = downloaded(new, [torch.stack(each[:seen], 1) for each in columns])
+        ids, logp, *spread = downloaded(new, [torch.stack(column[:seen], 1) for column in columns])
         ended = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
         places = torch.arange(ids.shape[1])
         if at_texts is not None:
             ended |= places == at_texts.ends[:, None] - 1
         before = ended.cumsum(1) - ended.long()  # ends before this token
         written = (before == 0) & (places < room[:, None])
-        kept = None
+        support = None
         if keyed.kept:
             stack = partial(torch.stack, dim=1)
-            kept = joined_kept(keyed.kept[:seen], stack).to("cpu").only(written)
+            support = joined_kept(keyed.kept[:seen], stack).to("cpu").only(written)
         stopped = (ended & written).any(1)
-        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, *spread), tokens
+        return WrittenTokens(ids, logp, written.sum(1), stopped, support, *spread), tokens
 
     def _images_of(self, asked: TokenRequest, width: int) -> dict[str, Tensor]:
         """Inputs of a first call besides its tokens, which are `width` wide."""
@@ -208,7 +208,7 @@ class Generation:
             cache = growing_cache(self.model, most)
         cached = {} if cache is None else {"past_key_values": cache}
         with read_late(tokens.ids.device):
-            made = self.model.generate(
+            output = self.model.generate(
                 input_ids=tokens.ids,
                 attention_mask=tokens.mask,
                 generation_config=settings,
@@ -219,10 +219,10 @@ class Generation:
                 **(more or {}),
             )
         if not cuts:
-            return _Tokens(made, tokens.mask)
-        new = made.sequences.shape[1] - tokens.ids.shape[1]
+            return _Tokens(output, tokens.mask)
+        new = output.sequences.shape[1] - tokens.ids.shape[1]
         mask = F.pad(tokens.mask, (0, new), value=1)
-        return _Tokens(made.sequences, mask, made.past_key_values)
+        return _Tokens(output.sequences, mask, output.past_key_values)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def read_late(device: torch.device) -> Iterator[None]:
     if check is None or device.type != "cuda":
         yield
         return
-    own = vars(check)["is_supported"]
+    original = vars(check)["is_supported"]
 
     def supported(_device: Any, cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
         return not is_assistant and (not cache_is_returned or cache.is_croppable)
@@ -304,7 +304,7 @@ def read_late(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        check.is_supported = own
+        check.is_supported = original
 
 
 def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]]) -> list[Tensor]:
@@ -312,8 +312,8 @@ def downloaded(ids: Int[Tensor, "m u"], columns: Sequence[Float[Tensor, "m u"]])
     the GPU only once."""
     if ids.device.type == "cpu":
         return [ids, *columns]
-    whole = torch.stack([ids.int(), *(each.view(torch.int32) for each in columns)]).cpu()
-    return [whole[0].long(), *(each.view(torch.float32) for each in whole[1:])]
+    joined = torch.stack([ids.int(), *(column.view(torch.int32) for column in columns)]).cpu()
+    return [joined[0].long(), *(column.view(torch.float32) for column in joined[1:])]
 
 
 def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:

@@ -52,9 +52,9 @@ def completion_rows(
     """Rows of given completions: all of their tokens are in the loss, at temperature 1. Of `paired`
     ones a pair is masked whose tokens are equal, as two long texts with one beginning may be."""
     ids = [completion_tokens(batch, text, batch.steps, batch.template) for text in texts]
-    lengths = torch.tensor([len(each) for each in ids])
+    lengths = torch.tensor([len(tokens) for tokens in ids])
     width = int(lengths.max())
-    padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in ids])
+    padded = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in ids])
     mask = torch.arange(width) < lengths[:, None]
     rows = TokenRows(
         prompt=prompt,

@@ -76,6 +76,6 @@ def save_text_weights(model: Any, folder: Path, published: Any) -> None:
     if has_adapters(model):
         save_adapters(model, folder)
         return
-    own, model.generation_config = model.generation_config, published
+    current, model.generation_config = model.generation_config, published
     model.save_pretrained(folder)
-    model.generation_config = own
+    model.generation_config = current

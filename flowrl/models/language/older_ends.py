@@ -16,9 +16,9 @@ from rewards.sandbox.templates import TemplateRefused
 OLDER = "the checkpoint is from an older version: "
 
 
-def changed_ends(source: str, model: LanguageSettings, given: bool) -> Iterator[str]:
-    """A sentence for each rule that gives this run other tokens now. `given`: it trains on given
-    texts."""
+def changed_ends(source: str, model: LanguageSettings, trains_on_given: bool) -> Iterator[str]:
+    """A sentence for each rule that gives this run other tokens now. `trains_on_given`: whether its
+    texts are given."""
     file = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **file)
@@ -34,7 +34,7 @@ def changed_ends(source: str, model: LanguageSettings, given: bool) -> Iterator[
         yield (
             f"{OLDER}completions now also end at {shown!r}, the end of a turn in the chat template"
         )
-    if given and _given(tokenizer, before) != turns.completion(ANSWERED[0], after):
+    if trains_on_given and _given(tokenizer, before) != turns.completion(ANSWERED[0], after):
         yield (
             f"{OLDER}given texts now begin and end as the chat template writes the model's turn, "
             f"with {shown!r}, not with the tokenizer's end"
@@ -54,15 +54,17 @@ def _stop(tokenizer: Any, source: str, texts: Sequence[str], file: dict[str, str
         config = AutoConfig.from_pretrained(source, **file)
         published = GenerationConfig.from_model_config(config)
     ends: Any = published.eos_token_id
-    own = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id}
+    end_tokens = {*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id}
     single = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    return sorted({i for i in own if i is not None} | {ids[0] for ids in single if len(ids) == 1})
+    return sorted(
+        {i for i in end_tokens if i is not None} | {ids[0] for ids in single if len(ids) == 1}
+    )
 
 
 def _given(tokenizer: Any, stop: Sequence[int]) -> list[int]:
-    own = tokenizer.eos_token_id
+    end = tokenizer.eos_token_id
     text = tokenizer(ANSWERED[0], add_special_tokens=False).input_ids
-    return [*text, *([own] if own in stop else list(stop[:1]))]
+    return [*text, *([end] if end in stop else list(stop[:1]))]
 
 
 def _other_replies(turns: TurnTemplate, how: EnvironmentSettings, stop: Sequence[int]) -> bool:

@@ -130,12 +130,12 @@ class CausalPolicy:
                 config["quantization_config"] = configuration(quantized, transformers, dtype)
                 config["device_map"] = {"": str(device)}
             tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE, **gguf)
-            found = AutoConfig.from_pretrained(source, **OWN_CODE, **gguf)
-            kind = model_class(found)
+            model_config = AutoConfig.from_pretrained(source, **OWN_CODE, **gguf)
+            kind = model_class(model_config)
             read = partial(kind.from_pretrained, source, dtype=dtype, **gguf, **config)
             plain = gguf_file is None and quantized is None
             with loading(quantized):
-                model, info = _with_files_named(read, kind, found, source if plain else "")
+                model, info = _with_files_named(read, kind, model_config, source if plain else "")
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         if plain and (folder := Path(source)).is_dir():
@@ -144,7 +144,7 @@ class CausalPolicy:
         keep_differentiable(model, quantized)
         if quantized is None:
             model = model.to(dtype).to(device)
-        vision = Vision.of(model, source) if reads_images(found) else None
+        vision = Vision.of(model, source) if reads_images(model_config) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
         return cls(model, tokenizer, use=use, serve=serve, vision=vision)
@@ -159,11 +159,11 @@ class CausalPolicy:
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
             tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
-            found = AutoConfig.from_pretrained(source, **OWN_CODE)
-            kind = model_class(found)
+            model_config = AutoConfig.from_pretrained(source, **OWN_CODE)
+            kind = model_class(model_config)
             with torch.device("meta"):
-                model = kind.from_config(found, **config)
-        vision = Vision.of(model, source) if reads_images(found) else None
+                model = kind.from_config(model_config, **config)
+        vision = Vision.of(model, source) if reads_images(model_config) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
         return cls(model, tokenizer, use=use, vision=vision, weights=False)
@@ -232,8 +232,8 @@ class CausalPolicy:
             self.vision.encode(prompt, row, self.use.system, self.use.template)
             for prompt, row in zip(prompts, rows, strict=True)
         ]
-        images = [each for _, each in pairs]
-        if all(each is None for each in images):
+        images = [image for _, image in pairs]
+        if all(image is None for image in images):
             images = []
         for name, other in (("model.server", self.server), ("train.share_prompts", self.packing)):
             if images and other is not None:
@@ -269,10 +269,13 @@ class CausalPolicy:
     ) -> list[str]:
         """Check that all prompts fit and that padding does not change predictions."""
         if self.vision is not None:  # reading all images of a data set may take hours
-            some = range(0, len(prompts), -(-len(prompts) // _PROVEN))
-            prompts, meta = [prompts[i] for i in some], [meta[i] for i in some if meta]
+            indices = range(0, len(prompts), -(-len(prompts) // _PROVEN))
+            prompts, meta = [prompts[i] for i in indices], [meta[i] for i in indices if meta]
         read = [self._read([prompts[i]], meta[i : i + 1]) for i in range(len(prompts))]
-        contexts, shown = [each[0][0] for each in read], [i for i, x in enumerate(read) if x[1]]
+        contexts, shown = (
+            [ids_and_image[0][0] for ids_and_image in read],
+            [i for i, x in enumerate(read) if x[1]],
+        )
         if self.context is not None:
             check_room(prompts, contexts, steps, self.context)
         all_of = range(len(contexts))
@@ -282,10 +285,12 @@ class CausalPolicy:
         ]
         few, images = self._read([prompts[i] for i in ends], [meta[i] for i in ends if meta])
         reader = ScoringPolicy(self.model, few, self._separate_head, None, images, self.calls)
-        every = replace(reader, contexts=contexts, images=())
+        full_reader = replace(reader, contexts=contexts, images=())
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        own = [self.tokenizer.decode([i]) for i in self.stops.tokens]
-        ends = ", ".join(map(repr, [*own, *(self.stops.texts.texts if self.stops.texts else ())]))
+        stop_texts = [self.tokenizer.decode([i]) for i in self.stops.tokens]
+        ends = ", ".join(
+            map(repr, [*stop_texts, *(self.stops.texts.texts if self.stops.texts else ())])
+        )
         template = "its chat template" if self.tokenizer.chat_template else "plain text"
         sentences = [
             f"{self.name}: {size:.3g} million weights, {template}, prompts of "
@@ -305,11 +310,11 @@ class CausalPolicy:
         if images:
             sentences.append(prove_images(reader, self.stops.tokens, alone=alone))
         if self.packing is not None:
-            sentences.append(prove_packing(every, steps))
+            sentences.append(prove_packing(full_reader, steps))
         if self.environment is not None:
             sentences += self.environment.described()
         if self.server is not None:
-            sentences += self.server.proofs(every, steps)
+            sentences += self.server.proofs(full_reader, steps)
         return sentences
 
     def add_lora(
@@ -357,7 +362,7 @@ class CausalPolicy:
             dora=bool(config.use_dora),
             adapt_vision=not config.exclude_modules,
         )
-        load_adapters(self.model, at, every=True)
+        load_adapters(self.model, at, complete=True)
 
     def roots(self) -> dict[str, nn.Module]:
         return {"model": self.calls}

@@ -62,13 +62,13 @@ class _Pack:
 
     def shared(self, text: Sequence[int]) -> list[int]:
         """Tree nodes of the text's first tokens, as far as they are in the tree."""
-        found: list[int] = []
+        nodes: list[int] = []
         for token in text:
-            node = self.child.get((found[-1] if found else -1, token))
+            node = self.child.get((nodes[-1] if nodes else -1, token))
             if node is None:
                 break
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def add(self, text: Sequence[int], path: list[int]) -> None:
         for depth in range(len(path), len(text)):
@@ -86,8 +86,8 @@ class _Pack:
         done = 0
         for path in self.paths:
             new = [node for node in path if node >= done]
-            own = np.tril(np.ones((len(new), len(path)), dtype=bool), len(path) - len(new))
-            mask[np.ix_(new, path)] = own
+            triangle = np.tril(np.ones((len(new), len(path)), dtype=bool), len(path) - len(new))
+            mask[np.ix_(new, path)] = triangle
             done += len(new)
         return mask
 
@@ -160,8 +160,8 @@ def refuse_windows(model: Any) -> None:
     settings = text.to_dict()
     kinds = set(settings.get("layer_types") or FULL)
     if kinds != FULL:
-        others = ", ".join(sorted(kinds - FULL))
-        raise _refusal(f"{type(model).__name__} has layers of another kind ({others})")
+        other_kinds = ", ".join(sorted(kinds - FULL))
+        raise _refusal(f"{type(model).__name__} has layers of another kind ({other_kinds})")
     if "layer_types" not in settings and settings.get("sliding_window") is not None:
         raise _refusal(f"{type(model).__name__} attends within a window of tokens")
     if text._attn_implementation not in ATTENTION:

@@ -51,8 +51,8 @@ def prove_padding(reader: ScoringPolicy, stop: Sequence[int]) -> str:
         return _next(model, stop, [contexts[i] for i in rows], shown).exp()
 
     rows = range(len(contexts))
-    each = [*([i] for i in rows), rows]
-    *alone, beside = reader.calls(lambda _: [distribution(part) for part in each], {})
+    batches = [*([i] for i in rows), rows]
+    *alone, beside = reader.calls(lambda _: [distribution(part) for part in batches], {})
     moved = float((beside - torch.cat(alone)).abs().sum(-1).max() / 2)
     name = type(model).__name__
     if not moved <= tolerance(model):
@@ -68,9 +68,9 @@ def prove_images(reader: ScoringPolicy, stop: Sequence[int], *, alone: bool = Fa
     the training's, from right padding. `alone`: each call has one row, without padding. UserError
     if they differ."""
     model, images = reader.model, reader.images
-    row = next(i for i, each in enumerate(images) if each is not None)
-    shown, own = [images[row]] * 2, reader.contexts[row]
-    texts = [[*own], [*own, *(stop[:1] or own[-1:])]]  # pads the other on the right
+    row = next(i for i, image in enumerate(images) if image is not None)
+    shown, context = [images[row]] * 2, reader.contexts[row]
+    texts = [[*context], [*context, *(stop[:1] or context[-1:])]]  # pads the other on the right
     if alone:
         shown, texts = shown[:1], texts[:1]
 
@@ -78,7 +78,7 @@ def prove_images(reader: ScoringPolicy, stop: Sequence[int], *, alone: bool = Fa
     def both(_: Any) -> tuple[Tensor, Tensor]:
         sampled = _next(model, stop, texts[:1], shown[:1]).exp()[0]
         last = ScoringPolicy(model, (), True).last_states(texts, model.device, shown)
-        return sampled, model.get_output_embeddings()(last[0, len(own) - 1])
+        return sampled, model.get_output_embeddings()(last[0, len(context) - 1])
 
     sampled, logits = reader.calls(both, {})
     moved = float((logits.float().softmax(-1) - sampled).abs().sum() / 2)
@@ -109,8 +109,8 @@ def prove_packing(reader: ScoringPolicy, steps: int) -> str:
         return (head(logits) if separate_head else logits).float().softmax(-1)
 
     ways = (None, Packing(math.inf))
-    found = reader.calls(lambda _: [distributions(packing) for packing in ways], {})
-    moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
+    predictions = reader.calls(lambda _: [distributions(packing) for packing in ways], {})
+    moved = float((predictions[1] - predictions[0]).abs().sum(-1).max() / 2)
     refuse_moved(model, moved, tolerance(model))
     return (
         f"shared prefixes are evaluated once, which changes the next-token distribution of "

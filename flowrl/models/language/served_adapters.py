@@ -220,8 +220,8 @@ class Weights:
         return True
 
     def _version(self) -> Any:
-        found = self.admin.get("/weight_info")
-        return found.get("weight_version") if isinstance(found, dict) else None
+        answer = self.admin.get("/weight_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else None
 
     def _load(self) -> str:
         """Load the current weights unless the server has them; returns their name."""
@@ -276,15 +276,15 @@ def gathered_state(model: Any) -> dict[str, Tensor] | None:
         for prefix, module in model.named_modules()
         for name in module._non_persistent_buffers_set
     }
-    kept = [(name, b) for name, b in model.named_buffers() if name not in passing]
-    return {name: each.detach() for name, each in [*model.named_parameters(), *kept]}
+    buffers = [(name, b) for name, b in model.named_buffers() if name not in passing]
+    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers]}
 
 
-def waited_for(there: Any) -> bool:
+def waited_for(are_loaded: Any) -> bool:
     """Wait until the main process has loaded these weights; False if it does not."""
     end = time.monotonic() + HEAD_START
     while time.monotonic() < end:
-        if there():
+        if are_loaded():
             return True
         time.sleep(0.1)
     return False

@@ -29,8 +29,8 @@ class AnswersAhead:
     def wait(self) -> None:
         """Wait for all requests. One that has failed is sent again when its answer is needed, where
         its error is raised."""
-        for each in self.running:
-            each.exception()
+        for future in self.running:
+            future.exception()
         self.running.clear()
 
     def take(self, asked: TokenRequest) -> WrittenTokens | None:
@@ -59,8 +59,8 @@ class Recording:
         return self.sampler.elsewhere
 
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
-        found = self.known[key_of(asked)] = self.sampler(asked)
-        return found
+        answer = self.known[key_of(asked)] = self.sampler(asked)
+        return answer
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Loaded:
 
 def key_of(asked: TokenRequest) -> bytes:
     """A digest of what a request's tokens depend on besides the weights."""
-    what = (
+    inputs = (
         [list(context) for context in asked.contexts],
         asked.noise.tolist(),
         asked.first,
@@ -96,4 +96,4 @@ def key_of(asked: TokenRequest) -> bytes:
         asked.top_k,
         asked.min_p,
     )
-    return hashlib.sha256(repr(what).encode()).digest()
+    return hashlib.sha256(repr(inputs).encode()).digest()

@@ -40,8 +40,8 @@ UNKNOWN_NOISE = 0.1  # nats, of a quantized learner, which cannot be rounded onc
 
 def token_gap(first: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Gap:
     """The difference over tokens that are not nearly certain."""
-    some = (first < CERTAIN) | (other < CERTAIN)
-    return Gap.of((first - other)[some])
+    uncertain = (first < CERTAIN) | (other < CERTAIN)
+    return Gap.of((first - other)[uncertain])
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class Comparison:
         are spread evenly over the reader's."""
         count = min(_PROMPTS, len(reader.contexts))
         spread = [i * len(reader.contexts) // count for i in range(count)]
-        some = [reader.contexts[i] for i in spread]
-        room, found, tokens = min(_ROOM, steps), list[TextRollout](), 0
+        contexts = [reader.contexts[i] for i in spread]
+        room, rollouts, tokens = min(_ROOM, steps), list[TextRollout](), 0
         for iteration in range(_ROUNDS):
-            rows = sum(len(each.ids) for each in found)
+            rows = sum(len(rollout.ids) for rollout in rollouts)
             length = tokens / rows if rows else room
             group = max(1, math.ceil((COMPARED_TOKENS - tokens) / max(length, 1) / count))
-            writer = Writer(sampler, some, tuple(range(count)), 0, iteration)
-            found.append(writer.write(TextPlan(room, (group,), temperature=temperature)))
-            tokens += int(found[-1].written.sum())
+            writer = Writer(sampler, contexts, tuple(range(count)), 0, iteration)
+            rollouts.append(writer.write(TextPlan(room, (group,), temperature=temperature)))
+            tokens += int(rollouts[-1].written.sum())
             if tokens >= COMPARED_TOKENS:
                 break
-        return cls(replace(reader, contexts=some), found)
+        return cls(replace(reader, contexts=contexts), rollouts)
 
     @property
     def count(self) -> int:
-        return sum(int(each.written.sum()) for each in self.rollouts)
+        return sum(int(rollout.written.sum()) for rollout in self.rollouts)
 
     @property
     def theirs(self) -> Float[Tensor, " n"]:
-        return torch.cat([each.logp[each.written] for each in self.rollouts])
+        return torch.cat([rollout.logp[rollout.written] for rollout in self.rollouts])
 
     @torch.no_grad()
     def ours(
@@ -90,27 +90,27 @@ class Comparison:
             reader = replace(reader, model=model, calls=directly)
         parts = [
             reader(part).logp.cpu()[part.written.cpu()]
-            for each in self.rollouts
-            for part in _parts(each, temperature, shape)
+            for rollout in self.rollouts
+            for part in _parts(rollout, temperature, shape)
         ]
         return torch.cat(parts)
 
-    def noise(self, own: Float[Tensor, " n"], temperature: float) -> tuple[Gap, str]:
+    def noise(self, logp: Float[Tensor, " n"], temperature: float) -> tuple[Gap, str]:
         """The learner's own noise, and its sources: another batch shape, another precision."""
         model = self.reader.model
-        found, sources = Gap(LEAST_NOISE, LEAST_NOISE), ["another batch shape"]
-        found = found.or_more(token_gap(own, self.ours(temperature, shape=1)))
+        gap, sources = Gap(LEAST_NOISE, LEAST_NOISE), ["another batch shape"]
+        gap = gap.or_more(token_gap(logp, self.ours(temperature, shape=1)))
         if is_quantized(model):
-            return found.or_more(Gap(UNKNOWN_NOISE, UNKNOWN_NOISE)), "the quantized learner"
+            return gap.or_more(Gap(UNKNOWN_NOISE, UNKNOWN_NOISE)), "the quantized learner"
         dtype = torch.float32 if model.dtype in HALF else torch.bfloat16
-        rounded = self.rounded(own, temperature, lambda weight: weight.to(dtype))
+        rounded = self.rounded(logp, temperature, lambda weight: weight.to(dtype))
         if rounded is not None:
-            found, sources = found.or_more(rounded), [*sources, str(dtype).removeprefix("torch.")]
-        return found, " and ".join(sources)
+            gap, sources = gap.or_more(rounded), [*sources, str(dtype).removeprefix("torch.")]
+        return gap, " and ".join(sources)
 
     def rounded(
         self,
-        own: Float[Tensor, " n"],
+        logp: Float[Tensor, " n"],
         temperature: float,
         rounding: Callable[[Tensor], Tensor],
     ) -> Gap | None:
@@ -120,18 +120,24 @@ class Comparison:
         if is_sharded(model):
             return None
         with suppress(torch.OutOfMemoryError):
-            return token_gap(own, self.ours(temperature, model=rounded_copy(model, rounding)))
+            return token_gap(logp, self.ours(temperature, model=rounded_copy(model, rounding)))
         return None
 
 
 def _parts(rollout: TextRollout, temperature: float, shape: int) -> Iterator[TokenRows]:
     blank = torch.zeros_like(rollout.logp)
     rows = TokenRows(
-        rollout.prompt, blank, rollout.written, None, rollout.ids, rollout.lengths, temperature,
-        None,
-    )  # fmt: skip
-    for some in torch.arange(len(rollout.ids)).split(shape):
-        yield take(rows, some)
+        prompt=rollout.prompt,
+        advantage=blank,
+        mask=rollout.written,
+        old=None,
+        ids=rollout.ids,
+        lengths=rollout.lengths,
+        temperature=temperature,
+        kept=None,
+    )
+    for index in torch.arange(len(rollout.ids)).split(shape):
+        yield take(rows, index)
 
 
 def rounded_copy(model: Any, rounding: Callable[[Tensor], Tensor]) -> Any:
@@ -209,10 +215,10 @@ class ServerGap:
 def server_gap(drawn: Comparison, temperature: float, kind: str | None) -> ServerGap:
     """Compare a server with the learner. `kind`: how the server's weights are quantized, for which
     the bound is the learner's difference from itself with weights rounded so."""
-    own = drawn.ours(temperature)
-    gap = token_gap(own, drawn.theirs)
-    noise, sources = drawn.noise(own, temperature)
-    rounded = None if kind is None else drawn.rounded(own, temperature, WEIGHT_ROUNDINGS[kind])
+    logp = drawn.ours(temperature)
+    gap = token_gap(logp, drawn.theirs)
+    noise, sources = drawn.noise(logp, temperature)
+    rounded = None if kind is None else drawn.rounded(logp, temperature, WEIGHT_ROUNDINGS[kind])
     if rounded is None:
         return ServerGap(gap, noise, sources, NOISE_BOUND, drawn.count)
     return ServerGap(

@@ -89,8 +89,8 @@ class ServerOwner:
     def version(self) -> str | None:
         """The name of the weights that the server holds; None if it does not say."""
         with suppress(ValueError):
-            found = self.beside.get("/weight_info")
-            name = found.get("weight_version") if isinstance(found, dict) else None
+            answer = self.beside.get("/weight_info")
+            name = answer.get("weight_version") if isinstance(answer, dict) else None
             return name if isinstance(name, str) else None
         return None
 
@@ -119,10 +119,10 @@ class ServerOwner:
         if version is None or not version.startswith(SENT_PREFIX) or self.ours(version):
             return
         owners = [run for run, alone, _ in _leases(folder) if alone]
-        who = f"the run {owners[0]}, which did not end by itself" if owners else "another run"
+        owner = f"the run {owners[0]}, which did not end by itself" if owners else "another run"
         resumed = f"resume that run (flowrl train --resume {owners[0]}), " if owners else ""
         raise UserError(
-            f"model.server: {self.beside.url} holds the weights {version} of {who}: {resumed}"
+            f"model.server: {self.beside.url} holds the weights {version} of {owner}: {resumed}"
             f"restart the server, or give it its own weights back: {self._commands()}"
         )
 
@@ -134,21 +134,23 @@ class ServerOwner:
             "update_weight_version": {"new_version": "default"},
         }  # fmt: skip
         how = "curl -X POST -H 'Content-Type: application/json' -d"
-        each = [f"{how} '{json.dumps(body)}' {self.beside.url}/{at}" for at, body in steps.items()]
-        return "; ".join(each)
+        commands = [
+            f"{how} '{json.dumps(body)}' {self.beside.url}/{at}" for at, body in steps.items()
+        ]
+        return "; ".join(commands)
 
 
 def _leases(folder: Path) -> Iterator[tuple[str, bool, bool]]:
     """Run, whether it replaces weights, and whether its process lives, of each lease."""
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            found: Any = bounded_json(path, MOST_LEASE)
+            lease: Any = bounded_json(path, MOST_LEASE)
             file = os.open(path, os.O_RDWR)
             try:
                 free = _locked(file)
             finally:
                 os.close(file)
-            yield str(found["run"]), bool(found["alone"]), not free
+            yield str(lease["run"]), bool(lease["alone"]), not free
 
 
 def _locked(file: int) -> bool:

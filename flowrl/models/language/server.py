@@ -91,15 +91,15 @@ class CompletionsServer:
 
     def begin(self, writer: Writer, plans: Sequence[TextPlan]) -> None:
         """Ask for a writer's completions with the present weights, and go on."""
-        kept, known = self.adapters, self.ahead.known
-        loaded = None if kept is None else Loaded(kept.current(), kept)
-        own = replace(self, adapters=loaded, ahead=AnswersAhead())
-        aside = replace(writer, sampler=Recording(own, known))
+        adapters, answers = self.adapters, self.ahead.known
+        loaded = None if adapters is None else Loaded(adapters.current(), adapters)
+        copy = replace(self, adapters=loaded, ahead=AnswersAhead())
+        aside = replace(writer, sampler=Recording(copy, answers))
         self.ahead.begin(lambda: [aside.write(plan, index) for index, plan in enumerate(plans)])
 
     def __call__(self, asked: TokenRequest) -> WrittenTokens:
-        if (known := self.ahead.take(asked)) is not None:
-            return known
+        if (answer := self.ahead.take(asked)) is not None:
+            return answer
         self._wait()
         outcomes = self._outcomes(asked)
         if any(isinstance(one, Failure) and one.reason in ABSENT for one in outcomes):
@@ -108,10 +108,10 @@ class CompletionsServer:
         drawn = [one for one in outcomes if not isinstance(one, Failure)]
         if len(drawn) < len(outcomes):
             failed = [one for one in outcomes if isinstance(one, Failure)]
-            why = failed[0].words or failed[0].reason
+            reason = failed[0].words or failed[0].reason
             raise UserError(
                 f"model.server: {len(failed)} of {len(outcomes)} completions failed at "
-                f"{self.client.url} ({why})"
+                f"{self.client.url} ({reason})"
             )
         return self._part(drawn)
 
@@ -155,7 +155,7 @@ class CompletionsServer:
             request = body | {"n": count}
             asks.append(Ask("/completions", request, {"row": first}, tokens_asked(request)))
         try:
-            found = self.client.ask(asks, self._read)
+            answers = self.client.ask(asks, self._read)
         except UserError:
             raise
         except ValueError as error:
@@ -170,7 +170,7 @@ class CompletionsServer:
                 "it restart repeatedly, or is it used by another run?"
             )
         outcomes = list[DrawnTokens | Failure]()
-        for ask, one in zip(asks, found, strict=True):
+        for ask, one in zip(asks, answers, strict=True):
             outcomes += [one] * ask.body["n"] if isinstance(one, Failure) else one
         return outcomes
 
@@ -179,14 +179,14 @@ class CompletionsServer:
         context."""
         if not self.grouped:
             return [(row, 1) for row in range(len(rooms))]
-        found = list[tuple[int, int]]()
+        requests = list[tuple[int, int]]()
         for row, key in enumerate(zip(asked.contexts, rooms, strict=True)):
-            first, count = found[-1] if found else (0, 0)
+            first, count = requests[-1] if requests else (0, 0)
             if count and key == (asked.contexts[first], rooms[first]):
-                found[-1] = first, count + 1
+                requests[-1] = first, count + 1
             else:
-                found.append((row, 1))
-        return found
+                requests.append((row, 1))
+        return requests
 
     def _body(
         self, name: str, context: Sequence[int], seed: int, room: int, asked: TokenRequest
@@ -211,8 +211,8 @@ class CompletionsServer:
         if len(answer.choices) != ask.body["n"]:
             raise Malformed
         read = None if answer.usage is None else answer.usage.prompt_tokens
-        choices = sorted(answer.choices, key=lambda each: each.index)
-        return [self._choice(ask, each, read) for each in choices]
+        choices = sorted(answer.choices, key=lambda choice: choice.index)
+        return [self._choice(ask, choice, read) for choice in choices]
 
     def _choice(self, ask: Ask, choice: CompletionChoice, read: int | None) -> DrawnTokens:
         """The tokens of one completion. `read`: number of prompt tokens, as counted by the
@@ -278,14 +278,14 @@ class CompletionsServer:
 
     def _part(self, drawn: Sequence[DrawnTokens]) -> WrittenTokens:
         lengths = torch.tensor([len(ids) for ids, _ in drawn])
-        there = torch.arange(int(lengths.max())) < lengths[:, None]
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
         flat = [token for ids, _ in drawn for token in ids]
         values = [value for _, logp in drawn for value in logp]
-        ids = torch.zeros(there.shape, dtype=torch.int64)
-        logp = torch.zeros(there.shape)
+        ids = torch.zeros(mask.shape, dtype=torch.int64)
+        logp = torch.zeros(mask.shape)
         return WrittenTokens(
-            ids.masked_scatter(there, torch.tensor(flat)),
-            logp.masked_scatter(there, torch.tensor(values)),
+            ids.masked_scatter(mask, torch.tensor(flat)),
+            logp.masked_scatter(mask, torch.tensor(values)),
             lengths,
             torch.tensor([ids[-1] in self.stop for ids, _ in drawn]),
         )
@@ -294,14 +294,14 @@ class CompletionsServer:
         """Check that the server runs, serves the model, loads adapters, and agrees on
         log-probabilities with the reader, whose contexts are all prompts."""
         try:
-            known = served(self.client)
+            models = served(self.client)
         except ValueError as error:
             raise UserError(
                 f"model.server: {error}; start a server, or remove model.server"
             ) from error
-        if self.model not in known:
+        if self.model not in models:
             raise UserError(
-                f"model.server.model: {self.client.url} serves {', '.join(known) or 'nothing'}, "
+                f"model.server.model: {self.client.url} serves {', '.join(models) or 'nothing'}, "
                 f"not {self.model}"
             )
         if self.owner is not None:
@@ -311,33 +311,33 @@ class CompletionsServer:
 
     def _compared(self, drawn: Comparison, kind: str | None) -> list[str]:
         """Compare log-probabilities with the model's own. UserError for other weights."""
-        found = server_gap(drawn, self.temperature, kind)
-        if self.temperature != 1 and not found.same:
+        gap = server_gap(drawn, self.temperature, kind)
+        if self.temperature != 1 and not gap.same:
             plain = token_gap(drawn.ours(1.0), drawn.theirs)
-            if plain.mean < found.gap.mean / 2:
+            if plain.mean < gap.gap.mean / 2:
                 raise UserError(
                     "model.server: its log-probabilities ignore the temperature, but training "
                     f"samples at {self.temperature:g}; start vLLM with --logprobs-mode "
                     "processed_logprobs, or set recipe.temperature: 1"
                 )
-        if self.exact and not found.same:
+        if self.exact and not gap.same:
             raise UserError(
-                f"model.server: its log-probabilities differ from the model's own by {found}. More "
-                f"than {found.times:g} times this noise is another model, or weights that an "
+                f"model.server: its log-probabilities differ from the model's own by {gap}. More "
+                f"than {gap.times:g} times this noise is another model, or weights that an "
                 "earlier run has left: restart it with the weights of model.language"
                 + ("" if kind else "; if it is quantized, set model.server.quantized")
             )
         sentences = [
             f"{self.client.url} samples completions; its log-probabilities differ from the model's "
-            f"by {found}"
+            f"by {gap}"
         ]
         if kind is not None:
             sentences.append(
                 f"the server's weights are quantized ({kind}): samples are off-policy by what "
-                f"rounding changes, up to {found.times:g} times the noise"
+                f"rounding changes, up to {gap.times:g} times the noise"
             )
         if not self.exact:
-            far = "" if found.same else ", and they are not those of the model now"
+            far = "" if gap.same else ", and they are not those of the model now"
             sentences.append(
                 f"the server keeps its own weights{far}, so samples become more off-policy during "
                 "training"

@@ -71,10 +71,10 @@ class Steps:
 def point_ends(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens up to the end of each turn or step, without a reply; 0 where a sample has
     none."""
-    found = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
+    ends = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
     row, place = rollout.began.nonzero(as_tuple=True)
-    found[row, rollout.point[row, place] - 1] = place
-    return found.scatter(1, rollout.last[:, None], rollout.ends[:, None])
+    ends[row, rollout.point[row, place] - 1] = place
+    return ends.scatter(1, rollout.last[:, None], rollout.ends[:, None])
 
 
 def beginnings(
@@ -117,10 +117,10 @@ def information_gains(
         )
         for end in ends[: count + 1]
     ]  # fmt: skip
-    known = _probabilities(rows, policy, rows_per_call)
+    probabilities = _probabilities(rows, policy, rows_per_call)
     values = torch.full((len(rollout.ids), rollout.plan.turns), torch.nan, dtype=torch.float64)
     exists = torch.arange(rollout.plan.turns) <= last[:, None]
-    values[exists] = known
+    values[exists] = probabilities
     gains = torch.full_like(values, torch.nan)
     gains[:, :-1] = values[:, 1:] - values[:, :-1]
     return gains
@@ -128,13 +128,13 @@ def information_gains(
 
 def _histories(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens before each turn or step, with the replies before it."""
-    found = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
-    own = rollout.written
-    places = torch.arange(own.shape[1]).expand_as(own)
+    histories = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
+    written = rollout.written
+    places = torch.arange(written.shape[1]).expand_as(written)
     for k in range(1, rollout.plan.turns):  # the first own token of the turn
-        here = own & (rollout.point == k)
-        found[:, k] = places.masked_fill(~here, own.shape[1]).amin(1)
-    return found
+        of_turn = written & (rollout.point == k)
+        histories[:, k] = places.masked_fill(~of_turn, written.shape[1]).amin(1)
+    return histories
 
 
 def _answer(row: Mapping[str, Any], column: str) -> str:
@@ -155,24 +155,30 @@ def _probabilities(
     rows: Sequence[tuple[list[int], list[int], int]], policy: TokenPolicy, rows_per_call: int
 ) -> Float[Tensor, " m"]:
     """exp(mean log-probability of the answer's tokens) for (history, answer, prompt)."""
-    found: list[Tensor] = []
+    probabilities: list[Tensor] = []
     for start in range(0, len(rows), rows_per_call):
         part = rows[start : start + rows_per_call]
         width = max(len(history) + len(answer) for history, answer, _ in part)
         ids = torch.zeros(len(part), width, dtype=torch.long)
         context = torch.zeros(len(part), width, dtype=torch.bool)
         for row, (history, answer, _) in enumerate(part):
-            both = [*history, *answer]
-            ids[row, : len(both)], context[row, : len(history)] = torch.tensor(both), True
+            tokens = [*history, *answer]
+            ids[row, : len(tokens)], context[row, : len(history)] = torch.tensor(tokens), True
         lengths = torch.tensor([len(answer) for _, answer, _ in part])
         asked = TokenRows(
-            torch.tensor([prompt for *_, prompt in part]),
-            torch.zeros(len(part), width), _own(context, lengths), None, ids, lengths, 1.0, None,
+            prompt=torch.tensor([prompt for *_, prompt in part]),
+            advantage=torch.zeros(len(part), width),
+            mask=_own(context, lengths),
+            old=None,
+            ids=ids,
+            lengths=lengths,
+            temperature=1.0,
+            kept=None,
             from_environment=context,
-        )  # fmt: skip
+        )
         logp = policy(asked, False).logp.cpu().double()
-        found.append((logp.sum(1) / lengths).exp())
-    return torch.cat(found)
+        probabilities.append((logp.sum(1) / lengths).exp())
+    return torch.cat(probabilities)
 
 
 def _own(context: Bool[Tensor, "b t"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:

@@ -72,7 +72,7 @@ class StopAtTexts(StoppingCriteria):
         new = input_ids.shape[1] - self.width
         live = (self.ends == 0).nonzero()[:, 0].tolist()
         tails = input_ids[:, -self.stop.tail :].tolist()
-        own = [tails[row][-min(self.begun[row] + new, self.stop.tail) :] for row in live]
-        for row, ended in zip(live, self.stop.found(own) if live else [], strict=True):
+        texts = [tails[row][-min(self.begun[row] + new, self.stop.tail) :] for row in live]
+        for row, ended in zip(live, self.stop.found(texts) if live else [], strict=True):
             self.ends[row] = new if ended else 0
         return uploaded(self.ends > 0, input_ids.device)

@@ -57,23 +57,23 @@ class ScoringPolicy:
         starts = torch.tensor([len(c) for c in contexts])
         row, place = on_host(written).nonzero(as_tuple=True)
         texts = [
-            [*context, *own[: end - 1]]
-            for context, own, end in zip(
+            [*context, *ids[: end - 1]]
+            for context, ids, end in zip(
                 contexts, integer_rows(on_host(rows.ids)), integers(on_host(rows.ends)), strict=True
             )
         ]
         row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
         inputs, arranged = self._inputs(texts, device, images)
-        kept = None if rows.kept is None else rows.kept[row, place]
+        support = None if rows.kept is None else rows.kept[row, place]
         ids = rows.ids[row, place]
 
         def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
             last = arranged(self._called(inputs))[row, behind]
-            return self._scores(last, ids, kept, rows.temperature, entropies)
+            return self._scores(last, ids, support, rows.temperature, entropies)
 
-        found = self.calls(work, inputs)
-        zeros = found[0].new_zeros(written.shape)
-        logp, *spread = (zeros.masked_scatter(written, each) for each in found)
+        columns = self.calls(work, inputs)
+        zeros = columns[0].new_zeros(written.shape)
+        logp, *spread = (zeros.masked_scatter(written, column) for column in columns)
         return Evaluation(logp, spread[0] if spread else None)
 
     def last_states(
@@ -111,20 +111,28 @@ class ScoringPolicy:
         self,
         last: Float[Tensor, "m _"],
         ids: Int[Tensor, " m"],
-        kept: TokenSupport | None,
+        support: TokenSupport | None,
         temperature: float,
         entropies: bool,
     ) -> list[Float[Tensor, " m"]]:
         """Log-probabilities of the tokens `ids`, and entropies if they are asked for."""
         head = self.model.get_output_embeddings() if self.separate_head else _as_it_is
         vocabulary = self.model.config.get_text_config().vocab_size
-        return scores_of_tokens(last, ids, kept, temperature, entropies, head, vocabulary)
+        return scores_of_tokens(
+            last=last,
+            ids=ids,
+            support=support,
+            temperature=temperature,
+            entropies=entropies,
+            head=head,
+            vocabulary=vocabulary,
+        )
 
 
 def scores_of_tokens(
     last: Float[Tensor, "m *d"],
     ids: Int[Tensor, " m"],
-    kept: TokenSupport | None,
+    support: TokenSupport | None,
     temperature: float,
     entropies: bool,
     head: Callable[[Tensor], Tensor],
@@ -136,22 +144,24 @@ def scores_of_tokens(
     at a time; `backward` computes all but the last LOGITS_HELD again.
     """
 
-    def score(part: Tensor, token: Tensor, some: TokenSupport | None) -> tuple[Tensor, ...]:
+    def score(part: Tensor, token: Tensor, support: TokenSupport | None) -> tuple[Tensor, ...]:
         logits = head(part)
-        allowed = None if some is None else some.mask(logits.shape[-1])
+        allowed = None if support is None else support.mask(logits.shape[-1])
         logp = warp(logits, temperature, allowed)
-        own = logp.gather(1, token[:, None])[:, 0]
-        return (own, entropy(logp)) if entropies else (own,)
+        token_logp = logp.gather(1, token[:, None])[:, 0]
+        return (token_logp, entropy(logp)) if entropies else (token_logp,)
 
     most = min(LOGITS_HELD, AT_ONCE) if last.device.type == "cpu" else LOGITS_HELD
     size = max(1, most // vocabulary)
     count = -(-len(ids) // size) or 1  # without tokens, too: FSDP2 awaits all
     parts = []
     for i, part in enumerate(even_parts(len(ids), count)):
-        given = (last[part], ids[part], None if kept is None else kept[part])
+        arguments = (last[part], ids[part], None if support is None else support[part])
         # backward begins with the last parts, so that it may as well find theirs
         again = torch.is_grad_enabled() and i < count - LOGITS_HELD // most
-        parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
+        parts.append(
+            checkpoint(score, *arguments, use_reentrant=False) if again else score(*arguments)
+        )
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
@@ -161,8 +171,8 @@ def even_parts(size: int, count: int) -> Iterator[slice]:
     return (slice(start, end) for start, end in pairwise(ends))
 
 
-def _as_it_is(found: Tensor) -> Tensor:
-    return found
+def _as_it_is(states: Tensor) -> Tensor:
+    return states
 
 
 def _in_one_row(
@@ -172,12 +182,12 @@ def _in_one_row(
     lengths = [len(text) for text in texts]
     ids = torch.tensor([[token for text in texts for token in text]])
     places = torch.cat([torch.arange(length) for length in lengths])[None]
-    given = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
-    return given, partial(_cut, lengths)
+    inputs = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
+    return inputs, partial(_cut, lengths)
 
 
-def _cut(lengths: Sequence[int], found: Float[Tensor, "1 s _"]) -> Float[Tensor, "b w _"]:
-    return pad_sequence(list(found[0].split(list(lengths))), batch_first=True)
+def _cut(lengths: Sequence[int], states: Float[Tensor, "1 s _"]) -> Float[Tensor, "b w _"]:
+    return pad_sequence(list(states[0].split(list(lengths))), batch_first=True)
 
 
 def takes_lengths(model: Any) -> bool:
@@ -209,18 +219,20 @@ def has_separate_head(model: Any) -> bool:
         return False
     size = model.get_input_embeddings().weight.shape[0]
     spread = torch.linspace(0, size - 1, min(TRIED_TOKENS, size), device=head.weight.device)
-    given, factor = spread.long()[None], 1.0
+    tokens, factor = spread.long()[None], 1.0
 
     def grown(_module: Any, _inputs: Any, logits: Tensor) -> Tensor:
         return logits * factor
 
     with head.register_forward_hook(grown):
         for _ in range(2):
-            logits = model(input_ids=given, use_cache=False).logits.float()
-            own = head(model.base_model(input_ids=given, use_cache=False)[0]).float()
-            same = own.shape == logits.shape
-            if not same or not torch.allclose(own, logits, rtol=1e-4, atol=1e-4 * factor):
+            logits = model(input_ids=tokens, use_cache=False).logits.float()
+            head_logits = head(model.base_model(input_ids=tokens, use_cache=False)[0]).float()
+            same = head_logits.shape == logits.shape
+            if not same or not torch.allclose(head_logits, logits, rtol=1e-4, atol=1e-4 * factor):
                 return False
-            shown = own[own > torch.finfo(torch.float16).min]  # not those that a hook has excluded
+            shown = head_logits[
+                head_logits > torch.finfo(torch.float16).min
+            ]  # not those that a hook has excluded
             factor = LARGE_LOGIT / max(float(shown.abs().max()), 1e-6)
     return True

@@ -28,4 +28,13 @@ def trial_rows(context: Sequence[int], rows: int, steps: int) -> TokenRows:
     written = torch.ones(rows, steps, dtype=torch.bool)
     ids = torch.full((rows, steps), context[-1])
     prompt, lengths = torch.zeros(rows, dtype=torch.long), torch.full((rows,), steps)
-    return TokenRows(prompt, torch.zeros(rows, steps), written, None, ids, lengths, 1.0, None)
+    return TokenRows(
+        prompt=prompt,
+        advantage=torch.zeros(rows, steps),
+        mask=written,
+        old=None,
+        ids=ids,
+        lengths=lengths,
+        temperature=1.0,
+        kept=None,
+    )

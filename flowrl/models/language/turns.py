@@ -38,10 +38,10 @@ class TurnTemplate:
         """Probe a template: are messages texts or lists of parts?"""
         plain = cls(tokenizer, further)
         pair = [("user", ASKED[0]), ("assistant", ANSWERED[0])]
-        for each in (plain, cls(tokenizer, further, parts=True)):
-            text = each.tried(pair)
+        for template in (plain, cls(tokenizer, further, parts=True)):
+            text = template.tried(pair)
             if text is not None and ASKED[0] in text and ANSWERED[0] in text:
-                return each
+                return template
         return plain
 
     def messages(self, turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -92,8 +92,8 @@ class TurnTemplate:
     def end_before(self, role: str) -> int | None:
         """`end` of a turn before one of `role`, which may have another mark."""
         last, inner = self.tail, self.between(role)
-        both = _common(last.ids, inner.ids)
-        marks = [*reversed(last.ids[:both]), *last.ids[both:], *inner.ids[both : both + 1]]
+        shared = _common(last.ids, inner.ids)
+        marks = [*reversed(last.ids[:shared]), *last.ids[shared:], *inner.ids[shared : shared + 1]]
         return next((token for token in marks if token in last.marks | inner.marks), None)
 
     @cached_property
@@ -144,8 +144,8 @@ class TurnTemplate:
         end = self.end_before(role)
         ends = {*stop, end}
         if end is None:  # of plain words, which the model does not write behind its end
-            own = self.tokenizer.eos_token_id
-            closing = [own] if own in stop else list(stop[:1])
+            eos = self.tokenizer.eos_token_id
+            closing = [eos] if eos in stop else list(stop[:1])
             return [*self.tokens(text), *closing]
         tail = self.tail.ids
         at = next((i for i, token in enumerate(tail) if token in ends), None)
@@ -165,8 +165,10 @@ class TurnTemplate:
             return None  # it opens its reasoning, as the prompt does
         if _squeezed(text) not in _squeezed(self._opening + added):
             return None
-        before, both = self.tokens(prompt), self.tokens(whole)
-        return both[len(before) :] if both[: len(before)] == before else self.tokens(added)
+        before, all_tokens = self.tokens(prompt), self.tokens(whole)
+        return (
+            all_tokens[len(before) :] if all_tokens[: len(before)] == before else self.tokens(added)
+        )
 
     def _behind_opening(self, text: str) -> str:
         """A text without its beginning if prompts already end with it, such as `<think>`."""
@@ -200,12 +202,12 @@ class TurnTemplate:
         inner = self.between(role)
         if inner.ids[:1] == [last]:
             return 1
-        own = self.end_before(role)
-        ends = {own}
-        if own in self.tail.ids and own not in inner.ids:
+        turn_end = self.end_before(role)
+        ends = {turn_end}
+        if turn_end in self.tail.ids and turn_end not in inner.ids:
             ends = inner.marks  # earlier turns end with another token
         end = next((i for i, token in enumerate(inner.ids) if token in ends), None)
-        return 0 if end is None or last != own else end + 1
+        return 0 if end is None or last != turn_end else end + 1
 
     def rewritten(self, role: str, stop: Sequence[int]) -> Iterator[str]:
         """Sentences on what a model of several turns sees otherwise than in its template."""
@@ -240,8 +242,8 @@ class TurnTemplate:
             return None, ""
         ids = self.tokens(prompt)
         for k in range(count):
-            own = self.completion(ANSWERED[k], stop, role)
-            ids += [*own, *self.reply(ASKED[k + 1], role, own[-1])]
+            completion = self.completion(ANSWERED[k], stop, role)
+            ids += [*completion, *self.reply(ASKED[k + 1], role, completion[-1])]
         same = ids == self.tokens(wanted)
         return wanted, wanted if same else self.tokenizer.decode(ids)
 

@@ -68,9 +68,10 @@ class Vision:
         try:
             processor = AutoProcessor.from_pretrained(source)
         except (ImportError, OSError, ValueError) as error:
-            why = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"model.language: {source} reads images, but its processor cannot be loaded: {why}"
+                f"model.language: {source} reads images, but its processor cannot be loaded: "
+                f"{reason}"
             ) from error
         return cls.made(model, processor)
 
@@ -115,21 +116,21 @@ class Vision:
                 f"{at}: the prompt has {len(shown)} images, but {places} places for them in the "
                 f"model's input: its chat template leaves some out, or a text contains {mark}"
             )
-        found = self.processor(
+        columns = self.processor(
             text=[text],
             images=[shown] if shown else None,
             add_special_tokens=self.processor.chat_template is None,
             return_tensors="pt",
         )
-        ids = found.pop("input_ids")[0].tolist()
-        return ids, self._columns(found, len(ids)) if shown else None
+        ids = columns.pop("input_ids")[0].tolist()
+        return ids, self._columns(columns, len(ids)) if shown else None
 
     def _plain(self, part: Mapping[str, Any]) -> str:
         return self.processor.image_token if part["type"] == "image" else part["text"]
 
-    def _columns(self, found: Mapping[str, Any], length: int) -> PromptImages:
+    def _columns(self, columns: Mapping[str, Any], length: int) -> PromptImages:
         """Sort the processor's columns. UserError for an unsupported column."""
-        rest = {name: value for name, value in found.items() if name != "attention_mask"}
+        rest = {name: value for name, value in columns.items() if name != "attention_mask"}
         tokens = {name: rest.pop(name)[0].tolist() for name in TOKEN_COLUMNS if name in rest}
         arrays = {name: torch.as_tensor(rest.pop(name)) for name in ARRAY_COLUMNS if name in rest}
         if rest or any(len(column) != length for column in tokens.values()):
@@ -148,22 +149,22 @@ class _Hidden:
 
     ids: tuple[int, ...]
 
-    def __call__(self, head: nn.Module, given: Any, logits: Float[Tensor, "*n v"]) -> Tensor:
-        del head, given
+    def __call__(self, head: nn.Module, inputs: Any, logits: Float[Tensor, "*n v"]) -> Tensor:
+        del head, inputs
         ids = torch.tensor(self.ids, device=logits.device, dtype=torch.long)
         return logits.index_fill(-1, ids, torch.finfo(logits.dtype).min)
 
 
 def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
     """Images of a row's column `images` or `image`. UserErrors begin with `at`."""
-    given = [name for name in ROW_COLUMNS if row.get(name) is not None]
-    if len(given) > 1:
+    names = [name for name in ROW_COLUMNS if row.get(name) is not None]
+    if len(names) > 1:
         raise UserError(f"{at} has the columns images and image: leave one out (keep)")
-    if not given:
+    if not names:
         return []
-    values = row[given[0]]
+    values = row[names[0]]
     several = values if isinstance(values, list | tuple) else [values]
-    return [opened(value, f"{at}, {given[0]}") for value in several]
+    return [opened(value, f"{at}, {names[0]}") for value in several]
 
 
 def opened(value: Any, at: str) -> Image.Image:
@@ -179,22 +180,24 @@ def _placed(
 ) -> tuple[list[dict[str, Any]], list[Image.Image]]:
     """Messages with contents as parts, and the images in the order of their places."""
     parts = [_parts(turn["content"], bool(images)) for turn in turns]
-    if images and not any(part["type"] == "image" for some in parts for part in some):
+    if images and not any(part["type"] == "image" for turn_parts in parts for part in turn_parts):
         first = next((i for i, turn in enumerate(turns) if turn["role"] == "user"), 0)
         parts[first] = [*({"type": "image"} for _ in images), *parts[first]]
-    given, shown = iter(images), list[Image.Image]()
-    for part in (part for some in parts for part in some if part["type"] == "image"):
-        own = part.pop("image", None)
-        image = opened(own, at) if own is not None else next(given, None)
+    row_images, shown = iter(images), list[Image.Image]()
+    for part in (part for turn_parts in parts for part in turn_parts if part["type"] == "image"):
+        source = part.pop("image", None)
+        image = opened(source, at) if source is not None else next(row_images, None)
         if image is None:
             raise UserError(f"{at}: the prompt has a place for an image that the row lacks")
         shown.append(image)
-    if left := len(list(given)):
+    if left := len(list(row_images)):
         raise UserError(
             f"{at}: the row has {len(images)} images, but its prompt has places for "
             f"{len(images) - left}: add {MARK} to the prompt where each belongs"
         )
-    return [{**turn, "content": some} for turn, some in zip(turns, parts, strict=True)], shown
+    return [
+        {**turn, "content": turn_parts} for turn, turn_parts in zip(turns, parts, strict=True)
+    ], shown
 
 
 def _parts(content: Any, marked: bool) -> list[dict[str, Any]]:
@@ -202,11 +205,11 @@ def _parts(content: Any, marked: bool) -> list[dict[str, Any]]:
     if not isinstance(content, str):
         return [dict(part) for part in content]
     pieces = content.split(MARK) if marked else [content]
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for i, piece in enumerate(pieces):
-        found += [{"type": "image"}] if i else []
-        found += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
-    return found
+        parts += [{"type": "image"}] if i else []
+        parts += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
+    return parts
 
 
 def call_inputs(
@@ -219,17 +222,19 @@ def call_inputs(
 
     UserError if the rows' images differ in more than their number.
     """
-    some = [(each, start) for each, start in zip(images, starts, strict=True) if each is not None]
-    found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for each, _ in some for name in each.tokens):
+    present = [
+        (image, start) for image, start in zip(images, starts, strict=True) if image is not None
+    ]
+    inputs: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for image, _ in present for name in image.tokens):
         whole = torch.zeros(len(images), width, dtype=torch.int64)
-        for row, (each, start) in enumerate(zip(images, starts, strict=True)):
-            if each is not None:
-                own = each.tokens[name]
-                whole[row, start : start + len(own)] = torch.tensor(own)
-        found[name] = uploaded(whole, model.device)
-    for name in dict.fromkeys(name for each, _ in some for name in each.arrays):
-        parts = [each.arrays[name] for each, _ in some]
+        for row, (image, start) in enumerate(zip(images, starts, strict=True)):
+            if image is not None:
+                column = image.tokens[name]
+                whole[row, start : start + len(column)] = torch.tensor(column)
+        inputs[name] = uploaded(whole, model.device)
+    for name in dict.fromkeys(name for image, _ in present for name in image.arrays):
+        parts = [image.arrays[name] for image, _ in present]
         if len({part.shape[1:] for part in parts}) > 1:
             raise UserError(
                 f"model.language: {name} has different shapes for different images "
@@ -238,12 +243,12 @@ def call_inputs(
             )
         whole = torch.cat(parts)
         whole = whole.to(model.dtype) if whole.is_floating_point() else whole
-        found[name] = uploaded(whole, model.device)
-    return found
+        inputs[name] = uploaded(whole, model.device)
+    return inputs
 
 
 def outside_of(model: Any) -> str:
     """A regular expression of the modules outside the language part of a vision-language model."""
     language = model.get_decoder()
-    others = [name for name, child in model.base_model.named_children() if child is not language]
-    return rf"(.+\.)?({'|'.join(map(re.escape, others))})\..+"
+    children = [name for name, child in model.base_model.named_children() if child is not language]
+    return rf"(.+\.)?({'|'.join(map(re.escape, children))})\..+"

@@ -67,13 +67,13 @@ class ModelCalls:
     def forward(self, x: Tensor, sigma: Tensor, conditioning: OwnConditioning) -> Tensor:
         """A prediction [n *d]. UserError if `forward` raises, or returns another shape."""
         with self._named("forward"):
-            made = self.model(x, sigma, conditioning.encoded)
-        if not isinstance(made, Tensor) or made.shape != x.shape:
+            prediction = self.model(x, sigma, conditioning.encoded)
+        if not isinstance(prediction, Tensor) or prediction.shape != x.shape:
             raise UserError(
                 f"{self.name}.forward: expected a prediction with the states' shape "
-                f"{list(x.shape)}, not {_shown(made)}"
+                f"{list(x.shape)}, not {_shown(prediction)}"
             )
-        return made
+        return prediction
 
     def decode(self, x0: Tensor, conditioning: OwnConditioning, dtype: torch.dtype) -> Tensor:
         """Samples of clean states [n *d]: the states themselves for a model without `decode`."""

@@ -92,7 +92,7 @@ def _check_encoded(
 ) -> None:
     """UserError for encodings that are not finite, or that depend on the other prompts."""
     for name, whole in encoded.parts.items():
-        parts = [each.parts[name] for each in alone]
+        parts = [encoded_prompt.parts[name] for encoded_prompt in alone]
         if any(part.shape[1:] != whole.shape[1:] for part in parts):
             raise UserError(
                 f"{policy.name}.encode: {list(whole.shape)} for {len(whole)} prompts, but "
@@ -102,30 +102,30 @@ def _check_encoded(
 
 
 def _compare(
-    what: str, call: Callable[[Tensor], Tensor], device: torch.device, room: float
+    place: str, call: Callable[[Tensor], Tensor], device: torch.device, room: float
 ) -> float:
     """Call twice with all rows, and with each row alone; returns the largest relative difference of
     the latter."""
-    every = torch.arange(ROWS, device=device)
-    whole = call(every)
+    rows = torch.arange(ROWS, device=device)
+    whole = call(rows)
     if not bool(whole.isfinite().all()):
-        raise UserError(f"{what}: it returns numbers that are not finite for pure-noise states")
-    if not torch.equal(whole, call(every)) and whole.device.type == "cpu":
+        raise UserError(f"{place}: it returns numbers that are not finite for pure-noise states")
+    if not torch.equal(whole, call(rows)) and whole.device.type == "cpu":
         raise UserError(
-            f"{what}: two identical calls differ; it must not draw random numbers or keep state "
+            f"{place}: two identical calls differ; it must not draw random numbers or keep state "
             "between calls"
         )
-    return _same(what, whole, torch.cat([call(every[i : i + 1]) for i in range(ROWS)]), room)
+    return _same(place, whole, torch.cat([call(rows[i : i + 1]) for i in range(ROWS)]), room)
 
 
-def _same(what: str, whole: Tensor, alone: Tensor, room: float) -> float:
+def _same(place: str, whole: Tensor, alone: Tensor, room: float) -> float:
     if not bool(whole.double().isfinite().all()):
-        raise UserError(f"{what}: it returns numbers that are not finite")
+        raise UserError(f"{place}: it returns numbers that are not finite")
     largest = float(whole.double().abs().max()) if whole.numel() else 0.0
     moved = float((whole.double() - alone.double()).abs().max()) if whole.numel() else 0.0
     if moved > room * max(largest, 1e-12):
         raise UserError(
-            f"{what}: a row alone and in a batch of three differs by {moved:.2g} (numbers up to "
+            f"{place}: a row alone and in a batch of three differs by {moved:.2g} (numbers up to "
             f"{largest:.2g}): rows must not depend on one another (no batch norm, no mean over "
             "rows)"
         )
@@ -151,15 +151,15 @@ def _check_sign(policy: CheckedModel, encoded: OwnConditioning, sigma: float, st
         )
 
 
-def _check_gradient(policy: CheckedModel, made: Tensor) -> None:
+def _check_gradient(policy: CheckedModel, prediction: Tensor) -> None:
     """UserError if no trained weight has a gradient."""
     trained = [p for p in policy.trainable().values() if p.requires_grad]
     if not trained:
         return  # a model that is only sampled from
-    found: Sequence[Tensor | None] = (None,)
-    if made.requires_grad:
-        found = torch.autograd.grad(made.square().sum(), trained, allow_unused=True)
-    if all(each is None for each in found):
+    gradients: Sequence[Tensor | None] = (None,)
+    if prediction.requires_grad:
+        gradients = torch.autograd.grad(prediction.square().sum(), trained, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
         raise UserError(
             f"{policy.name}.forward: its prediction has no gradient with respect to the trained "
             "weights: "

@@ -52,8 +52,8 @@ def add_own_lora(
 
 
 def _linears(model: nn.Module, trained: Sequence[str]) -> list[str]:
-    found = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return [n for n in found if not trained or any(f"{n}.".startswith(f"{t}.") for t in trained)]
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [n for n in linears if not trained or any(f"{n}.".startswith(f"{t}.") for t in trained)]
 
 
 def _chosen(name: str, targets: Sequence[str] | None) -> bool:

@@ -188,7 +188,7 @@ class OwnPolicy:
             if len(x) <= size:
                 return part(x, sigma, prompt)
             rows = zip(x.split(size), sigma.split(size), prompt.split(size), strict=True)
-            return torch.cat([part(*each) for each in rows])
+            return torch.cat([part(*call) for call in rows])
 
         return velocity
 
@@ -208,8 +208,8 @@ class OwnPolicy:
         parts: list[Tensor] = []
         with torch.set_grad_enabled(graded):
             for at in torch.arange(len(x0)).split(size):
-                there = self.calls.decode(x0[at.to(x0.device)], conditioning.take(at), dtype)
-                parts.append(there.to(torch.promote_types(there.dtype, torch.float32)))
+                decoded = self.calls.decode(x0[at.to(x0.device)], conditioning.take(at), dtype)
+                parts.append(decoded.to(torch.promote_types(decoded.dtype, torch.float32)))
         media = torch.cat(parts) if parts else x0
         self.form = self.form or self.calls.form(media)
         return media
@@ -301,7 +301,7 @@ class OwnPolicy:
             seed=0,
             dora=bool(config.use_dora),
         )
-        load_adapters(self.model, at, every=True)
+        load_adapters(self.model, at, complete=True)
 
     def checkpoint_gradients(self) -> None:
         raise UserError(
@@ -347,8 +347,8 @@ def _load_whole(name: str, model: nn.Module, file: Path) -> None:
     try:
         load_model(model, str(file))
     except (RuntimeError, SafetensorError, OSError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise UserError(f"model.weights: {file} does not fit {name}: {why}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"model.weights: {file} does not fit {name}: {reason}") from error
 
 
 def shown_by(policy: Any, samples: Samples) -> Samples:

@@ -98,7 +98,7 @@ class Trains(Protocol):
 def trained_parts(name: str, model: Any) -> tuple[str, ...]:
     """Names of the trained submodules; empty: the model itself is trained."""
     trained = model.trained if isinstance(model, Trains) else ()
-    if isinstance(trained, str) or not all(isinstance(each, str) for each in trained):
+    if isinstance(trained, str) or not all(isinstance(part, str) for part in trained):
         raise UserError(f'{name}: trained must be a tuple of names, such as ("network",)')
     return tuple(trained)
 

@@ -61,25 +61,27 @@ class Attempts:
     ) -> dict[str, Float[Tensor, " n"]]:
         """Columns `pass@4/REWARD` for each k, and `majority/REWARD` for rewards that find
         answers."""
-        found: dict[str, Tensor] = {}
+        columns: dict[str, Tensor] = {}
         prompts = rows_by_prompt(samples.group)
         for i, name in enumerate(scores.names):
             scored = scores.scored[:, i].tolist()
             wins = (scores.values[:, i] >= self.success).tolist()
-            known = [[row for row in rows if scored[row]] for rows in prompts]
-            good = [[wins[row] for row in rows] for rows in known]
+            scored_rows = [[row for row in rows if scored[row]] for rows in prompts]
+            good = [[wins[row] for row in rows] for rows in scored_rows]
             for k in self.pass_at:
-                values = [pass_at_k(len(each), sum(each), k) for each in good]
-                found[f"pass@{k}/{name}"] = spread_out(prompts, values)
+                values = [pass_at_k(len(successes), sum(successes), k) for successes in good]
+                columns[f"pass@{k}/{name}"] = spread_out(prompts, values)
             reward = rewards[name]
             if self.majority and isinstance(reward, FindsAnswers) and samples.kind == "text":
                 answers = reward.answers(samples)
                 voted = [
-                    majority_success([answers[row] for row in rows], each) if rows else math.nan
-                    for rows, each in zip(known, good, strict=True)
+                    majority_success([answers[row] for row in rows], successes)
+                    if rows
+                    else math.nan
+                    for rows, successes in zip(scored_rows, good, strict=True)
                 ]
-                found[f"majority/{name}"] = spread_out(prompts, voted)
-        return found
+                columns[f"majority/{name}"] = spread_out(prompts, voted)
+        return columns
 
 
 def rows_by_prompt(group: Int[Tensor, " n"]) -> list[list[int]]:

@@ -58,12 +58,12 @@ class HeldOutResult:
 
     def by_data_set(self) -> dict[str, dict[str, float]]:
         """Mean scores and attempts of each data set; NaN without scores."""
-        found: dict[str, dict[str, float]] = {}
+        means: dict[str, dict[str, float]] = {}
         for label in dict.fromkeys(self.data_sets):
-            rows = torch.tensor([each == label for each in self.data_sets])
+            rows = torch.tensor([data_set == label for data_set in self.data_sets])
             names = (*self.scores.names, *self.attempts)
-            found[label] = {name: known_mean(self.columns[name][rows]) for name in names}
-        return found
+            means[label] = {name: known_mean(self.columns[name][rows]) for name in names}
+        return means
 
     def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
@@ -71,33 +71,33 @@ class HeldOutResult:
         The noise is the same in every evaluation, so each sample is paired with a sample of the
         base model. Nothing for fewer than two scored samples.
         """
-        found: dict[str, float] = {}
+        spreads: dict[str, float] = {}
         for name, column in self.columns.items():
-            if len(known := column[~column.isnan()].double()) > 1:
-                found[f"held_out_std/{name}"] = float(known.std())
+            if len(values := column[~column.isnan()].double()) > 1:
+                spreads[f"held_out_std/{name}"] = float(values.std())
             if len(base.get(name, ())) != len(column):  # a resumed run may evaluate more samples
                 continue
             gains = column - column.new_tensor(base[name])
-            if len(known := gains[~gains.isnan()].double()) > 1:
-                found[f"held_out_gain_error/{name}"] = float(known.std()) / len(known) ** 0.5
-        return found
+            if len(values := gains[~gains.isnan()].double()) > 1:
+                spreads[f"held_out_gain_error/{name}"] = float(values.std()) / len(values) ** 0.5
+        return spreads
 
 
 def score_trial(
-    rewards: Mapping[str, Reward], drawn: TrialSamples, attempts: Attempts = Attempts()
+    rewards: Mapping[str, Reward], trial: TrialSamples, attempts: Attempts = Attempts()
 ) -> HeldOutResult:
-    scores = score_all(rewards, drawn.samples)
-    return merged_trial(drawn, scores, more=attempts.columns(rewards, drawn.samples, scores))
+    scores = score_all(rewards, trial.samples)
+    return merged_trial(trial, scores, more=attempts.columns(rewards, trial.samples, scores))
 
 
 def known_mean(column: Tensor) -> float:
     """Mean of the non-NaN values; NaN if there are none."""
-    known = column[~column.isnan()].double()
-    return float(known.mean()) if len(known) else math.nan
+    values = column[~column.isnan()].double()
+    return float(values.mean()) if len(values) else math.nan
 
 
 def merged_trial(
-    drawn: TrialSamples | StoredTrial,
+    trial: TrialSamples | StoredTrial,
     scores: Scores,
     counts: bool = True,
     more: Mapping[str, Tensor] = MappingProxyType({}),
@@ -106,12 +106,12 @@ def merged_trial(
 
     `more` are further columns [n] of this process's samples.
     """
-    kept = slice(None if counts else 0)
-    parts = gather_object([drawn.statistics if counts else None])
+    counted = slice(None if counts else 0)
+    parts = gather_object([trial.statistics if counts else None])
     values, scored, applies, statistics = (
-        torch.cat(gather_object([scores.values[kept]])),
-        torch.cat(gather_object([scores.scored[kept]])),
-        torch.cat(gather_object([scores.applies[kept]])),
+        torch.cat(gather_object([scores.values[counted]])),
+        torch.cat(gather_object([scores.scored[counted]])),
+        torch.cat(gather_object([scores.applies[counted]])),
         [part for part in parts if part is not None],
     )
     metrics = {
@@ -123,15 +123,15 @@ def merged_trial(
     }
     metrics |= merged_means([(part.means, part.size) for part in statistics])
     columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
-    known = values.double().masked_fill(~scored, torch.nan)
-    columns |= dict(zip(scores.names, known.unbind(1), strict=True))
+    scored_values = values.double().masked_fill(~scored, torch.nan)
+    columns |= dict(zip(scores.names, scored_values.unbind(1), strict=True))
     for name, column in more.items():
-        columns[name] = torch.cat(gather_object([column[kept]]))
+        columns[name] = torch.cat(gather_object([column[counted]]))
         if name.partition("/")[2] in metrics:  # attempts at rewards that apply
             metrics[name] = known_mean(columns[name])
-    labels = [str(row[DATA_SET]) for row in drawn.samples.meta if DATA_SET in row][kept]
+    labels = [str(row[DATA_SET]) for row in trial.samples.meta if DATA_SET in row][counted]
     sets = tuple(label for part in gather_object([labels]) for label in part)
-    return HeldOutResult(metrics, columns, drawn.samples.on_cpu(), scores, tuple(more), sets)
+    return HeldOutResult(metrics, columns, trial.samples.on_cpu(), scores, tuple(more), sets)
 
 
 def trial_of(run: RunSettings, prompts: PromptSet) -> Trial:
@@ -155,17 +155,17 @@ def scored_unit(learner: Learner, unit: Trial, judges: Mapping[str, Reward]) -> 
     by_turn = learner.run.algorithm().by_turn
     # texts are written token by token: sharded weights are gathered once, not for each
     with learner.evaluating(), parallel.whole() if texts else nullcontext():
-        drawn = draw_trial(learner.evaluator, unit, by_turn)
-    scores = score_once(parallel, judges, drawn.samples)
-    more = Attempts.of(learner.run.evaluate).columns(judges, drawn.samples, scores)
-    return ScoredTrial(drawn, scores, more)
+        trial = draw_trial(learner.evaluator, unit, by_turn)
+    scores = score_once(parallel, judges, trial.samples)
+    more = Attempts.of(learner.run.evaluate).columns(judges, trial.samples, scores)
+    return ScoredTrial(trial, scores, more)
 
 
 def evaluate_held_out(
     learner: Learner,
     prompts: PromptSet,
     judges: Mapping[str, Reward],
-    asked: AskedTrial | None = None,
+    request: AskedTrial | None = None,
 ) -> HeldOutResult:
     """Run the evaluation of a run on held-out prompts, always from the same noise; or wait for
     workers that were asked for it.
@@ -176,12 +176,12 @@ def evaluate_held_out(
     trial = trial_of(learner.run, prompts)
     _, counts = parallel.share(len(trial.rows))
     with parallel.together():
-        if asked is None:
+        if request is None:
             parts = [scored_unit(learner, unit, judges) for unit in units]
         else:
-            parts = asked.parts()
-        drawn, scores, more = ScoredTrial.joined(units, parts)
-    result = merged_trial(drawn, scores, counts and parallel.leads, more)
+            parts = request.parts()
+        trial_samples, scores, more = ScoredTrial.joined(units, parts)
+    result = merged_trial(trial_samples, scores, counts and parallel.leads, more)
     for name in result.scores.names:
         if name in result.metrics and not math.isfinite(result.metrics[name]):
             raise NotFiniteError(
@@ -221,8 +221,8 @@ def evaluate_and_keep(
     prompts. `earlier`: workers were asked for it, before the weights changed."""
     if session.held_out is None:
         return None
-    learner, asked = session.learner, earlier or ask_workers(session, progress.iteration)
-    evaluate = partial(evaluate_held_out, learner, session.held_out, session.measured, asked)
+    learner, request = session.learner, earlier or ask_workers(session, progress.iteration)
+    evaluate = partial(evaluate_held_out, learner, session.held_out, session.measured, request)
     result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}

@@ -21,15 +21,15 @@ def prove_gradients(session: Session, form: MediaForm) -> Iterator[str]:
     UserError for tests that fail, or a warning with `train.self_test: warn`.
     """
     run, algorithm = session.run, session.algorithm
-    given = session.rewards if algorithm.reward_gradient else session.intermediate_rewards
-    rewards = differentiable_rewards(given)
+    all_rewards = session.rewards if algorithm.reward_gradient else session.intermediate_rewards
+    rewards = differentiable_rewards(all_rewards)
     yield decoder_test(session)
     if run.train.self_test == "off":
         return
-    shown = Prompts(session.prompts.texts, session.prompts.meta, *form)
+    samples = Prompts(session.prompts.texts, session.prompts.meta, *form)
     for name in rewards:
         try:
-            yield f"reward {gradient_test(name, given[name], shown)}"
+            yield f"reward {gradient_test(name, all_rewards[name], samples)}"
         except ValueError as error:
             if run.train.self_test == "raise":
                 raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
@@ -55,8 +55,8 @@ def decoder_test(session: Session) -> str:
     def score(x: Tensor, _: Samples) -> Tensor:
         return (batch.decode(x.to(x0), prompt) * weights).flatten(1).sum(1)
 
-    shown = Samples(x0.detach(), ["noise"], prompt)
-    error = slope_error(score, shown, slope)
+    samples = Samples(x0.detach(), ["noise"], prompt)
+    error = slope_error(score, samples, slope)
     if not error <= 0.1:
         raise UserError(
             f"{policy.name}: the gradient of its decoder differs from finite differences by "

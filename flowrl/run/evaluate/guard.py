@@ -55,17 +55,17 @@ def audible_falls(
 ) -> Iterator[str]:
     """A line per held-out reward on the smallest fall that raises an alarm. `scores`: of the base's
     samples."""
-    for name, each in scores.items():
-        known = f"held_out_std/{name}" in alarms.base and not is_trained(name)
-        if run.train.alarms == "off" or not known:
+    for name, of_base in scores.items():
+        judged = f"held_out_std/{name}" in alarms.base and not is_trained(name)
+        if run.train.alarms == "off" or not judged:
             continue
-        least, surely = alarms.smallest_fall(name, len(each))
+        least, surely = alarms.smallest_fall(name, len(of_base))
         if surely == 0:
             continue
         more = "" if surely == least else f"; evaluate.samples: {enough(alarms)} shows {least:.2g}"
         yield (
             f"alarms: a fall of {name} by {surely:.2g} from {alarms.base[f'held_out/{name}']:.3g} "
-            f"raises an alarm whatever its noise, with {len(each)} samples{more}"
+            f"raises an alarm whatever its noise, with {len(of_base)} samples{more}"
         )
 
 
@@ -83,14 +83,14 @@ def raised_by_training(
     lost, outside = alarms.unscored(metrics), alarms.unapplied(metrics)
     signs = alarms.watch(metrics, iteration)
     constant = alarms.constant(metrics)
-    models = [each.name for each in session.learner.chain if each.learns]
+    models = [learner.name for learner in session.learner.chain if learner.learns]
     watched = ranges_of(exact(session.run), compares_samples(session.algorithm.loss))
     if session.run.engine is not None:
         watched["mismatch"] = engine_range(session)
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
     turned_away = "" if session.asking is None else session.asking.alarm()
-    found = (
+    groups = (
         lost,
         outside,
         signs,
@@ -100,7 +100,7 @@ def raised_by_training(
         unread,
         [turned_away] if turned_away else [],
     )
-    metrics["alarms"] = float(sum(map(len, found)))
+    metrics["alarms"] = float(sum(map(len, groups)))
     notes = [
         *ranges,
         *(f"{text}: {ONE_WINNER}" for text in unread),
@@ -140,17 +140,19 @@ def engine_range(session: Session) -> Range:
 
 def _silent(alarms: Alarms, metrics: Mapping[str, float], model: str) -> str:
     """The alarm of data that has taught nothing for many iterations."""
-    own = f"{model}/" if model else ""
-    rows = alarms.outside[f"{own}silent"]
-    shares = {name: metrics.get(f"{own}{name}", 0.0) for name in SILENT_CAUSES}
+    prefix = f"{model}/" if model else ""
+    rows = alarms.outside[f"{prefix}silent"]
+    shares = {name: metrics.get(f"{prefix}{name}", 0.0) for name in SILENT_CAUSES}
     shares["unscored_share"] = failed_share(shares)
-    causes = [f"{shares[name]:.0%} {what}" for name, what in SILENT_CAUSES.items() if shares[name]]
-    why = f"; in the last of them {', '.join(causes)}" if causes else ""
-    who = f"{model}: " if model else ""
+    causes = [
+        f"{shares[name]:.0%} {cause}" for name, cause in SILENT_CAUSES.items() if shares[name]
+    ]
+    reasons = f"; in the last of them {', '.join(causes)}" if causes else ""
+    speaker = f"{model}: " if model else ""
     return (
-        f"{who}the data of {rows} iterations in a row taught nothing{why}. Look at the samples and "
-        "their scores; choose prompts on which samples differ, a larger recipe.group, or "
-        "budget.flat: resample"
+        f"{speaker}the data of {rows} iterations in a row taught nothing{reasons}. Look at the "
+        "samples and their scores; choose prompts on which samples differ, a larger recipe.group, "
+        "or budget.flat: resample"
     )
 
 
@@ -160,10 +162,10 @@ def raised_by_evaluation(
     """Signs from an evaluation. `metrics` are from its iteration's record."""
     if session.run.train.alarms == "off":
         return Raised([], [])
-    found = alarms.compare(metrics, iteration, judges(session.run))
-    signs = [text for text in found if not isinstance(text, Unclear)]
+    texts = alarms.compare(metrics, iteration, judges(session.run))
+    signs = [text for text in texts if not isinstance(text, Unclear)]
     metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
-    unclear = "; ".join(text for text in found if isinstance(text, Unclear))
+    unclear = "; ".join(text for text in texts if isinstance(text, Unclear))
     notes = [f"{unclear}: {CANNOT_TELL}"] if unclear else []
     return Raised(notes, _collapse(session, signs) if signs else [])
 

@@ -91,31 +91,33 @@ def _engine_sentence(session: Session) -> str:
     rolls = policy.use.rolls
     assert isinstance(rolls, EngineRolls), "a training run asks its engine"
     texts, meta = session.prompts.take(spread_places(len(session.prompts)))
-    drawn = EngineComparison.drawn(policy, texts, meta, session.algorithm.steps)
-    own = None if run.engine.dtype is None else DTYPES[run.engine.dtype]
-    return prove_engine(rolls, drawn, DTYPES[run.model.dtype], own)
+    comparison = EngineComparison.drawn(policy, texts, meta, session.algorithm.steps)
+    engine_dtype = None if run.engine.dtype is None else DTYPES[run.engine.dtype]
+    return prove_engine(rolls, comparison, DTYPES[run.model.dtype], engine_dtype)
 
 
 def unread_columns(session: Session) -> Iterator[str]:
     """A sentence for columns that other models take as images or texts, and this one does not."""
     policy = session.learner.policy
-    taken: Collection[str] = ()
+    columns: Collection[str] = ()
     if isinstance(policy, PipelinePolicy):
         parameters = list(policy.loop.driver.parameters)
-        taken = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
-        taken |= {name for name in RowSize._fields if name in parameters}
+        columns = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
+        columns |= {name for name in RowSize._fields if name in parameters}
     elif isinstance(policy, CausalPolicy):
         if policy.vision is not None:
             return
     elif not isinstance(policy, ImageTokenPolicy):
         return
-    rows = [row for each in (session.prompts, session.held_out) if each for row in each.meta]
+    rows = [
+        row for prompts in (session.prompts, session.held_out) if prompts for row in prompts.meta
+    ]
     filled = dict.fromkeys(name for row in rows for name, value in row.items() if value)
     unread = [
         name
         for name in filled
-        if name not in (*taken, "prompt")
-        and (IMAGE_COLUMNS.fullmatch(name) or (taken and _argument(name)))
+        if name not in (*columns, "prompt")
+        and (IMAGE_COLUMNS.fullmatch(name) or (columns and _argument(name)))
     ]
     if unread:
         yield (
@@ -148,8 +150,8 @@ def _model_warnings(session: Session) -> Iterator[str]:
     weights = sum(p.numel() for p in learner.policies.parameters.values())
     assert isinstance(learner.policy, CausalPolicy | ImageTokenPolicy)
     config = learner.policy.model.config
-    found = learning_rate_warning(session.run, weights), experts_warning(config)
-    yield from (warning for warning in found if warning is not None)
+    warnings = learning_rate_warning(session.run, weights), experts_warning(config)
+    yield from (warning for warning in warnings if warning is not None)
 
 
 def check_proven_guidance(session: Session) -> None:
@@ -162,7 +164,7 @@ def check_proven_guidance(session: Session) -> None:
     if not isinstance(algorithm.likelihood, Matching) or run.training_guidance == "none":
         return
     at = algorithm.steps, policy.guidance.train
-    proofs = [each.known_proofs.get(at) for each in policy.sized]
+    proofs = [sized.known_proofs.get(at) for sized in policy.sized]
     if any(proof is not None and proof.evaluations > 1 for proof in proofs):
         raise UserError(guided_target(run))
 
@@ -173,12 +175,12 @@ def check_drawn_sets(session: Session) -> None:
         return
     e, steps = session.run.evaluate, session.run.evaluation_steps
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
-    drawn = {row.get(DATA_SET) for row in session.held_out.take(trial.rows)[1]}
+    data_sets = {row.get(DATA_SET) for row in session.held_out.take(trial.rows)[1]}
     for spec in session.run.held_out_rewards:
-        if missing := [name for name in spec.sets if name not in drawn]:
+        if absent := [name for name in spec.sets if name not in data_sets]:
             raise UserError(
                 f"evaluate.samples: the {len(trial.rows)} prompts of an evaluation include none of "
-                f"{missing[0]}, which {spec.label} scores: raise it, or shorten the other data "
+                f"{absent[0]}, which {spec.label} scores: raise it, or shorten the other data "
                 "sets with `limit`"
             )
 
@@ -192,8 +194,8 @@ def check_levels(session: Session) -> None:
     if not isinstance(session.learner.policy, Driven):
         return
     policy, forms = session.learner.policy, set[object]()
-    for each in policy.sized if isinstance(policy, PipelinePolicy) else [policy]:
-        plans = _plans_at(session, each)
+    for sized in policy.sized if isinstance(policy, PipelinePolicy) else [policy]:
+        plans = _plans_at(session, sized)
         forms.add(tuple((p.columns.nodes, p.columns.noisy) for p in plans))
     if len(forms) > 1:
         raise UserError(
@@ -227,9 +229,12 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
 
 def check_same_sources(run: RunSettings) -> None:
     """UserError if processes have different source files of the run's own parts."""
-    every = gather_object([source_digests(run)])
+    by_process = gather_object([source_digests(run)])
     differ = {
-        name for each in every for name, digest in each.items() if every[0].get(name) != digest
+        name
+        for digests in by_process
+        for name, digest in digests.items()
+        if by_process[0].get(name) != digest
     }
     if differ:
         raise UserError(
@@ -247,7 +252,7 @@ def made_form(policy: Policy) -> MediaForm:
         return MediaForm("image")
     if not isinstance(policy, PipelinePolicy):
         return MediaForm("text")
-    moving = any(each.video for sized in policy.sized for each in sized.known_proofs.values())
+    moving = any(proof.video for sized in policy.sized for proof in sized.known_proofs.values())
     return MediaForm("video" if moving else "image")
 
 
@@ -263,15 +268,15 @@ def counts_on_levels(session: Session) -> Iterator[str]:
         plans = [p for p in algorithm.planned(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
         way, rows = (sum(getattr(p, of) for p in plans) for of in ("predicted", "trained_nodes"))
         counts.append((evaluations(plans), way, rows))
-    own, even = counts
-    if own != even:
+    of_model, even = counts
+    if of_model != even:
         words = ("network evaluations", "intermediate scores", "trained rows")
-        each = [
+        differences = [
             f"{n} instead of {m} {word}"
-            for word, n, m in zip(words, own, even, strict=True)
+            for word, n, m in zip(words, of_model, even, strict=True)
             if n != m
         ]
         yield (
-            f"on the model's own noise levels a draw has {', '.join(each)}, while `flowrl plan` "
-            "assumes evenly spaced levels"
+            f"on the model's own noise levels a draw has {', '.join(differences)}, while `flowrl "
+            "plan` assumes evenly spaced levels"
         )

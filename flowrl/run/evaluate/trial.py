@@ -82,16 +82,16 @@ class ScoredTrial(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         placed, first = list[Samples | StoredSamples](), 0
-        for unit, each in zip(units, parts, strict=True):
-            samples = each.drawn.samples
+        for unit, part in zip(units, parts, strict=True):
+            samples = part.drawn.samples
             placed.append(replace(samples, group=samples.group + first))
             first += len(unit.rows)
         samples = all_samples(placed)
-        statistics = all_statistics([each.drawn.statistics for each in parts])
-        more = {name: torch.cat([each.more[name] for each in parts]) for name in parts[0].more}
+        statistics = all_statistics([part.drawn.statistics for part in parts])
+        more = {name: torch.cat([part.more[name] for part in parts]) for name in parts[0].more}
         kind = TrialSamples if isinstance(samples, Samples) else StoredTrial
-        drawn: Any = kind(samples, statistics)  # type: ignore[arg-type]
-        return cls(drawn, Scores.joined([each.scores for each in parts]), more)
+        trial: Any = kind(samples, statistics)  # type: ignore[arg-type]
+        return cls(trial, Scores.joined([part.scores for part in parts]), more)
 
 
 @runtime_checkable

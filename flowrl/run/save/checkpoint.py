@@ -68,27 +68,29 @@ def take_state(session: Session, iteration: int) -> "SavedState":
     """Copy what a checkpoint of this iteration holds besides progress and alarms; nothing where
     another process writes. NotFiniteError if a weight or the optimizer's state is not finite."""
     chain = session.learner.chain
-    weights = {k: v for each in chain for k, v in model_weights(each).items()}  # by all processes
-    moments = {each.name: model_moments(each) for each in chain}
-    taken = SavedState({}, {}, FeatureState({}, {}), "{}")
+    weights = {
+        k: v for learner in chain for k, v in model_weights(learner).items()
+    }  # by all processes
+    moments = {learner.name: model_moments(learner) for learner in chain}
+    saved = SavedState({}, {}, FeatureState({}, {}), "{}")
     with session.parallel.together():
         if session.parallel.main:
-            own = [pair for each in moments.values() for pair in named_moments(each)]
-            if (bad := first_not_finite([*weights.items(), *own])) is not None:
+            pairs = [pair for of_model in moments.values() for pair in named_moments(of_model)]
+            if (bad := first_not_finite([*weights.items(), *pairs])) is not None:
                 refuse(f"{bad} of checkpoint {iteration}, which was not written,")
             features = taken_from(session, iteration)
             state = {
                 **features.numbers,
                 "origin": session.start_record.state() if session.start_record else None,
                 **model_numbers(session.learner),
-                **{each.name: model_numbers(each) for each in chain[:-1]},
+                **{learner.name: model_numbers(learner) for learner in chain[:-1]},
             }
-            taken = SavedState(weights, copied(moments), features, exact_text(state))
-    return taken
+            saved = SavedState(weights, copied(moments), features, exact_text(state))
+    return saved
 
 
 def save_checkpoint(
-    session: Session, progress: Progress, alarms: Alarms, taken: "SavedState | None" = None
+    session: Session, progress: Progress, alarms: Alarms, state: "SavedState | None" = None
 ) -> None:
     """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keeps only the newest
     checkpoints.
@@ -98,11 +100,11 @@ def save_checkpoint(
     writer may write it during the next iteration. Raise a NotFiniteError if a weight or the
     optimizer's state is not finite; the previous checkpoint then stays the newest.
     """
-    taken = taken or take_state(session, progress.iteration)
+    state = state or take_state(session, progress.iteration)
     with session.parallel.together():
         if session.parallel.main:
-            known = {"progress": asdict(progress), "alarms": alarms.state()}
-            saved = replace(taken, state=exact_text(known | read_exact(taken.state)))
+            counters = {"progress": asdict(progress), "alarms": alarms.state()}
+            saved = replace(state, state=exact_text(counters | read_exact(state.state)))
             keep, reached = session.run.checkpoint.keep, replace(progress)
             session.writer.check()
             session.writer.write(lambda: saved.write(session.folder, reached, keep))
@@ -128,9 +130,9 @@ class SavedState:
             raise UserError(f"{run_folder} could not be written: it is no longer there")
         parent = run_folder / "checkpoints"
         write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
-        every = numbered_folders(parent)
-        kept = [old for old in every if int(old.name) <= progress.iteration]
-        for old in {*every} - {*kept[-keep:]}:
+        folders = numbered_folders(parent)
+        reached = [old for old in folders if int(old.name) <= progress.iteration]
+        for old in {*folders} - {*reached[-keep:]}:
             put_away(old)  # older ones, and damaged later ones that the run came back from
         drop_other_best(run_folder, progress)
 
@@ -192,11 +194,11 @@ def _refuse_lost(folder: Path) -> None:
     """UserError if a run without checkpoints once had some: beginning again in its folder would
     remove its record and its weights. Checkpoint 0 is written before iteration 1 is recorded, or
     is left half written."""
-    done = record.last_iteration(folder / record.METRICS)
-    if done > 0 and not any((folder / "checkpoints").glob(".*.tmp")):
+    iterations = record.last_iteration(folder / record.METRICS)
+    if iterations > 0 and not any((folder / "checkpoints").glob(".*.tmp")):
         raise UserError(
-            f"{folder} has no checkpoint, but {record.METRICS} records {done} iterations: if its "
-            f"folder checkpoints was moved away, put it back; {_anew(folder)}"
+            f"{folder} has no checkpoint, but {record.METRICS} records {iterations} iterations: "
+            f"if its folder checkpoints was moved away, put it back; {_anew(folder)}"
         )
 
 
@@ -214,7 +216,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         }
         _refuse_older(state, checkpoint)
         restore_features = read_features(session, checkpoint, state)
-        progress, seen = _checked(state, checkpoint)
+        progress, alarm_state = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
@@ -225,7 +227,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         for each in session.learner.chain:
             own = state[each.name] if each.name else state
             restore_model(each, own, weights, optimizers[each.name])
-        if not alarms.restore(seen):
+        if not alarms.restore(alarm_state):
             session.terminal.say("the checkpoint is from an older version; alarms start over")
         if old := session.parallel.every(Incomparable.of(session.run, checkpoint))[0]:
             session.terminal.say(str(old))
@@ -332,9 +334,9 @@ def export(learner: Learner, folder: Path, which: str | None = None, listed: boo
     parallel = learner.parallel
     with learner.using(which or evaluated(learner.run)):
         with parallel.together():
-            models = [each.policies for each in learner.chain]
+            models = [learner.policies for learner in learner.chain]
             bad = first_not_finite(
-                pair for each in models for pair in each.local(each.network).items()
+                pair for model in models for pair in model.local(model.network).items()
             )
             if bad is not None:
                 refuse(f"the weight {bad} of {folder.name}, which was not written,")

@@ -74,9 +74,9 @@ def _way_on(folder: Path, newest: Path | None) -> str:
             f"{folder} is no longer there: it was moved, renamed or removed while this run "
             "trained. If it is elsewhere, resume it there: flowrl train --resume NEW_PLACE"
         )
-    whole = f"Checkpoint {newest.name} is intact" if newest else "Nothing was trained yet"
+    state = f"Checkpoint {newest.name} is intact" if newest else "Nothing was trained yet"
     return (
-        f"{whole}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
+        f"{state}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
         f"flowrl train --resume {quote(str(folder))}"
     )
 

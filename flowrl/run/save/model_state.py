@@ -83,7 +83,7 @@ def restore_model(
 
 def named_moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of an optimizer's state, with names for messages."""
-    for place, kept in state["state"].items():
-        for name, value in kept.items():
+    for place, of_weight in state["state"].items():
+        for name, value in of_weight.items():
             if isinstance(value, torch.Tensor):
                 yield f"the optimizer's {name} of weight {place}", value

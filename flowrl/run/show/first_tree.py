@@ -58,25 +58,31 @@ class FirstSamples:
     plans: int
 
     @classmethod
-    def of(cls, session: Session, made: Iteration) -> "FirstSamples | None":
+    def of(cls, session: Session, iteration: Iteration) -> "FirstSamples | None":
         """None if the samples were given, or if credit is of others that replace some."""
-        if not made.scores.plans or session.run.budget.replay:
+        if not iteration.scores.plans or session.run.budget.replay:
             return None
-        samples, credit = made.scores.samples[0], made.credit.plans[0]
+        samples, credit = iteration.scores.samples[0], iteration.credit.plans[0]
         n = len(samples.prompts)  # of the first round, where there are several
-        own = made.scores.plans[0].own.arranged(lambda column: column[:n])
-        both = credit.advantages[:n], credit.mask[:n]
-        return cls(made.samples.rollouts[0], samples, own, both, len(made.credit.plans))
+        scores = iteration.scores.plans[0].own.arranged(lambda column: column[:n])
+        first_credit = credit.advantages[:n], credit.mask[:n]
+        return cls(
+            iteration.samples.rollouts[0],
+            samples,
+            scores,
+            first_credit,
+            len(iteration.credit.plans),
+        )
 
 
-def tree_of(session: Session, made: Iteration) -> FirstTree | None:
+def tree_of(session: Session, iteration: Iteration) -> FirstTree | None:
     """The tree of one draw of an iteration; None if pages show other samples than credit's."""
-    first = FirstSamples.of(session, made)
+    first = FirstSamples.of(session, iteration)
     if first is None or session.prompt_writer is None:
         return None if first is None else first_tree(session, first)
     from flowrl.iteration.features.joint import WRITER  # a plain run does not import it
 
-    texts = FirstSamples.of(session, made.rows.table[WRITER])
+    texts = FirstSamples.of(session, iteration.rows.table[WRITER])
     assert texts is not None, "the texts are this process's own"
     return joint_tree(session, first, texts)
 
@@ -95,33 +101,33 @@ def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> F
     draws of images begin with the first prompt's."""
     group, size = texts.rollout.columns.group, images.rollout.columns.group
     weights = session.weights(images.rollout.iteration)
-    written = texts.samples
-    assert isinstance(written, Samples), "the texts are this process's own"
+    rewritings = texts.samples
+    assert isinstance(rewritings, Samples), "the texts are this process's own"
     from flowrl.iteration.features.joint import neighbours  # a plain run does not import it
 
-    order, equal = neighbours(list(written.media), group)
+    order, equal = neighbours(list(rewritings.media), group)
     place = _with_spread(texts.scores, weights, group) or _with_spread(
         images.scores, weights, group * size
     )
     draws = range(place * group, (place + 1) * group)
-    each = [_of_draw(session, images, draw) for draw in draws]
+    trees = [_of_draw(session, images, draw) for draw in draws]
     rows = [order[draw] for draw in draws]
     distinct = grouped(equal)[list(draws)]
     node = (distinct - distinct[0]).repeat_interleave(size)[:, None]
-    last = torch.stack([tree.values[:, -1] for tree in each]).flatten()
+    last = torch.stack([tree.values[:, -1] for tree in trees]).flatten()
     values = torch.stack([last[node[:, 0] == n].nanmean() for n in node[:, 0].tolist()])[:, None]
     advantages, mask = (column[rows].double().cpu() for column in texts.credit)
     learned = advantages.masked_fill(mask == 0, torch.nan).nanmean(1)
-    below = torch.cat([t.node + i * (t.node.amax(0) + 1) for i, t in enumerate(each)])
-    one = each[0]
+    below = torch.cat([t.node + i * (t.node.amax(0) + 1) for i, t in enumerate(trees)])
+    one = trees[0]
     return replace(
         one,
         node=torch.cat([node, below], 1),
-        values=torch.cat([values, torch.cat([t.values for t in each])], 1),
+        values=torch.cat([values, torch.cat([t.values for t in trees])], 1),
         advantages=torch.cat(
             [
                 learned.repeat_interleave(size)[:, None],
-                torch.cat([t.advantages for t in each]),
+                torch.cat([t.advantages for t in trees]),
             ],
             1,
         ),
@@ -129,7 +135,7 @@ def joint_tree(session: Session, images: FirstSamples, texts: FirstSamples) -> F
         noisy=(True, *one.noisy),
         trained=(True, *one.trained),
         roots=1,
-        texts=tuple(written.media[row] for row in rows for _ in range(size)),
+        texts=tuple(rewritings.media[row] for row in rows for _ in range(size)),
     )
 
 
@@ -137,17 +143,17 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     rollout, columns = first.rollout, first.rollout.columns
     group, points = columns.group, len(columns.nodes)
     weights, fusion = session.weights(rollout.iteration), session.algorithm.advantage.fusion
-    own = slice(draw * group, (draw + 1) * group)
-    scores = first.scores.of(range(len(first.scores.names))).arranged(lambda column: column[own])
-    ids = None if rollout.nodes is None else rollout.nodes[own].cpu()
+    rows = slice(draw * group, (draw + 1) * group)
+    scores = first.scores.of(range(len(first.scores.names))).arranged(lambda column: column[rows])
+    ids = None if rollout.nodes is None else rollout.nodes[rows].cpu()
     logp = dict[int, Tensor]()
     for edge in rollout.edges if fusion == "path" else ():
         logp[edge.step] = edge.logp.view(-1, columns.nodes[edge.step])[draw]
     context = Context(columns, weights, logp, nodes=ids, scores=scores)
-    value, known = Estimator((), fusion).node_values(scores, context)
+    value, scored = Estimator((), fusion).node_values(scores, context)
     total = (value * weights.to(value.dtype)).sum(-1)
-    known = (known | ~applying(Credit(value, known), context)) & known.any(-1, keepdim=True)
-    advantages, mask = (each[own].double().cpu() for each in first.credit)
+    scored = (scored | ~applying(Credit(value, scored), context)) & scored.any(-1, keepdim=True)
+    advantages, mask = (column[rows].double().cpu() for column in first.credit)
     if advantages.shape[1] != points:  # credit of single tokens has no nodes
         advantages, mask = torch.zeros(group, points).double(), torch.zeros(group, points)
     place = torch.arange(group)[:, None] * torch.tensor(columns.nodes) // group
@@ -157,7 +163,7 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     return FirstTree(
         start=draw * group,
         node=place,
-        values=total.masked_fill(~known.all(-1), torch.nan),
+        values=total.masked_fill(~scored.all(-1), torch.nan),
         advantages=advantages.masked_fill(mask == 0, torch.nan),
         sigmas=None if plan is None else plan.sigmas[:-1],
         noisy=columns.noisy,

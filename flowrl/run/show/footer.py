@@ -80,8 +80,8 @@ class Footer:
                 self._reserve(size)
             top = size.lines - self.height + 1
             lines = [*self.lines(size.columns - 1), *[""] * self.height][: self.height]
-            drawn = "".join(f"\x1b[{top + i};1H{_CLEAR_LINE}{line}" for i, line in enumerate(lines))
-            self._write(f"{_SAVE}{drawn}{_RESTORE}")
+            text = "".join(f"\x1b[{top + i};1H{_CLEAR_LINE}{line}" for i, line in enumerate(lines))
+            self._write(f"{_SAVE}{text}{_RESTORE}")
 
     def _keep_drawing(self) -> None:
         with suppress(OSError):
@@ -103,6 +103,6 @@ class Footer:
         self._size = None
 
     def _write(self, text: str) -> None:
-        rest = text.encode()
-        while rest:  # one call as a rule, so that no other output comes in between
-            rest = rest[os.write(self.file, rest) :]
+        unwritten = text.encode()
+        while unwritten:  # one call as a rule, so that no other output comes in between
+            unwritten = unwritten[os.write(self.file, unwritten) :]

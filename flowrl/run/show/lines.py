@@ -72,7 +72,7 @@ class Lines:
         if self.facts is not None:
             self.facts = replace(self.facts, held_out=scores)
 
-    def iteration(self, done: int, m: Mapping[str, float], elapsed: float) -> None:
+    def iteration(self, number: int, m: Mapping[str, float], elapsed: float) -> None:
         """Show the reward with its trend, the update's metrics, elapsed and remaining time.
 
         `elapsed`: seconds of all iterations so far.
@@ -81,14 +81,14 @@ class Lines:
         if "reward" in m:  # without one all samples are given
             self.rewards = [*self.rewards, m["reward"]][-MOST_REWARDS:]
             trend = self._trend(m["reward_std"])
-        line = self._line(done, m, elapsed, trend)
+        line = self._line(number, m, elapsed, trend)
         if self.facts is None:
             self.terminal.say(line)
             return
         self.line = line
         rewards = tuple(self.rewards)
-        shown = {"done": done, "metrics": dict(m), "rewards": rewards, "trend": trend}
-        self.facts = replace(self.facts, **shown, elapsed=elapsed, at=time.monotonic())
+        facts = {"done": number, "metrics": dict(m), "rewards": rewards, "trend": trend}
+        self.facts = replace(self.facts, **facts, elapsed=elapsed, at=time.monotonic())
 
     def _trend(self, spread: float) -> str:
         recent = self.rewards[-10:]
@@ -102,10 +102,10 @@ class Lines:
         change = sum(newer) / len(newer) - sum(older) / len(older)
         return "=" if abs(change) < 0.05 * spread else ("+" if change > 0 else "-")
 
-    def _line(self, done: int, m: Mapping[str, float], elapsed: float, trend: str) -> str:
-        left = elapsed / done * (self.iterations - done)
+    def _line(self, number: int, m: Mapping[str, float], elapsed: float, trend: str) -> str:
+        remaining = elapsed / number * (self.iterations - number)
         parts = [
-            f"{done:>4}/{self.iterations}",
+            f"{number:>4}/{self.iterations}",
             f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})"
             if "reward" in m
             else without_reward(m),
@@ -116,7 +116,7 @@ class Lines:
         if "kl" in m:
             parts.append(f"kl {m['kl']:.2g}")
         parts.append(f"grad {m['grad_norm']:.2g}")
-        parts.append(f"{m['seconds']:.1f} s, {clock(elapsed)} so far, {clock(left)} left")
+        parts.append(f"{m['seconds']:.1f} s, {clock(elapsed)} so far, {clock(remaining)} left")
         return "  ".join(parts)
 
 
@@ -136,17 +136,17 @@ class TerminalObserver(Observer):
         with self.lines.panel(facts, self.session.parallel.device):
             yield
 
-    def on_iteration(self, made: Iteration) -> None:
-        self.lines.iteration(made.number, made.metrics, self.progress.seconds)
+    def on_iteration(self, iteration: Iteration) -> None:
+        self.lines.iteration(iteration.number, iteration.metrics, self.progress.seconds)
 
-    def on_evaluation(self, made: Evaluated) -> None:
-        found, progress = made.result, self.progress
+    def on_evaluation(self, evaluation: Evaluated) -> None:
+        result, progress = evaluation.result, self.progress
         base = {} if progress.last is progress.first else progress.first or {}
         scores = ", ".join(
-            f"{shown_score(n)} {found.metrics[n]:.3f}"
-            + (f" ({found.metrics[n] - base[n]:+.3f})" if n in base else "")
-            for n in found.scores.names
-            if n in found.metrics
+            f"{shown_score(n)} {result.metrics[n]:.3f}"
+            + (f" ({result.metrics[n] - base[n]:+.3f})" if n in base else "")
+            for n in result.scores.names
+            if n in result.metrics
         )
         than = " (against the base)" if base else ""
         self.session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
@@ -169,8 +169,8 @@ def panel_facts(session: Session, progress: Progress) -> PanelFacts:
 def on_policy(run: RunSettings, algorithm: Algorithm) -> bool:
     """Whether each row is trained on once, by the policy that sampled it."""
     elsewhere = run.server is not None or run.engine is not None
-    own = algorithm.behaviour == "current" and not elsewhere and run.workers.lag == 0
-    return own and run.train.optimizer_steps == 1 and not run.budget.replay
+    samples_itself = algorithm.behaviour == "current" and not elsewhere and run.workers.lag == 0
+    return samples_itself and run.train.optimizer_steps == 1 and not run.budget.replay
 
 
 def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore, ...]:

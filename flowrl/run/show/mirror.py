@@ -81,11 +81,11 @@ class Mirror:
             except (Exception, SystemExit) as error:  # a service's own code
                 self._lose(name, f"{type(error).__name__}: {one_line(error)}")
 
-    def _lose(self, name: str, why: str) -> None:
+    def _lose(self, name: str, reason: str) -> None:
         self.lost[name] += 1
         if self.lost[name] == 1:
             self.warn(
-                f"tracker {name}: a record was lost ({why}); the run continues, and "
+                f"tracker {name}: a record was lost ({reason}); the run continues, and "
                 "metrics.jsonl has all of them"
             )
 

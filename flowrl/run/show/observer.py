@@ -22,10 +22,10 @@ class Observer:
         """A context that stays open during all iterations, and closes however they end."""
         return nullcontext()
 
-    def on_iteration(self, made: Iteration) -> None:
+    def on_iteration(self, iteration: Iteration) -> None:
         """Called after an iteration, before it is recorded."""
 
-    def on_evaluation(self, made: Evaluated) -> None:
+    def on_evaluation(self, evaluation: Evaluated) -> None:
         """Called after an evaluation, before it is recorded."""
 
     def on_alarms(self, texts: Sequence[str]) -> None:

@@ -41,15 +41,15 @@ class RunPage(Observer):
     def on_start(self, resumed: bool) -> None:
         record_start(self.session, self.progress.iteration, resumed)
 
-    def on_iteration(self, made: Iteration) -> None:
+    def on_iteration(self, iteration: Iteration) -> None:
         """Record the tree of one draw, in the first iteration and at evaluations."""
         run = self.session.run
         ends = (1, run.train.iterations)
-        if made.number in ends or made.number % run.evaluate.every == 0:
-            record_tree(self.session, made)
+        if iteration.number in ends or iteration.number % run.evaluate.every == 0:
+            record_tree(self.session, iteration)
 
-    def on_evaluation(self, made: Evaluated) -> None:
-        record_evaluation(self.session, made.result, made.key, self.progress)
+    def on_evaluation(self, evaluation: Evaluated) -> None:
+        record_evaluation(self.session, evaluation.result, evaluation.key, self.progress)
 
     def on_alarms(self, texts: Sequence[str]) -> None:
         record_alarms(self.session, self.progress.iteration, texts)
@@ -66,8 +66,8 @@ class Histograms(Observer):
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def on_iteration(self, made: Iteration) -> None:
-        values = made.updated.values
+    def on_iteration(self, iteration: Iteration) -> None:
+        values = iteration.updated.values
         assert values is not None, "`reads_values` makes the update keep them"
         histograms = values.histograms(self.session.parallel.every)
-        show_histograms(self.session.accelerator, histograms, made.number)
+        show_histograms(self.session.accelerator, histograms, iteration.number)

@@ -137,12 +137,12 @@ class ShownPlaces:
     def of(cls, scores: Tensor, per_prompt: int, most: int) -> "ShownPlaces":
         """Places chosen by scores [n], NaN for unscored samples; no places if `most` is 0."""
         count, order = min(SAME, most, len(scores)), scores.argsort(stable=True).tolist()
-        some = EXTREMES if count else 0
-        known = [i for i in order if not math.isnan(scores[i])]
+        most_extremes = EXTREMES if count else 0
+        scored = [i for i in order if not math.isnan(scores[i])]
         return cls(
             [i * len(scores) // count for i in range(count)],
-            _of_different_prompts(known[::-1], per_prompt)[:some],
-            _of_different_prompts(known, per_prompt)[:some],
+            _of_different_prompts(scored[::-1], per_prompt)[:most_extremes],
+            _of_different_prompts(scored, per_prompt)[:most_extremes],
         )
 
     @property
@@ -159,10 +159,12 @@ def record_evaluation(
     e, run = session.run.evaluate, session.run
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
     places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
-    own: dict[int, SampleRecord] = {}
+    of_process: dict[int, SampleRecord] = {}
     with _harmless(session):
-        own = own_samples(session.parallel, result, trial, places.every, session.shown)
-    shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
+        of_process = own_samples(session.parallel, result, trial, places.every, session.shown)
+    copies = {
+        place: copy for part in session.parallel.every(of_process) for place, copy in part.items()
+    }
     if not session.accelerator.is_main_process:
         return
     with _harmless(session):
@@ -177,8 +179,8 @@ def record_evaluation(
             [sha256(text.encode()).hexdigest()[:16] for text in texts],
             {name: _numbers(result.columns[name]) for name in names},
             *(
-                [shown[place] for place in each if place in shown]
-                for each in (places.same, places.best, places.worst)
+                [copies[place] for place in chosen_places if place in copies]
+                for chosen_places in (places.same, places.best, places.worst)
             ),
         )
         write_record(session.folder, record)
@@ -195,14 +197,14 @@ def own_samples(
     """Copies of this process's samples at these indices, with the images of their rows."""
     mine, counts = parallel.share(len(trial.rows))
     first, side = mine.start * trial.group, _side(result.samples)
-    here = [i for i in range(len(result.samples.prompts)) if counts and first + i in places]
-    found = _samples(draw, result.samples, result.scores, here, side)
+    indices = [i for i in range(len(result.samples.prompts)) if counts and first + i in places]
+    copies = _samples(draw, result.samples, result.scores, indices, side)
     rows = result.samples.meta
     return {
         first + i: replace(
-            each, place=first + i, given=images_of_row(rows[i], side) if rows else []
+            copy, place=first + i, given=images_of_row(rows[i], side) if rows else []
         )
-        for i, each in zip(here, found, strict=True)
+        for i, copy in zip(indices, copies, strict=True)
     }
 
 
@@ -212,19 +214,23 @@ def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
     return sorted(places, key=lambda i: first[i // per_prompt] != i)
 
 
-def record_tree(session: Session, made: Iteration) -> None:
+def record_tree(session: Session, iteration: Iteration) -> None:
     """Record the tree of one draw, if credit compared this process's own samples."""
     if not session.accelerator.is_main_process:
         return
     with _harmless(session):
-        iteration, tree = made.number, tree_of(session, made)
+        number, tree = iteration.number, tree_of(session, iteration)
         if tree is None:
             return
-        group, samples, scores = len(tree.node), made.scores.samples[0], made.scores.plans[0].own
-        shown = min(group, LEAVES if session.run.track.images else 0)
-        leaves = range(tree.start, tree.start + shown)
+        group, samples, scores = (
+            len(tree.node),
+            iteration.scores.samples[0],
+            iteration.scores.plans[0].own,
+        )
+        leaf_count = min(group, LEAVES if session.run.track.images else 0)
+        leaves = range(tree.start, tree.start + leaf_count)
         weighted, levels = (
-            scores.totals(session.weights(iteration - 1)),
+            scores.totals(session.weights(number - 1)),
             list[LevelRecord](),
         )
         for k in range(tree.node.shape[1]):
@@ -243,7 +249,7 @@ def record_tree(session: Session, made: Iteration) -> None:
                 )
             )
         record = TreeRecord(
-            iteration=iteration,
+            iteration=number,
             kind=_kind(samples),
             prompt=shortened(str(samples.prompts[tree.start]), MOST_TEXT // 10),
             plans=tree.plans,
@@ -257,7 +263,7 @@ def record_tree(session: Session, made: Iteration) -> None:
 
 def _first_leaves(node: Tensor) -> list[int]:
     places = node.tolist()
-    return [places.index(each) for each in range(max(places) + 1)]
+    return [places.index(number) for number in range(max(places) + 1)]
 
 
 def _samples(
@@ -267,11 +273,11 @@ def _samples(
     places: Sequence[int],
     side: int,
 ) -> list[SampleRecord]:
-    found, shown = [], draw(samples.take(places))
-    for i, media in zip(places, shown.media, strict=True):
-        known = {
-            name: _number(value) if there else None
-            for name, value, there, applies in zip(
+    records, drawn_samples = [], draw(samples.take(places))
+    for i, media in zip(places, drawn_samples.media, strict=True):
+        values = {
+            name: _number(value) if scored else None
+            for name, value, scored, applies in zip(
                 scores.names,
                 scores.values[i].tolist(),
                 scores.scored[i].tolist(),
@@ -281,24 +287,26 @@ def _samples(
             if applies
         }
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
-        found.append(SampleRecord(i, prompt, known, **_media(media, side)))
-    if shown.audio is None:
-        return found
-    copies = [small_sound(each, shown.audio.rate) for each in shown.audio.waveform]
-    return [replace(r, **copy._asdict()) for r, copy in zip(found, copies, strict=True)]
+        records.append(SampleRecord(i, prompt, values, **_media(media, side)))
+    if drawn_samples.audio is None:
+        return records
+    copies = [
+        small_sound(waveform, drawn_samples.audio.rate) for waveform in drawn_samples.audio.waveform
+    ]
+    return [replace(r, **copy._asdict()) for r, copy in zip(records, copies, strict=True)]
 
 
 def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:
     """Copies of the images, but not videos, in a prompt's row."""
-    found: list[GivenImage] = []
+    images: list[GivenImage] = []
     for name, value in row.items():
         if not IMAGE_COLUMNS.fullmatch(name) or "video" in name:
             continue
-        for each in value if isinstance(value, list) else [value]:
+        for cell in value if isinstance(value, list) else [value]:
             with suppress(ValueError):  # no image, or one that cannot be read
-                copy = small_copy(to_tensor(open_image_cell(each)), side)
-                found.append(GivenImage(name, copy.url, copy.width, copy.height))
-    return found[:MOST_GIVEN]
+                copy = small_copy(to_tensor(open_image_cell(cell)), side)
+                images.append(GivenImage(name, copy.url, copy.width, copy.height))
+    return images[:MOST_GIVEN]
 
 
 def _media(media: Any, side: int) -> Mapping[str, Any]:

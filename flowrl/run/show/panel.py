@@ -75,9 +75,9 @@ def panel_lines(facts: PanelFacts, device: str, width: int, console: Console) ->
     framed = Panel(
         grid, box=ROUNDED, title=Text(title), title_align="left", border_style="dim", width=width
     )
-    with console.capture() as drawn:
+    with console.capture() as capture:
         console.print(framed)
-    return drawn.get().splitlines()
+    return capture.get().splitlines()
 
 
 def _whole(text: Text, room: int) -> Text:
@@ -99,14 +99,14 @@ def curve(values: Sequence[float]) -> str:
 def memory_in_use(device: str) -> str:
     """Device memory that this process uses, or the process's own memory on a CPU."""
     if device == "cuda":
-        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        text = f"{now / _GIB:.1f} GiB of {whole / _GIB:.1f} in use, at most {most / _GIB:.1f}"
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        allocated, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        text = f"{allocated / _GIB:.1f} GiB of {total / _GIB:.1f} in use, at most {most / _GIB:.1f}"
         return f"{text}, reserved {torch.cuda.memory_reserved() / _GIB:.1f}"
     if device == "mps":
         return f"{torch.mps.driver_allocated_memory() / _GIB:.1f} GiB of the GPU in use"
-    own, whole = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-    return f"{own / _GIB:.1f} GiB in this process, of {whole / _GIB:.1f} on this machine"
+    of_process, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    return f"{of_process / _GIB:.1f} GiB in this process, of {total / _GIB:.1f} on this machine"
 
 
 def without_reward(m: Mapping[str, float]) -> str:
@@ -129,9 +129,9 @@ def _reward(facts: PanelFacts, most: int) -> Text:
     text = Text(f"{m['reward']:.3f} ").append(facts.trend, style=colour)
     text.append(f" {curve(facts.rewards[-most:])}", style="cyan")
     text.append(f"  spread {m['reward_std']:.2f}")
-    own = {n.removeprefix("reward/"): v for n, v in m.items() if n.startswith("reward/")}
-    if len(own) > 1:
-        text.append("".join(f"  {name} {value:.3f}" for name, value in own.items()))
+    rewards = {n.removeprefix("reward/"): v for n, v in m.items() if n.startswith("reward/")}
+    if len(rewards) > 1:
+        text.append("".join(f"  {name} {value:.3f}" for name, value in rewards.items()))
     outside = m.get("abstained_share", 0.0)
     if (failed := failed_share(m)) > 0:
         text.append(f"  unscored {100 * failed:.0f} %", style="yellow")
@@ -195,17 +195,17 @@ def _time(m: Mapping[str, float]) -> Text:
 
 def _with_workers(m: Mapping[str, float]) -> str:
     """Describe the waiting between trainer and workers, as shares of an iteration."""
-    whole = max(m["seconds"], 1e-9)
+    seconds = max(m["seconds"], 1e-9)
     waits = ", ".join(
-        f"{100 * m.get(f'seconds/{name}', 0.0) / whole:.0f} % {what}"
-        for name, what in (
+        f"{100 * m.get(f'seconds/{name}', 0.0) / seconds:.0f} % {words}"
+        for name, words in (
             ("waiting/sampling", "waits for samples"),
             ("waiting/scoring", "for scores"),
             ("sending", "sends weights"),
             ("update", "updates"),
         )
     )
-    busy = busy_seconds(m) / whole
+    busy = busy_seconds(m) / seconds
     return (
         f"{m['seconds']:.1f} s: training {waits}; {m['workers/joined']:.0f} workers busy "
         f"{100 * busy:.0f} %, "
@@ -219,6 +219,6 @@ def _progress(facts: PanelFacts) -> Text:
     text.append("━" * (24 - share), style="dim")
     text.append(f"  {clock(facts.elapsed + since)} so far", style="default")
     if facts.done:
-        left = facts.elapsed / facts.done * (facts.iterations - facts.done)
-        text.append(f", {clock(max(0.0, left - since))} left", style="default")
+        remaining = facts.elapsed / facts.done * (facts.iterations - facts.done)
+        text.append(f", {clock(max(0.0, remaining - since))} left", style="default")
     return text

@@ -36,8 +36,8 @@ class TrainingPages(Observer):
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def on_iteration(self, made: Iteration) -> None:
-        save_training_samples(self.session, made)
+    def on_iteration(self, iteration: Iteration) -> None:
+        save_training_samples(self.session, iteration)
 
 
 class HeldOutPages(Observer):
@@ -46,10 +46,10 @@ class HeldOutPages(Observer):
     def __init__(self, session: Session, progress: Progress) -> None:
         self.session, self.progress = session, progress
 
-    def on_evaluation(self, made: Evaluated) -> None:
-        done = self.progress.iteration
+    def on_evaluation(self, evaluation: Evaluated) -> None:
+        number = self.progress.iteration
         ends = {0: "before", self.session.run.train.iterations: "after"}
-        save_samples(self.session, made, done, ends.get(done, f"{done:06d}"))
+        save_samples(self.session, evaluation, number, ends.get(number, f"{number:06d}"))
 
 
 def spread_over(samples: int, most: int) -> list[int]:
@@ -58,9 +58,9 @@ def spread_over(samples: int, most: int) -> list[int]:
     return [i * samples // count for i in range(count)]
 
 
-def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -> None:
+def save_samples(session: Session, evaluation: Evaluated, iteration: int, name: str) -> None:
     """Write `track.images` held-out samples of this process to a page of that name."""
-    result, key = made.result, made.key
+    result, key = evaluation.result, evaluation.key
     pick = spread_over(len(result.samples.prompts), session.run.track.images)
     if not pick:
         return
@@ -71,13 +71,13 @@ def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -
     samples, folder = session.shown(result.samples.take(pick)), session.folder / "samples"
     page = Page(samples, scores, title)
     rows = [_shown_row(result, i) for i in pick]
-    columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
+    columns = ("prompt", *(f"held_out/{label}" for label in result.scores.names))
 
     def save() -> Path:
-        written = page.save(folder, name)
+        path = page.save(folder, name)
         if name == "after":
             page.save_beside(folder, "before", "before_after")
-        return written
+        return path
 
     save_page(session, save, PageRows("samples/held_out", samples, columns, rows), iteration)
 
@@ -90,48 +90,48 @@ def _shown(scores: Scores, sample: int, reward: int) -> ShownScore:
 
 
 def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
-    each = zip(result.scores.values[sample], result.scores.scored[sample], strict=True)
-    scores = [float(value) if there else None for value, there in each]
+    pairs = zip(result.scores.values[sample], result.scores.scored[sample], strict=True)
+    scores = [float(value) if scored else None for value, scored in pairs]
     return [str(result.samples.prompts[sample]), *scores]
 
 
-def save_training_samples(session: Session, made: Iteration) -> None:
+def save_training_samples(session: Session, iteration: Iteration) -> None:
     """Write `track.training` samples of this process: a page `000012`, and lines of the table.
 
     Trackers receive them at the first iteration and at evaluations.
     """
-    if not made.scores.samples:  # all were given
+    if not iteration.scores.samples:  # all were given
         return
-    iteration, shown = made.number, made.scores.samples[0]
-    pick = spread_over(len(shown.prompts), session.run.track.training)
+    number, all_samples = iteration.number, iteration.scores.samples[0]
+    pick = spread_over(len(all_samples.prompts), session.run.track.training)
     if not pick:
         return
-    taken = shown.take(pick)
-    lines = list(_lines(session, made, pick, taken))
+    picked = all_samples.take(pick)
+    lines = list(_lines(session, iteration, pick, picked))
     folder = session.folder / "samples" / "training"
-    samples = session.shown(taken)
-    title = f"{session.folder.name}, training, iteration {iteration}"
-    outside = made.scores.plans[0].own.outside.tolist()
+    samples = session.shown(picked)
+    title = f"{session.folder.name}, training, iteration {number}"
+    outside = iteration.scores.plans[0].own.outside.tolist()
     rewards: list[ShownScore] = [
         ABSTAINS if outside[i] else line["reward"] for i, line in zip(pick, lines, strict=True)
     ]
     page = Page(samples, rewards, title)
 
     def save() -> Path:
-        written = page.save(folder, f"{iteration:06d}")
-        _rewrite(folder, lines, iteration)
+        path = page.save(folder, f"{number:06d}")
+        _rewrite(folder, lines, number)
         for old in folder.iterdir():
-            if old.stem.isdecimal() and int(old.stem) <= iteration - KEPT_ITERATIONS:
+            if old.stem.isdecimal() and int(old.stem) <= number - KEPT_ITERATIONS:
                 old.unlink()
-        return written
+        return path
 
-    names, shown = list(lines[0]["rewards"]), None
-    if iteration == 1 or iteration % session.run.evaluate.every == 0:
+    names, table = list(lines[0]["rewards"]), None
+    if number == 1 or number % session.run.evaluate.every == 0:
         rows = [_row(line, names) for line in lines]
-        own = [f"reward/{name}" for name in names]
-        columns = ("iteration", "prompt", "reward", *own, "advantage")
-        shown = PageRows("samples/training", samples, columns, rows)
-    save_page(session, save, shown, iteration)
+        reward_columns = [f"reward/{name}" for name in names]
+        columns = ("iteration", "prompt", "reward", *reward_columns, "advantage")
+        table = PageRows("samples/training", samples, columns, rows)
+    save_page(session, save, table, number)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class PageRows:
             return ShownSamples(self.name, (*self.columns, "text"), rows, (), page)
         images = []
         if self.samples.kind == "image":
-            images = [pictures.enlarged(pictures.to_image(each)) for each in self.samples.media]
+            images = [pictures.enlarged(pictures.to_image(image)) for image in self.samples.media]
         return ShownSamples(self.name, self.columns, self.rows, images, page)
 
 
@@ -168,24 +168,26 @@ def save_page(
 
 
 def _lines(
-    session: Session, made: Iteration, pick: list[int], taken: Samples
+    session: Session, iteration: Iteration, pick: list[int], picked: Samples
 ) -> Iterator[dict[str, Any]]:
-    iteration, scores = made.number, made.scores.plans[0].own
-    weighted, advantages = scores.totals(session.weights(iteration - 1)).tolist(), None
-    first = FirstSamples.of(session, made)
+    number, scores = iteration.number, iteration.scores.plans[0].own
+    weighted, advantages = scores.totals(session.weights(number - 1)).tolist(), None
+    first = FirstSamples.of(session, iteration)
     if first is not None:
         advantages = _mean_advantages(*first.credit).tolist()
     for place, i in enumerate(pick):
-        each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
+        triples = zip(
+            scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True
+        )
         yield {
-            "iteration": iteration,
-            "prompt": str(taken.prompts[place]),
+            "iteration": number,
+            "prompt": str(picked.prompts[place]),
             "reward": _number(weighted[i]),
-            "rewards": {name: value if there else None for name, value, there in each},
+            "rewards": {name: value if scored else None for name, value, scored in triples},
             "advantage": None if advantages is None else _number(advantages[i]),
-            "page": f"{iteration:06d}",
+            "page": f"{number:06d}",
             "place": place,
-        } | ({"text": taken.media[place]} if taken.kind == "text" else {})
+        } | ({"text": picked.media[place]} if picked.kind == "text" else {})
 
 
 def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
@@ -204,13 +206,13 @@ def _number(value: float) -> float | None:
 
 def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
     """Add lines. They replace a killed run's lines of this and later iterations."""
-    path, kept = folder / TABLE, []
+    path, earlier = folder / TABLE, []
     if path.exists():
-        kept = [
+        earlier = [
             line.decode()
             for line in bounded_lines(path, MOST_TABLE)
             if (done := iteration_of(line)) is not None
             and iteration - KEPT_ITERATIONS < done < iteration
         ]
     new = [json_text(line, ensure_ascii=False) for line in lines]
-    write_whole(path, "".join(f"{line}\n" for line in [*kept, *new]), synced=True)
+    write_whole(path, "".join(f"{line}\n" for line in [*earlier, *new]), synced=True)

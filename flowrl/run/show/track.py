@@ -90,10 +90,10 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
     def begin() -> dict[str, str]:
         starts = _starts(run, folder, before, fresh_id, first)
         accelerator.init_trackers(track.project, init_kwargs=starts)
-        others = [each for each in accelerator.trackers if each.name != "jsonl"]
-        for tracker in others:
+        services = [tracker for tracker in accelerator.trackers if tracker.name != "jsonl"]
+        for tracker in services:
             _store_settings(tracker, run, new=tracker.name not in before, step=first)
-        return {tracker.name: _id(tracker) for tracker in others}
+        return {tracker.name: _id(tracker) for tracker in services}
 
     try:
         ids = mirror.start(begin)
@@ -103,8 +103,8 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
             "to the service, use it offline (WANDB_MODE=offline), or leave it out"
         ) from error
     accelerator.trackers = [
-        each if each.name == "jsonl" else MirroredTracker(each, mirror)  # type: ignore[list-item]
-        for each in accelerator.trackers
+        tracker if tracker.name == "jsonl" else MirroredTracker(tracker, mirror)  # type: ignore[list-item]
+        for tracker in accelerator.trackers
     ]
     if before | ids:
         write_whole(path, json_text(before | ids), synced=True)
@@ -125,7 +125,7 @@ def _end(accelerator: Accelerator, failed: bool, seconds: float) -> None:
     mirrored = list(_mirrored(accelerator))
     accelerator.trackers = []
     if mirrored:
-        last = [(each.name, partial(_finish, each.inner, failed)) for each in mirrored]
+        last = [(tracker.name, partial(_finish, tracker.inner, failed)) for tracker in mirrored]
         mirrored[0].mirror.end(last, seconds)
 
 
@@ -134,7 +134,7 @@ def _finish(tracker: Any, failed: bool) -> None:
 
 
 def _mirrored(accelerator: Accelerator) -> Iterator[MirroredTracker]:
-    return (each for each in accelerator.trackers if isinstance(each, MirroredTracker))
+    return (tracker for tracker in accelerator.trackers if isinstance(tracker, MirroredTracker))
 
 
 def shows_samples(accelerator: Accelerator) -> bool:
@@ -165,14 +165,14 @@ def show_histograms(
 
 def _histograms(tracker: Any, histograms: Mapping[str, Histogram], step: int) -> None:
     if tracker.name == "tensorboard":
-        for name, each in histograms.items():
-            _tensorboard_histogram(tracker, name, each, step)
+        for name, histogram in histograms.items():
+            _tensorboard_histogram(tracker, name, histogram, step)
     elif tracker.name == "mlflow":
         _mlflow_histograms(histograms, step)
     else:
         kind = import_module(tracker.name).Histogram
-        drawn = {n: kind(np_histogram=(h.counts, h.edges)) for n, h in histograms.items()}
-        tracker.log(drawn, step=step)
+        plots = {n: kind(np_histogram=(h.counts, h.edges)) for n, h in histograms.items()}
+        tracker.log(plots, step=step)
 
 
 def _starts(
@@ -269,16 +269,16 @@ def _mlflow_samples(tracker: Any, samples: ShownSamples, step: int) -> None:
     import_module("mlflow").log_dict({"samples": rows}, f"{folder}/scores.json")
 
 
-def _tensorboard_histogram(tracker: Any, name: str, each: Histogram, step: int) -> None:
+def _tensorboard_histogram(tracker: Any, name: str, histogram: Histogram, step: int) -> None:
     tracker.writer.add_histogram_raw(
         name,
-        min=each.edges[0],
-        max=each.edges[-1],
-        num=each.number,
-        sum=each.total,
-        sum_squares=each.squares,
-        bucket_limits=each.edges[1:].tolist(),
-        bucket_counts=each.counts.tolist(),
+        min=histogram.edges[0],
+        max=histogram.edges[-1],
+        num=histogram.number,
+        sum=histogram.total,
+        sum_squares=histogram.squares,
+        bucket_limits=histogram.edges[1:].tolist(),
+        bucket_counts=histogram.counts.tolist(),
         global_step=step,
     )
 
@@ -289,8 +289,8 @@ def _mlflow_histograms(histograms: Mapping[str, Histogram], step: int) -> None:
     mlflow = import_module("mlflow")
     mlflow.log_image(histogram_image(histograms), key="histograms", step=step)
     plain = {
-        name: {"edges": each.edges.tolist(), "counts": each.counts.tolist()}
-        for name, each in histograms.items()
+        name: {"edges": histogram.edges.tolist(), "counts": histogram.counts.tolist()}
+        for name, histogram in histograms.items()
     }
     mlflow.log_dict(plain, f"histograms/{step:06d}.json")
 

@@ -87,15 +87,15 @@ class Alarms:
     def silent(self, metrics: Metrics, models: Collection[str]) -> list[str]:
         """Names of models whose data has taught nothing for `silent` iterations in a row. Each is
         returned again after as many."""
-        found: list[str] = []
+        silent_models: list[str] = []
         for model in models:
-            own = f"{model}/" if model else ""
-            signal = metrics.get(f"{own}signal", metrics.get(f"{own}grad_norm", 1.0))
-            key = f"{own}silent"
+            prefix = f"{model}/" if model else ""
+            signal = metrics.get(f"{prefix}signal", metrics.get(f"{prefix}grad_norm", 1.0))
+            key = f"{prefix}silent"
             self.outside[key] = self.outside.get(key, 0) + 1 if signal == 0 else 0
             if self.outside[key] and self.outside[key] % self.at.silent == 0:
-                found.append(model)
-        return found
+                silent_models.append(model)
+        return silent_models
 
     def ranges(
         self, metrics: Metrics, ranges: Mapping[str, Range], models: Collection[str]
@@ -119,18 +119,18 @@ class Alarms:
         """A clause for each judge whose unread verdicts are of one winner."""
         signs: list[Sign] = []
         for key in metrics:
-            own = key.removesuffix(_FIRST)
-            if own == key and not key.endswith(_SECOND):
+            judge = key.removesuffix(_FIRST)
+            if judge == key and not key.endswith(_SECOND):
                 continue
-            own = own.removesuffix(_SECOND)
-            both = [metrics.get(f"{own}{end}", 0.0) for end in (_FIRST, _SECOND)]
-            if sum(both) >= self.at.unread and max(both) >= self.at.one_winner * sum(both):
-                place = ("first", "second")[both[1] > both[0]]
+            judge = judge.removesuffix(_SECOND)
+            counts = [metrics.get(f"{judge}{end}", 0.0) for end in (_FIRST, _SECOND)]
+            if sum(counts) >= self.at.unread and max(counts) >= self.at.one_winner * sum(counts):
+                place = ("first", "second")[counts[1] > counts[0]]
                 text = (
-                    f"{max(both):.0f} of {sum(both):.0f} unread verdicts of "
-                    f"{own.removeprefix('calls/')} are for the sample that is shown {place}"
+                    f"{max(counts):.0f} of {sum(counts):.0f} unread verdicts of "
+                    f"{judge.removeprefix('calls/')} are for the sample that is shown {place}"
                 )
-                signs.append(Sign(f"{own}/unread", text))
+                signs.append(Sign(f"{judge}/unread", text))
         return self._new(signs)
 
     def constant(self, metrics: Metrics) -> list[str]:
@@ -196,40 +196,40 @@ class Alarms:
         judge's score rises, changed samples raise no sign. A rising training reward proves nothing,
         since a hacked reward rises too: without another judge, such changes are `Unclear`.
         """
-        now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
-        if not now:  # a run without held-out prompts
+        current = {name: value for name, value in metrics.items() if name.startswith("held_out")}
+        if not current:  # a run without held-out prompts
             return []
-        before, self.last = self.last, now | {_ITERATION: float(iteration)}
+        before, self.last = self.last, current | {_ITERATION: float(iteration)}
         if not self.base:
-            self.base = now
+            self.base = current
             return []
-        gains = [self._gain(name, now) for name in self._judges(now)]
+        gains = [self._gain(name, current) for name in self._judges(current)]
         signs = [sign for gain in gains for sign in self._fall(gain)]
         risen = {gain.name for gain in gains if gain.errors > self.at.gain}
-        known = {gain.name for gain in gains if judges is None or gain.name in judges}
-        if not risen & known:
-            changes = [*self._shifts(now), *self._speed(before, gains)]
-            signs += [_changed(sign, bool(risen), bool(known)) for sign in changes]
-        return self._new(signs + self._alike(_unprefixed(self.base), _unprefixed(now)))
+        judged = {gain.name for gain in gains if judges is None or gain.name in judges}
+        if not risen & judged:
+            changes = [*self._shifts(current), *self._speed(before, gains)]
+            signs += [_changed(sign, bool(risen), bool(judged)) for sign in changes]
+        return self._new(signs + self._alike(_unprefixed(self.base), _unprefixed(current)))
 
     def _new(self, signs: Sequence[Sign]) -> list[str]:
         fresh = [sign for sign in signs if sign.name not in self.raised]
         self.raised += [sign.name for sign in fresh]
         return [sign.text for sign in fresh]
 
-    def _judges(self, now: Metrics) -> list[str]:
+    def _judges(self, current: Metrics) -> list[str]:
         """Held-out rewards that also scored the base; a resumed run may have others. A training
         reward that is measured beside them is none of them."""
-        names = [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
-        known = [name for name in names if f"held_out_std/{name}" in self.base]
-        return [name for name in known if not is_trained(name)]
+        names = [name.removeprefix(_ERROR) for name in current if name.startswith(_ERROR)]
+        in_base = [name for name in names if f"held_out_std/{name}" in self.base]
+        return [name for name in in_base if not is_trained(name)]
 
-    def _gain(self, name: str, now: Metrics) -> Gain:
+    def _gain(self, name: str, current: Metrics) -> Gain:
         key, std = f"held_out/{name}", f"held_out_std/{name}"
-        gain, spread = now[key] - self.base[key], max(self.base[std], now[std])
-        error = now[_ERROR + name]
+        gain, spread = current[key] - self.base[key], max(self.base[std], current[std])
+        error = current[_ERROR + name]
         size, errors = _ratio(gain, spread), _ratio(gain, error)
-        return Gain(name, self.base[key], now[key], size, errors, _ratio(error, spread))
+        return Gain(name, self.base[key], current[key], size, errors, _ratio(error, spread))
 
     def _just_gained(self, iteration: int) -> bool:
         """Whether a held-out score was above the base's within the last `window` iterations. A plan
@@ -254,20 +254,20 @@ class Alarms:
         first, last = _means(self.start), _means(self.recent)
         return last["reward"] - first["reward"] > self.at.rise * first["reward_std"]
 
-    def _shifts(self, now: Metrics) -> list[Sign]:
+    def _shifts(self, current: Metrics) -> list[Sign]:
         """Statistics of held-out samples that differ from the base's."""
         shifted = []
         for name in STATISTICS:
             key, spread = f"held_out/{name}", self.base.get(f"held_out_std/{name}")
-            if spread and abs(now[key] - self.base[key]) > self.at.shift * spread:
-                shifted.append(f"{name} went from {self.base[key]:.3f} to {now[key]:.3f}")
+            if spread and abs(current[key] - self.base[key]) > self.at.shift * spread:
+                shifted.append(f"{name} went from {self.base[key]:.3f} to {current[key]:.3f}")
         if len(shifted) < self.at.shifted:
             return []
         return [Sign("shifts", ", ".join(shifted))]
 
     def _speed(self, before: Metrics, gains: Sequence[Gain]) -> list[Sign]:
         """Statistics of held-out images that have changed quickly since the evaluation `before`."""
-        moved = [
+        changes = [
             abs(self.last[f"held_out/{name}"] - before[f"held_out/{name}"]) / spread
             for name in LOOKS
             if (spread := self.base.get(f"held_out_std/{name}"))
@@ -277,9 +277,9 @@ class Alarms:
         pace = self.at.speed * max(2, iterations)
         # few samples move by chance; the scores' paired differences say by how much
         noise = self.at.speed_errors * max((gain.error for gain in gains), default=0.0)
-        if not moved or fmean(moved) <= max(pace, noise):
+        if not changes or fmean(changes) <= max(pace, noise):
             return []
-        share = 100 * fmean(moved) / iterations
+        share = 100 * fmean(changes) / iterations
         return [Sign("speed", f"images change by {share:.0f} % of their spread per iteration")]
 
     def _training_shifts(self) -> list[Sign]:
@@ -307,11 +307,11 @@ class Alarms:
         ]
 
     def _reward_fall(self, rewards: Sequence[float]) -> list[Sign]:
-        best, now, spread = fmean(self.best), fmean(rewards), _means(self.start)["reward_std"]
+        best, mean, spread = fmean(self.best), fmean(rewards), _means(self.start)["reward_std"]
         error = math.sqrt((pvariance(rewards) + pvariance(self.best)) / len(rewards))
-        if best - now <= max(self.at.reward_fall * spread, self.at.errors * error):
+        if best - mean <= max(self.at.reward_fall * spread, self.at.errors * error):
             return []
-        return [Sign("reward", f"the reward fell from {best:.3f} to {now:.3f}")]
+        return [Sign("reward", f"the reward fell from {best:.3f} to {mean:.3f}")]
 
     def smallest_fall(self, name: str, samples: int) -> tuple[float, float]:
         """The smallest fall of a held-out score that can raise an alarm, and the one that does
@@ -366,8 +366,8 @@ def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:
     the samples and does not rise."""
     if risen and not judged:
         return Sign(f"unclear/{sign.name}", Unclear(sign.text))
-    what = "held-out scores that are not trained on" if risen else "held-out scores"
-    return Sign(sign.name, f"{what} do not rise, and {sign.text}")
+    subject = "held-out scores that are not trained on" if risen else "held-out scores"
+    return Sign(sign.name, f"{subject} do not rise, and {sign.text}")
 
 
 def _held_out(std: str) -> str:

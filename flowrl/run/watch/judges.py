@@ -15,8 +15,8 @@ CANNOT_TELL = (
 def judges(run: RunSettings) -> tuple[str, ...]:
     """Labels of the held-out rewards that are not trained on."""
     trained = [(spec.name, spec.settings) for spec in run.rewards]
-    others = (s for s in run.held_out_rewards if (s.name, s.settings) not in trained)
-    return tuple(spec.label for spec in others)
+    untrained = (s for s in run.held_out_rewards if (s.name, s.settings) not in trained)
+    return tuple(spec.label for spec in untrained)
 
 
 def no_judge(run: RunSettings) -> Iterator[str]:
@@ -34,8 +34,8 @@ def no_judge(run: RunSettings) -> Iterator[str]:
 
 def seen_in_training(prompts: PromptSet, held_out: PromptSet | None) -> Iterator[str]:
     """A warning if every held-out prompt is also a training prompt."""
-    seen = {str(text) for text in prompts.texts}
-    if held_out is not None and all(str(text) in seen for text in held_out.texts):
+    training_texts = {str(text) for text in prompts.texts}
+    if held_out is not None and all(str(text) in training_texts for text in held_out.texts):
         yield (
             "warning: every prompt of prompts.held_out is also in prompts.train, so held-out "
             "scores say nothing about new prompts"

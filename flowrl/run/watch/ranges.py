@@ -91,5 +91,5 @@ def mismatch_range(exact: bool) -> Range:
 
 def ranges_of(exact: bool, compares: bool) -> dict[str, Range]:
     """The ranges of a run. `compares`: its loss compares the samples of a group."""
-    found = {**RANGES, "mismatch": mismatch_range(exact)}
-    return found if compares else {k: v for k, v in found.items() if k != "flat_groups"}
+    ranges = {**RANGES, "mismatch": mismatch_range(exact)}
+    return ranges if compares else {k: v for k, v in ranges.items() if k != "flat_groups"}

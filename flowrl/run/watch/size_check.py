@@ -29,17 +29,19 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     """UserError, naming the file and row, for an image that the model cannot read, or a size that
     it cannot generate."""
     check_images(run.model, prompts)
-    sizes = row_sizes(prompts.meta) if isinstance(run.model, PipelineSettings) else []
+    if not isinstance(run.model, PipelineSettings):
+        return
+    sizes = row_sizes(prompts.meta)
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return
-    known = set[RowSize]()
+    checked = set[RowSize]()
     limits, own_checks = SizeLimits.of(described), OwnSizeChecks(described, run.model.call)
     for size, row in zip(sizes, prompts.meta, strict=True):
-        if size in known:
+        if size in checked:
             continue
-        known.add(size)
-        own = {name: value for name, value in size.given.items() if described.takes(name)}
-        reason = limits.refusal(own) or own_checks.refusal(_taken(described, run, own))
+        checked.add(size)
+        row_size = {name: value for name, value in size.given.items() if described.takes(name)}
+        reason = limits.refusal(row_size) or own_checks.refusal(_taken(described, run, row_size))
         if reason is not None:
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             raise UserError(f"{place}: {reason}; correct it, or leave the column out with `keep`")
@@ -56,8 +58,8 @@ def check_own_sizes(run: RunSettings) -> None:
     for place, sizes in (("model", {}), ("evaluate", {**run.evaluation_size, **in_call})):
         if place == "evaluate" and not sizes:
             continue
-        given = _taken(described, run, sizes)
-        reason = own_checks.refusal(given) or limits.impossible(given)
+        taken = _taken(described, run, sizes)
+        reason = own_checks.refusal(taken) or limits.impossible(taken)
         if reason is not None:
             raise UserError(f"{place}: {reason}; choose another size")
 
@@ -86,22 +88,22 @@ def _taken(
 def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:
     """UserError if prompts have several sizes and the run needs them to have one."""
     _, parameters = pipeline_call(run)
-    own = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}
+    run_size = {n: v for n, v in run.trained_size.items() if n in parameters or not parameters}
     sizes = set[tuple[int | None, ...]]()
     for size in set(row_sizes(prompts.meta)):
-        sizes.add(tuple(size.given.get(name, value) for name, value in own.items()))
+        sizes.add(tuple(size.given.get(name, value) for name, value in run_size.items()))
     alone = {"the recipe joint": run.prompt_writer is not None and len(sizes) > 1}
     if place == "train":
         scores = asks_intermediate(run.algorithm())
         alone |= {
             "given, of samples at the run's size,": run.given is not None
-            and not sizes <= {tuple(own.values())},
+            and not sizes <= {tuple(run_size.values())},
             "budget.replay": run.budget.replay > 0 and len(sizes) > 1,
             "budget.flat: resample": run.budget.flat == "resample" and len(sizes) > 1,
             "scoring intermediate samples (this recipe, or steer)": scores and len(sizes) > 1,
         }
-    for name, used in alone.items():
-        if used:
+    for name, applies in alone.items():
+        if applies:
             raise UserError(
                 f"prompts.{place}: {name} needs prompts of one size, but these rows have "
                 f"{len(sizes)}: choose rows with `where`, or leave their sizes out with `keep`"

@@ -20,29 +20,29 @@ from rewards.types import Reward, cell
 Check = Callable[[], object]
 
 
-def check_start(run: RunSettings, given: Mapping[str, Reward] = {}) -> None:
-    """UserError for a run that cannot work on this machine. Reads no weights. `given`: rewards that
-    are Python objects, by their labels."""
-    for check in _checks(run, given):
+def check_start(run: RunSettings, opened: Mapping[str, Reward] = {}) -> None:
+    """UserError for a run that cannot work on this machine. Reads no weights. `opened`: rewards
+    that are Python objects, by their labels."""
+    for check in _checks(run, opened):
         check()
-    for each in (run, run.prompt_writer):
-        if each is not None:
-            check_hub(each.model)
+    for part in (run, run.prompt_writer):
+        if part is not None:
+            check_hub(part.model)
 
 
-def refusals(run: RunSettings, given: Mapping[str, Reward] = {}) -> Iterator[str]:
+def refusals(run: RunSettings, opened: Mapping[str, Reward] = {}) -> Iterator[str]:
     """Why this run could not start on this machine, one sentence each. A prompt file on the hub is
-    not read. `given`: rewards that are Python objects, by their labels."""
-    said = set[str]()
-    for check in _checks(run, given, hub=False):
+    not read. `opened`: rewards that are Python objects, by their labels."""
+    sentences = set[str]()
+    for check in _checks(run, opened, hub=False):
         try:
             check()
         except UserError as error:
-            if str(error) not in said:
+            if str(error) not in sentences:
                 yield str(error)
-            said.add(str(error))
+            sentences.add(str(error))
         except Exception:  # it may stumble over what a check before it has refused
-            if not said:
+            if not sentences:
                 raise
 
 
@@ -72,22 +72,21 @@ def check_model_of(run: RunSettings) -> None:
     check_classes_of(run)
 
 
-def _checks(run: RunSettings, given: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
+def _checks(run: RunSettings, opened: Mapping[str, Reward], *, hub: bool = True) -> Iterator[Check]:
     if run.given is not None:  # first: its file may hold the prompts too
         yield partial(_given, run)
     yield partial(run_yaml_text, run)
-    yield from run_checks(run, given, hub=hub)
+    yield from run_checks(run, opened, hub=hub)
     yield partial(_shares, run)
-    yield partial(_needs_of_rewards, run, given)
-    own = isinstance(run.model, OwnSettings)
-    if not own:
+    yield partial(_needs_of_rewards, run, opened)
+    of_user = isinstance(run.model, OwnSettings)
+    if not of_user:
         yield partial(_guidance, run)
-    if not own:
         yield partial(_own_sizes, run)
     for place in run.prompts.given:
         if hub or not run.prompts.on_hub(place):
-            yield partial(_rows, run, place, given)
-    if not own:
+            yield partial(_rows, run, place, opened)
+    if not of_user:
         yield partial(check_classes_of, run)
 
 
@@ -112,14 +111,14 @@ def _own_sizes(run: RunSettings) -> None:
     check_own_sizes(run)
 
 
-def _rows(run: RunSettings, place: PromptPlace, given: Mapping[str, Reward]) -> None:
+def _rows(run: RunSettings, place: PromptPlace, opened: Mapping[str, Reward]) -> None:
     from flowrl.run.watch.size_check import check_rows_of
 
     prompts = run.prompts.read(place)
     if not isinstance(run.model, OwnSettings):
         check_rows_of(run, place, prompts)
     for spec in run.judges if place == "held_out" else run.rewards if run.drawn else ():
-        if spec.label not in given:
+        if spec.label not in opened:
             check_reward_columns(spec, place, prompts)
 
 
@@ -152,11 +151,11 @@ def check_classes_of(run: RunSettings) -> None:
     check_before_weights(run)
 
 
-def _needs_of_rewards(run: RunSettings, given: Mapping[str, Reward]) -> None:
+def _needs_of_rewards(run: RunSettings, opened: Mapping[str, Reward]) -> None:
     from rewards.load import check_files, check_packages, check_reward
 
     for place, spec in _rewards(run):
-        if spec.label in given:
+        if spec.label in opened:
             continue
         try:
             check_reward(spec.name, spec.settings)
@@ -179,9 +178,9 @@ def unchecked(run: RunSettings) -> Iterator[str]:
     """Sentences on what `plan` could not check here, and why."""
     from flowrl.models.description import local_folder
 
-    for each in filter(None, (run.prompt_writer, run)):
-        source = each.model.source
-        if not isinstance(each.model, OwnSettings) and local_folder(source) is None:
+    for part in filter(None, (run.prompt_writer, run)):
+        source = part.model.source
+        if not isinstance(part.model, OwnSettings) and local_folder(source) is None:
             yield (
                 f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
             )

@@ -28,10 +28,10 @@ def text_length(run: RunSettings, prompts: PromptSet | None) -> Iterator[str]:
     _, parameters = pipeline_call(run)
     if PADDED in parameters and isinstance(run.model, PipelineSettings):
         length = run.model.call.get(PADDED, parameters[PADDED].default)
-        whose = "as set" if PADDED in run.model.call else "the pipeline's default"
+        source = "as set" if PADDED in run.model.call else "the pipeline's default"
         longest = "" if prompts is None else _longest(prompts)
         yield (
-            f"text: {length} tokens per prompt (model.call.{PADDED}, {whose}), whatever its length"
+            f"text: {length} tokens per prompt (model.call.{PADDED}, {source}), whatever its length"
             f"{longest}"
         )
 
@@ -42,13 +42,13 @@ def _longest(prompts: PromptSet) -> str:
 
 def _completions(run: RunSettings) -> str:
     algorithm = run.algorithm()
-    what = "completion" if run.environment is None else "completion, all turns and replies"
+    unit = "completion" if run.environment is None else "completion, all turns and replies"
     end = "scored unchanged"
     if isinstance(algorithm.likelihood, Token):
         trained = {"train": "and trained on", "mask": "and left out of the loss (cut: mask)"}
         end = f"{end}, {trained[algorithm.likelihood.cut]}"
     return (
-        f"text: at most {algorithm.steps} tokens per {what} (recipe.length); a longer one is cut "
+        f"text: at most {algorithm.steps} tokens per {unit} (recipe.length); a longer one is cut "
         f"off there, {end}"
     )
 
@@ -56,10 +56,10 @@ def _completions(run: RunSettings) -> str:
 def _codes(run: RunSettings) -> str:
     assert run.image_tokens is not None
     scale = run.image_tokens.guidance
-    how = "the model's own guidance" if scale is None else f"guidance {scale:g}"
+    guidance = "the model's own guidance" if scale is None else f"guidance {scale:g}"
     return (
-        f"image: {run.algorithm().steps} tokens per image (recipe.length), {how}; above 1 each "
-        "token takes two rows of the model"
+        f"image: {run.algorithm().steps} tokens per image (recipe.length), {guidance}; above 1 "
+        "each token takes two rows of the model"
     )
 
 

@@ -55,28 +55,28 @@ class Cluster:
                     "start one with `ray start --head`, or leave workers.address out"
                 ) from error
         tree, threads = dump(self.run), torch.get_num_threads()
-        for label, how in self.run.workers.rewards.items():
-            for number in range(how.replicas):
+        for label, placement in self.run.workers.rewards.items():
+            for number in range(placement.replicas):
                 name = f"{label}-{number}"
                 named: dict[str, Any] = {
                     "name": name,
                     "namespace": namespace,
                     "max_task_retries": -1,
                 }
-                replica = actor(ScoringWorker, how.gpus, **named)
+                replica = actor(ScoringWorker, placement.gpus, **named)
                 self.replicas.append(replica.remote(tree, label, threads))
         return f"{ray.get_runtime_context().gcs_address} {namespace}"
 
     def _rewards(self, namespace: str) -> dict[str, ReplicatedReward]:
         """The rewards that have replicas. UserError for a reward that cannot be opened."""
-        found: dict[str, ReplicatedReward] = {}
-        for label, how in self.run.workers.rewards.items():
-            names = [f"{label}-{number}" for number in range(how.replicas)]
+        rewards: dict[str, ReplicatedReward] = {}
+        for label, placement in self.run.workers.rewards.items():
+            names = [f"{label}-{number}" for number in range(placement.replicas)]
             replicas = [ray.get_actor(name, namespace=namespace) for name in names]
             for replica in replicas:
                 self._ready(label, replica)
-            found[label] = ReplicatedReward(label, replicas, self.run.workers.limit)
-        return found
+            rewards[label] = ReplicatedReward(label, replicas, self.run.workers.limit)
+        return rewards
 
     def _ready(self, label: str, replica: Any) -> None:
         limit = self.run.workers.limit
@@ -118,16 +118,16 @@ def actor(kind: type, gpus: float, **more: Any) -> Any:
 def why_not_started(error: RayActorError) -> str:
     """The error that an actor's constructor raised, or Ray's message."""
     cause: Any = getattr(error, "cause", None)
-    found: Any = getattr(cause, "cause", cause)
-    return str(found) if isinstance(found, UserError) else first_line(error)
+    raised: Any = getattr(cause, "cause", cause)
+    return str(raised) if isinstance(raised, UserError) else first_line(error)
 
 
-def versions_differ(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+def versions_differ(versions: Mapping[str, str], worker_versions: Mapping[str, str]) -> str | None:
     """A sentence if package versions differ."""
-    for name, version in here.items():
-        if there.get(name) != version:
+    for name, version in versions.items():
+        if worker_versions.get(name) != version:
             return (
-                f"a worker has {name} {there.get(name)}, this process {version}; install the same "
-                "versions on all machines"
+                f"a worker has {name} {worker_versions.get(name)}, this process {version}; "
+                "install the same versions on all machines"
             )
     return None

@@ -44,8 +44,8 @@ class Crew:
     def begin(self) -> None:
         """Wait for a worker. UserError if it differs from this process."""
         session = self.session
-        for each in self.actors:
-            self._ask(each)
+        for sampler in self.actors:
+            self._ask(sampler)
         with session.parallel.together():
             self.own = all_tensors(brought_to(trial(session), torch.device("cpu")))
         self.join(self.settings.limit)
@@ -65,19 +65,23 @@ class Crew:
         self.turn += 1
         return self.joined[self.turn % len(self.joined)]
 
-    def lost(self, worker: Any, why: str) -> None:
+    def lost(self, worker: Any, reason: str) -> None:
         """Remove a worker that has died or was ended, and those of nodes that are gone. Ray
         restarts them, and they may join again."""
         if worker not in self.joined:  # another of its units has said so
             return
-        alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
-        gone = [each for each in self.joined if each == worker or self.nodes[each] not in alive]
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        gone = [
+            member for member in self.joined if member == worker or self.nodes[member] not in alive
+        ]
         self.restarts += len(gone)
         count = "a worker was" if len(gone) == 1 else f"{len(gone)} workers were"
-        self.session.terminal.warn(f"workers: {count} lost ({why}); others sample the same draws")
-        for each in gone:
-            self.joined.remove(each)
-            self._ask(each)
+        self.session.terminal.warn(
+            f"workers: {count} lost ({reason}); others sample the same draws"
+        )
+        for member in gone:
+            self.joined.remove(member)
+            self._ask(member)
 
     def join(self, patience: float = 0) -> None:
         """Take in the workers that have started. With `patience`, wait that many seconds if there
@@ -85,8 +89,8 @@ class Crew:
         end = time.monotonic() + patience
         self._take_in(0)
         while patience and not self.joined:
-            left = end - time.monotonic()
-            if left <= 0 or not self._take_in(left):
+            remaining = end - time.monotonic()
+            if remaining <= 0 or not self._take_in(remaining):
                 raise UserError(
                     f"workers: no worker has started in {patience:g} s; see `ray status` for what "
                     "the cluster lacks, or raise workers.limit"
@@ -99,10 +103,10 @@ class Crew:
         if not waiting:
             return False
         count = 1 if patience else len(waiting)
-        done, _ = ray.wait(waiting, num_returns=count, timeout=patience)
-        for result in done:
+        finished, _ = ray.wait(waiting, num_returns=count, timeout=patience)
+        for result in finished:
             self._compare(result, self.joining.pop(result))
-        return bool(done)
+        return bool(finished)
 
     def _ask(self, worker: Any) -> None:
         """Ask a worker for its first draw, which it returns once it has started."""
@@ -110,7 +114,7 @@ class Crew:
 
     def _compare(self, result: Any, worker: Any) -> None:
         try:
-            there, node, rollouts = ray.get(result)
+            worker_facts, node, rollouts = ray.get(result)
         except RayTaskError as error:
             raise cause_of(error) from None
         except RayActorError as error:
@@ -122,7 +126,7 @@ class Crew:
             return
         except RayError as error:
             raise UserError(f"workers: a worker could not start: {first_line(error)}") from error
-        wrong = versions_differ(facts(), there)
+        wrong = versions_differ(facts(), worker_facts)
         away = relative_distance(self.own, all_tensors(rollouts))
         if wrong is None and not away <= SAME:
             wrong = (
@@ -138,18 +142,20 @@ class Crew:
         self.joined.append(worker)
 
     def close(self) -> None:
-        for each in self.actors:
+        for sampler in self.actors:
             with suppress(RayError):
-                ray.kill(each)
+                ray.kill(sampler)
 
 
-def relative_distance(own: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+def relative_distance(local: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """The largest difference of two draws' tensors, relative to the size of their numbers."""
     worst = 0.0
-    for here, there in zip(own, other, strict=True):
-        if here.shape != there.shape:
+    for tensor, other_tensor in zip(local, other, strict=True):
+        if tensor.shape != other_tensor.shape:
             return math.inf
-        if here.numel():
-            scale = here.double().abs().amax().clamp(min=1e-12)
-            worst = max(worst, float((here.double() - there.double()).abs().amax() / scale))
+        if tensor.numel():
+            scale = tensor.double().abs().amax().clamp(min=1e-12)
+            worst = max(
+                worst, float((tensor.double() - other_tensor.double()).abs().amax() / scale)
+            )
     return worst

@@ -23,7 +23,7 @@ class Sent:
     """A unit requested from a worker: references to its results and to its scores."""
 
     worker: Any
-    made: Any
+    result: Any
     samples: Any
     scores: Mapping[str, Waiting]
 
@@ -58,16 +58,16 @@ class WorkersTrial:
 
     def parts(self) -> list[ScoredTrial]:
         seconds: dict[str, float] = {}
-        made = self.wait(self.flight, seconds)
+        results = self.wait(self.flight, seconds)
         self.waited += sum(seconds.values())
-        return [self._part(place, each) for place, (each, _) in enumerate(made)]
+        return [self._part(place, unit) for place, (unit, _) in enumerate(results)]
 
-    def _part(self, place: int, made: MadeUnit) -> ScoredTrial:
+    def _part(self, place: int, unit_result: MadeUnit) -> ScoredTrial:
         """A unit's scores, with samples whose media stay where they are until a page shows them."""
-        unit, found = self.flight.units[place], made.found
-        assert isinstance(found, MadePrompts)
+        unit, result = self.flight.units[place], unit_result.result
+        assert isinstance(result, MadePrompts)
         group = torch.arange(len(unit.rows)).repeat_interleave(unit.group)
         texts, meta = unit.prompts.take([unit.rows[i] for i in group.tolist()])
         bring = partial(self.fetch, self.flight, place, 0)
-        samples = StoredSamples(((len(group), bring),), texts, group, meta, made.kind)
-        return ScoredTrial(StoredTrial(samples, found.statistics), found.scores, found.more)
+        samples = StoredSamples(((len(group), bring),), texts, group, meta, unit_result.kind)
+        return ScoredTrial(StoredTrial(samples, result.statistics), result.scores, result.more)

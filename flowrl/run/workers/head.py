@@ -44,11 +44,11 @@ class RayHead:
         self._thread.start()
 
     def _watch(self) -> None:
-        seen = time.monotonic()
+        last_answer = time.monotonic()
         while not self._over.wait(PULSE):
             if self._answers():
-                seen = time.monotonic()
-            elif time.monotonic() - seen > LIMIT:
+                last_answer = time.monotonic()
+            elif time.monotonic() - last_answer > LIMIT:
                 self.end(
                     f"the head of Ray at {self.address} has ended, or has not been reached for "
                     f"{LIMIT:g} s; the last checkpoint is complete. Start the cluster again if it "

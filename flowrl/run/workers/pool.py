@@ -73,11 +73,11 @@ class SamplingPool:
         self.ahead.begin(iteration)
         started, end = self.ahead.started, self.session.run.train.iterations
         for k in range(iteration, min(max(started) + 1, end)):
-            each = started[k]
-            ask = partial(self._ask, version=each.version)
-            self.flights.setdefault(k, Flight(ask, each.units)).send()
-        self.flights = {k: each for k, each in self.flights.items() if k in started}
-        self.placed = {v: each for v, each in self.placed.items() if v in self.ahead.weights}
+            start = started[k]
+            ask = partial(self._ask, version=start.version)
+            self.flights.setdefault(k, Flight(ask, start.units)).send()
+        self.flights = {k: flight for k, flight in self.flights.items() if k in started}
+        self.placed = {v: weights for v, weights in self.placed.items() if v in self.ahead.weights}
         self.sending = time.perf_counter() - began
 
     def _place(self, version: int) -> Any:
@@ -92,11 +92,11 @@ class SamplingPool:
         """Give a unit to the next worker, and its samples to the replicas of rewards."""
         placed = self._place(version)
         later = later_rewards(self.session, unit.iteration)
-        asked = Asked(unit, version, dict(vars(self.session.learner.policy.sizes)), later)
+        request = Asked(unit, version, dict(vars(self.session.learner.policy.sizes)), later)
         worker = self.crew.next()
         sample = worker.sample.options(num_returns=2)
-        made, samples = sample.remote(asked, placed)
-        return Sent(worker, made, samples, {n: self._reward(n).ask(samples) for n in later})
+        reference, samples = sample.remote(request, placed)
+        return Sent(worker, reference, samples, {n: self._reward(n).ask(samples) for n in later})
 
     def _reward(self, label: str) -> ReplicatedReward:
         reward = self.session.rewards[label]
@@ -115,22 +115,23 @@ class SamplingPool:
         self, units: list[SamplingUnit], seconds: dict[str, float]
     ) -> list[tuple[UnitSamples, UnitScores]]:
         """Wait for an iteration's samples, in order. An error of a worker is raised here."""
-        known = self.flights[units[0].iteration]
-        if known.units != units:  # a later round, of draws that scores chose
-            known = Flight(known.ask, units)
+        flight = self.flights[units[0].iteration]
+        if flight.units != units:  # a later round, of draws that scores chose
+            flight = Flight(flight.ask, units)
         device = torch.device(self.session.parallel.device)
         results = [
-            self._whole(known, place, *made) for place, made in enumerate(self.made(known, seconds))
+            self._whole(flight, place, *unit)
+            for place, unit in enumerate(self.made(flight, seconds))
         ]
-        return [brought_to(made, device) for made in results]
+        return [brought_to(unit, device) for unit in results]
 
-    def made(self, known: Flight[Any], seconds: dict[str, float]) -> list[UnitResult]:
+    def made(self, flight: Flight[Any], seconds: dict[str, float]) -> list[UnitResult]:
         """Wait for all units, in order."""
-        known.send()
+        flight.send()
         try:
-            return [self._made(known, place, seconds) for place in range(len(known.units))]
+            return [self._made(flight, place, seconds) for place in range(len(flight.units))]
         except CallTooLarge:
-            known.sent = []  # asked again, with smaller calls
+            flight.sent = []  # asked again, with smaller calls
             raise
 
     def metrics(self) -> dict[str, float]:
@@ -141,102 +142,106 @@ class SamplingPool:
             **self.ahead.metrics(),
             **{f"workers/bytes/{kind}": size for kind, size in sizes.items()},
             "seconds/sending": self.sending,
-            **{f"workers/seconds/{phase}": taken for phase, taken in busy.items()},
+            **{f"workers/seconds/{phase}": duration for phase, duration in busy.items()},
             "workers/joined": float(len(self.crew.joined)),
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _made(self, known: Flight[Any], place: int, seconds: dict[str, float]) -> UnitResult:
+    def _made(self, flight: Flight[Any], place: int, seconds: dict[str, float]) -> UnitResult:
         """A unit's results with the scores of replicas. It is requested again if its worker is
         lost, or its samples before a replica has scored them."""
-        why = ""
+        reason = ""
         for _ in range(WORKERS_ASKED):
-            sent, began = known.sent[place], time.perf_counter()
+            request, began = flight.sent[place], time.perf_counter()
             try:
-                made: MadeUnit = self._get(known, place, sent.made)
+                unit: MadeUnit = self._get(flight, place, request.result)
             except RayError as error:
-                why = first_line(error)
-                self._again(known, place, why)
+                reason = first_line(error)
+                self._again(flight, place, reason)
                 continue
             between = time.perf_counter()
             _add(seconds, {"waiting/sampling": between - began})
             try:
                 scores = {
-                    n: self._reward(n).result(w, sent.samples) for n, w in sent.scores.items()
+                    n: self._reward(n).result(w, request.samples) for n, w in request.scores.items()
                 }
             except ObjectLostError as error:  # the samples are gone, with the worker's node
-                why = first_line(error)
-                self._again(known, place, why)
+                reason = first_line(error)
+                self._again(flight, place, reason)
                 continue
             except RayError as error:  # the worker is well
-                why = first_line(error)
-                known.sent[place] = known.ask(known.units[place])
+                reason = first_line(error)
+                flight.sent[place] = flight.ask(flight.units[place])
                 continue
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
-            _add(self.busy, made.seconds)
-            _add(self.busy, {"replicas": sum(taken for *_, taken in scores.values())})
-            kind = "samples" if isinstance(made.found, tuple) else "evaluation"
-            self.count(kind, made.sizes[0])
-            self.count("media", made.sizes[1] * len(scores))
-            return made, scores
+            _add(self.busy, unit.seconds)
+            _add(self.busy, {"replicas": sum(duration for *_, duration in scores.values())})
+            kind = "samples" if isinstance(unit.result, tuple) else "evaluation"
+            self.count(kind, unit.sizes[0])
+            self.count("media", unit.sizes[1] * len(scores))
+            return unit, scores
         raise UserError(
-            f"workers: a unit was lost {WORKERS_ASKED} times ({why}); see `ray status`, or raise "
-            "workers.limit"
+            f"workers: a unit was lost {WORKERS_ASKED} times ({reason}); see `ray status`, or "
+            "raise workers.limit"
         )
 
-    def _get(self, known: Flight[Any], place: int, reference: Any) -> Any:
+    def _get(self, flight: Flight[Any], place: int, reference: Any) -> Any:
         """A worker's result. RayError if it is lost or late; a late worker is ended."""
         try:
             return ray.get(reference, timeout=self.settings.limit)
         except GetTimeoutError:
-            ray.kill(known.sent[place].worker, no_restart=False)
+            ray.kill(flight.sent[place].worker, no_restart=False)
             raise
         except RayTaskError as error:
             raise cause_of(error) from None
 
-    def _again(self, known: Flight[Any], place: int, why: str) -> None:
-        self.crew.lost(known.sent[place].worker, why)
-        known.sent[place] = known.ask(known.units[place])
+    def _again(self, flight: Flight[Any], place: int, reason: str) -> None:
+        self.crew.lost(flight.sent[place].worker, reason)
+        flight.sent[place] = flight.ask(flight.units[place])
 
     def _whole(
-        self, known: Flight[SamplingUnit], place: int, made: MadeUnit, later: Mapping[str, Any]
+        self, flight: Flight[SamplingUnit], place: int, unit: MadeUnit, later: Mapping[str, Any]
     ) -> tuple[UnitSamples, UnitScores]:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
-        assert isinstance(made.found, tuple) and not isinstance(made.found, MadePrompts)
-        (found, scored), names = made.found, tuple(self.session.rewards)
+        assert isinstance(unit.result, tuple) and not isinstance(unit.result, MadePrompts)
+        (unit_samples, scored), names = unit.result, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = scored.plans
         if columns is not None:
-            remote = [Scores.of_rewards(dict(zip(later, each, strict=True))) for each in columns]
+            remote = [
+                Scores.of_rewards(dict(zip(later, column, strict=True))) for column in columns
+            ]
             scores = tuple(
-                replace(joined_columns((here, more), names), intermediate=here.intermediate)
-                for here, more in zip(scored.plans, remote, strict=True)
+                replace(joined_columns((local, more), names), intermediate=local.intermediate)
+                for local, more in zip(scored.plans, remote, strict=True)
             )
-        found = replace(found, rollouts=tuple(all_states(each) for each in found.rollouts))
+        unit_samples = replace(
+            unit_samples, rollouts=tuple(all_states(rollout) for rollout in unit_samples.rollouts)
+        )
         reports = dict(scored.reports)
         for _, report, _ in later.values():
             _add(reports, report)
-        prompts, rows = self.session.prompts, known.units[place].rows
-        bring = [partial(self.fetch, known, place, k) for k in range(len(found.rollouts))]
+        prompts, rows = self.session.prompts, flight.units[place].rows
+        bring = [partial(self.fetch, flight, place, k) for k in range(len(unit_samples.rollouts))]
         samples: tuple[Samples | StoredSamples, ...] = tuple(
-            StoredSamples.of(each, prompts, rows, made.kind, own)
-            for each, own in zip(found.rollouts, bring, strict=True)
+            StoredSamples.of(rollout, prompts, rows, unit.kind, fetch)
+            for rollout, fetch in zip(unit_samples.rollouts, bring, strict=True)
         )
         if self.session.algorithm.reward_gradient:  # compared with the samples that it rebuilds
-            samples = tuple(own() for own in bring)
+            samples = tuple(fetch() for fetch in bring)
         scored = replace(scored, plans=scores, samples=samples, reports=reports)
-        return replace(found, samples=samples), scored
+        return replace(unit_samples, samples=samples), scored
 
-    def fetch(self, known: Flight[Any], place: int, plan: int) -> Samples:
+    def fetch(self, flight: Flight[Any], place: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""
         for _ in range(WORKERS_ASKED):
             try:
-                samples = self._get(known, place, known.sent[place].samples)[plan]
+                samples = self._get(flight, place, flight.sent[place].samples)[plan]
                 self.count("shown", bytes_of(samples))
                 return samples
             except RayError as error:
-                self._again(known, place, first_line(error))
+                self._again(flight, place, first_line(error))
         raise UserError("workers: samples that a page shows were lost three times; resume the run")
 
     # Evaluations

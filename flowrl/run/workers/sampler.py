@@ -80,14 +80,14 @@ class MadePrompts(NamedTuple):
 class MadeUnit:
     """A unit without its samples, which are a separate object.
 
-    found    its rollouts, and its scores by rewards that the worker has called itself; of an
+    result   its rollouts, and its scores by rewards that the worker has called itself; of an
              evaluation its scores, statistics and further columns
     kind     of the samples
     seconds  by phase
-    sizes    bytes of `found`, and of the samples
+    sizes    bytes of `result`, and of the samples
     """
 
-    found: tuple[UnitSamples, UnitScores] | MadePrompts
+    result: tuple[UnitSamples, UnitScores] | MadePrompts
     kind: str
     seconds: Mapping[str, float]
     sizes: tuple[int, int]
@@ -139,41 +139,45 @@ class SamplingWorker:
             self.versions[policy] = version
 
     def sample(
-        self, asked: Asked, weights: Mapping[str, Tensor]
+        self, request: Asked, weights: Mapping[str, Tensor]
     ) -> tuple[MadeUnit, tuple[Samples, ...]]:
         """Sample a unit; everything is returned on the CPU."""
-        self.place(self.session.algorithm.behaviour, asked.version, weights)
-        self.session.learner.policy.sizes.take(asked.sizes)
+        self.place(self.session.algorithm.behaviour, request.version, weights)
+        self.session.learner.policy.sizes.take(request.sizes)
         seconds: dict[str, float] = {}
-        here = {n: each for n, each in self.session.rewards.items() if n not in asked.later}
+        local_rewards = {
+            n: reward for n, reward in self.session.rewards.items() if n not in request.later
+        }
         with blamed_in_words():
-            own = replace(self.session, rewards=here)
-            (_, unit), scores = open_unit(own, PhaseClock(seconds)).both(asked.unit)
-        known = brought_to(scores, torch.device("cpu"))
-        samples = tuple(each for each in known.samples if isinstance(each, Samples))
-        reported = replace(known, samples=(), reports=reports(self.session.rewards))
-        rollouts = tuple(distinct_states(each) for each in unit.rollouts)
+            local_session = replace(self.session, rewards=local_rewards)
+            (_, unit), scores = open_unit(local_session, PhaseClock(seconds)).run(request.unit)
+        unit_scores = brought_to(scores, torch.device("cpu"))
+        samples = tuple(part for part in unit_scores.samples if isinstance(part, Samples))
+        reported = replace(unit_scores, samples=(), reports=reports(self.session.rewards))
+        rollouts = tuple(distinct_states(rollout) for rollout in unit.rollouts)
         bare = replace(unit, samples=(), rollouts=rollouts, table=EMPTY)
-        found = brought_to(bare, torch.device("cpu")), reported
-        sizes = bytes_of(found), bytes_of(samples)
-        return MadeUnit(found, samples[0].kind, seconds, sizes), samples
+        result = brought_to(bare, torch.device("cpu")), reported
+        sizes = bytes_of(result), bytes_of(samples)
+        return MadeUnit(result, samples[0].kind, seconds, sizes), samples
 
     def evaluate(
-        self, asked: AskedPrompts, weights: Mapping[str, Tensor]
+        self, request: AskedPrompts, weights: Mapping[str, Tensor]
     ) -> tuple[MadeUnit, tuple[Samples, ...]]:
         """Sample and score a unit of an evaluation; everything is returned on the CPU."""
         session, began = self.session, time.perf_counter()
         assert session.held_out is not None, "the learner has the same prompts"
-        self.place(evaluated(session.run), asked.version, weights)
-        session.learner.evaluator.sizes.take(asked.sizes)
-        unit = replace(trial_of(session.run, session.held_out), rows=asked.rows)
+        self.place(evaluated(session.run), request.version, weights)
+        session.learner.evaluator.sizes.take(request.sizes)
+        unit = replace(trial_of(session.run, session.held_out), rows=request.rows)
         with torch.no_grad(), blamed_in_words():
-            drawn, scores, more = scored_unit(session.learner, unit, session.measured)
-        assert isinstance(drawn, TrialSamples), "they were sampled here"
-        samples = (brought_to(drawn.samples.on_cpu(), torch.device("cpu")),)
-        made = brought_to(MadePrompts(drawn.statistics, scores, more), torch.device("cpu"))
-        taken = {"evaluate": time.perf_counter() - began}
-        return MadeUnit(made, samples[0].kind, taken, (bytes_of(made), bytes_of(samples))), samples
+            trial, scores, more = scored_unit(session.learner, unit, session.measured)
+        assert isinstance(trial, TrialSamples), "they were sampled here"
+        samples = (brought_to(trial.samples.on_cpu(), torch.device("cpu")),)
+        result = brought_to(MadePrompts(trial.statistics, scores, more), torch.device("cpu"))
+        seconds = {"evaluate": time.perf_counter() - began}
+        return MadeUnit(
+            result, samples[0].kind, seconds, (bytes_of(result), bytes_of(samples))
+        ), samples
 
     def trial(self) -> tuple[dict[str, str], str, tuple[RolloutLike, ...]]:
         """Package versions, the node, and the draw that the opened model sampled before it loaded
@@ -186,7 +190,7 @@ def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:
     itself reads intermediate scores."""
     if not cuttable(session, iteration):
         return ()
-    return tuple(n for n, each in session.rewards.items() if isinstance(each, ReplicatedReward))
+    return tuple(n for n, reward in session.rewards.items() if isinstance(reward, ReplicatedReward))
 
 
 def trial(session: Session) -> tuple[RolloutLike, ...]:

@@ -55,8 +55,8 @@ class ScoringWorker:
 
     def __init__(self, settings: Mapping[str, Any], label: str, threads: int) -> None:
         run = begin_worker(settings, threads)
-        every = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
-        spec = next(each for each in every if each.label == label)
+        specs = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
+        spec = next(candidate for candidate in specs if candidate.label == label)
         self.label, self.rewards = label, load_rewards([spec])
         if next(parts_of(self.rewards, FindsAnswers), None) is not None:
             raise UserError(
@@ -69,7 +69,7 @@ class ScoringWorker:
         began = time.perf_counter()
         with blamed_in_words():
             reward = self.rewards[self.label]
-            columns = [reward_scores(self.label, reward, each) for each in samples]
+            columns = [reward_scores(self.label, reward, part) for part in samples]
         return columns, reports(self.rewards), time.perf_counter() - began
 
     def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
@@ -93,9 +93,9 @@ def blamed_in_words() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (what := blamed(error)) is None:
+        if (blame := blamed(error)) is None:
             raise
-        raise UserError(what) from error
+        raise UserError(blame) from error
 
 
 @dataclass(frozen=True)
@@ -152,25 +152,25 @@ class ReplicatedReward:
             replica = next(self.turns)
         return Waiting(replica.score.remote(samples), replica)
 
-    def result(self, asked: Waiting, samples: Any) -> ReplicaScores:
+    def result(self, request: Waiting, samples: Any) -> ReplicaScores:
         """Wait for scores. Ray repeats the request of a replica that died; a replica that does not
         answer in time is ended. Then, and if Ray has given up a replica, the next one is asked.
         RayError if the samples are lost."""
-        why = ""
+        reason = ""
         for _ in range(WORKERS_ASKED):
             try:
-                return ray.get(asked.reference, timeout=self.limit)
+                return ray.get(request.reference, timeout=self.limit)
             except GetTimeoutError:
-                why = f"no answer in {self.limit:g} s: raise workers.limit if they are slow"
-                ray.kill(asked.replica, no_restart=False)
+                reason = f"no answer in {self.limit:g} s: raise workers.limit if they are slow"
+                ray.kill(request.replica, no_restart=False)
             except RayActorError as error:
-                why = first_line(error)
+                reason = first_line(error)
             except RayTaskError as error:
                 raise cause_of(error) from None
-            asked = self.ask(samples)
+            request = self.ask(samples)
         raise UserError(
             f"workers.rewards: {WORKERS_ASKED} replicas of {self.label} have not scored samples "
-            f"({why}); see `ray status`"
+            f"({reason}); see `ray status`"
         )
 
 

@@ -17,32 +17,32 @@ T = TypeVar("T")
 
 def brought_to(value: T, device: torch.device) -> T:
     """The same value with its tensors on a device. Shared tensors stay shared."""
-    known: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            known[id(tensor)] = tensor.detach().to(device)
-        return known[id(tensor)]
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().to(device)
+        return copies[id(tensor)]
 
     return mapped(value, move)
 
 
 def all_tensors(value: Any) -> list[Tensor]:
     """All tensors of a value, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(value, keep)
-    return found
+    return tensors
 
 
 def bytes_of(value: Any) -> int:
     """Bytes of a value's tensors; a shared tensor is sent, and counted, once."""
-    distinct = {id(each): each for each in all_tensors(value)}
-    return sum(each.numel() * each.element_size() for each in distinct.values())
+    distinct = {id(tensor): tensor for tensor in all_tensors(value)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -50,20 +50,20 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in fields(value) if each.init]
+        names = [column.name for column in fields(value) if column.init]
         new = {name: mapped(getattr(value, name), change) for name in names}
         if all(new[name] is getattr(value, name) for name in names):
             return value
         return replace(value, **new)
     if isinstance(value, tuple):
-        parts = [mapped(each, change) for each in value]
-        if all(part is each for part, each in zip(parts, value, strict=True)):
+        parts = [mapped(item, change) for item in value]
+        if all(part is item for part, item in zip(parts, value, strict=True)):
             return value
         return type(value)(*parts) if type(value) is not tuple else tuple(parts)
     if isinstance(value, list):
-        return [mapped(each, change) for each in value]
+        return [mapped(item, change) for item in value]
     if isinstance(value, Mapping):
-        return {name: mapped(each, change) for name, each in value.items()}
+        return {name: mapped(item, change) for name, item in value.items()}
     return value
 
 
@@ -84,13 +84,13 @@ def as_bytes(tensor: Tensor) -> TensorBytes:
     return flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape)
 
 
-def of_bytes(sent: TensorBytes) -> Tensor:
+def of_bytes(parts: TensorBytes) -> Tensor:
     """The tensor of `as_bytes`, in its own memory."""
-    numbers, dtype, shape = sent
-    made = torch.empty(shape, dtype=dtype)
-    if made.numel():  # a copy, since Ray's memory is read-only
-        made.view(-1).view(torch.uint8).numpy()[:] = numbers
-    return made
+    numbers, dtype, shape = parts
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():  # a copy, since Ray's memory is read-only
+        tensor.view(-1).view(torch.uint8).numpy()[:] = numbers
+    return tensor
 
 
 def distinct_states(rollout: RolloutLike) -> RolloutLike:
@@ -102,10 +102,10 @@ def distinct_states(rollout: RolloutLike) -> RolloutLike:
         return rollout
     edges, before = list[Edges](), None
     for edge in rollout.edges:
-        known = None if before is None else before.x_next
-        own, after = rollout.plan.states[edge.step : edge.step + 2]
-        parents = edge.x[:: max(1, after // own)]
-        if known is not None and torch.equal(_children(known, edge), edge.x):
+        last_states = None if before is None else before.x_next
+        count, after = rollout.plan.states[edge.step : edge.step + 2]
+        parents = edge.x[:: max(1, after // count)]
+        if last_states is not None and torch.equal(_children(last_states, edge), edge.x):
             parents = edge.x[:0]
         elif not torch.equal(_children(parents, edge), edge.x):
             parents = edge.x

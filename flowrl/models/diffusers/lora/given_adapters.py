@@ -44,32 +44,32 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
     UserError, naming the setting, for a file that is missing or that the pipeline does not load
     completely.
     """
-    for i, each in enumerate(adapters):
+    for i, adapter in enumerate(adapters):
         place = f"model.adapters, {i + 1}"
-        loaded(find(each.path), place, partial(_merge, pipe, each, place))
+        loaded(find(adapter.path), place, partial(_merge, pipe, adapter, place))
 
 
-def _merge(pipe: Any, each: FrozenAdapter, place: str) -> None:
-    second = each.component == "transformer_2"
+def _merge(pipe: Any, adapter: FrozenAdapter, place: str) -> None:
+    second = adapter.component == "transformer_2"
     if second and not isinstance(pipe, TWO_FILES):
         raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
     denoisers = denoisers_of(pipe)
     if not writes_adapters(pipe, denoisers):
-        with in_diffusers_format(pipe, each.path, place) as read:
-            _load_own(denoisers, read, FROZEN, place, each.path)
+        with in_diffusers_format(pipe, adapter.path, place) as read:
+            _load_own(denoisers, read, FROZEN, place, adapter.path)
         for denoiser in denoisers.values():
-            own_form.merge(denoiser, each.scale, FROZEN)
+            own_form.merge(denoiser, adapter.scale, FROZEN)
         return
-    with in_diffusers_format(pipe, each.path, place) as read:
-        load_whole(pipe, read, FROZEN, place, each.path, second=second)
+    with in_diffusers_format(pipe, adapter.path, place) as read:
+        load_whole(pipe, read, FROZEN, place, adapter.path, second=second)
     filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
     layers = [layer for name in filled for layer in _layers(getattr(pipe, name))]
     if not any(_changes(layer) for layer in layers):
         raise UserError(
-            f"{place}: {each.path} changes nothing, since a matrix of each of its products is "
-            "0 (an adapter that was never trained); leave it out, or name another file"
+            f"{place}: {adapter.path} changes nothing, since a matrix of each of its products "
+            "is 0 (an adapter that was never trained); leave it out, or name another file"
         )
-    pipe.fuse_lora(components=filled, lora_scale=each.scale, adapter_names=[FROZEN])
+    pipe.fuse_lora(components=filled, lora_scale=adapter.scale, adapter_names=[FROZEN])
     pipe.unload_lora_weights()
 
 
@@ -88,8 +88,8 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
     place, folder = "model.lora.from", find(source)
     for denoiser in denoisers.values():
         denoiser.requires_grad_(False)
-    own = not writes_adapters(pipe, denoisers)
-    if own:
+    in_own_form = not writes_adapters(pipe, denoisers)
+    if in_own_form:
         with in_diffusers_format(pipe, source, place) as read:
             _load_own(denoisers, read, ADAPTER, place, source)
     elif folder.is_dir() and (folder / LORA_FILE).is_file():
@@ -99,7 +99,7 @@ def begin_from(pipe: Any, denoisers: Mapping[str, nn.Module], source: str) -> No
     else:
         with in_diffusers_format(pipe, source, place) as read:
             load_whole(pipe, read, ADAPTER, place, source)
-    for name, module in {} if own else _loadable(pipe).items():
+    for name, module in {} if in_own_form else _loadable(pipe).items():
         if name not in denoisers and _layers(module):
             raise UserError(
                 f"{place}: {source} also has adapters of {name}, which a run does not train: put "
@@ -120,8 +120,8 @@ def in_diffusers_format(pipe: Any, source: str, place: str) -> Iterator[str]:
     """
     path = find(source)
     folder = path if path.is_dir() else path.parent
-    own = not path.is_file() or path.name == ADAPTER_WEIGHTS
-    if not own or not all((folder / n).is_file() for n in (ADAPTER_WEIGHTS, CONFIG_NAME)):
+    of_peft = not path.is_file() or path.name == ADAPTER_WEIGHTS
+    if not of_peft or not all((folder / n).is_file() for n in (ADAPTER_WEIGHTS, CONFIG_NAME)):
         yield source
         return
     config = _peft_config(folder, source, place)
@@ -137,8 +137,8 @@ def in_diffusers_format(pipe: Any, source: str, place: str) -> Iterator[str]:
         f"{prefix}.{name.removeprefix('base_model.model.')}": weight
         for name, weight in saved.items()
     }
-    with TemporaryDirectory() as made:
-        file = Path(made) / LORA_FILE
+    with TemporaryDirectory() as temporary:
+        file = Path(temporary) / LORA_FILE
         save_file(tensors, file, metadata={"format": "pt", METADATA: json_text(settings)})
         yield str(file)
 
@@ -147,8 +147,8 @@ def _peft_config(folder: Path, source: str, place: str) -> LoraConfig:
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (ValueError, OSError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {source} has no peft adapter: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {source} has no peft adapter: {reason}") from error
     if not isinstance(config, LoraConfig):
         raise UserError(f"{place}: {source} is an adapter of kind {config.peft_type}, not a LoRA")
     return config
@@ -162,22 +162,22 @@ def load_whole(
     kind, path = type(pipe).__name__, find(file)
     if "load_lora_weights" not in dir(pipe):
         raise UserError(f"{place}: {kind} takes no adapters")
-    given: dict[str, Any] = {"weight_name": path.name} if path.is_file() else {}
+    file_name: dict[str, Any] = {"weight_name": path.name} if path.is_file() else {}
     at = path.parent if path.is_file() else path if path.is_dir() else file
     more = {"load_into_transformer_2": True} if second else {}
     before = _count(pipe)
     try:
-        wanted = pipe.lora_state_dict(at, **given)
+        wanted = pipe.lora_state_dict(at, **file_name)
         state = wanted[0] if isinstance(wanted, tuple) else wanted
         _check_tensors(state, source, place)
-        pipe.load_lora_weights(at, adapter_name=adapter, **given, **more)
+        pipe.load_lora_weights(at, adapter_name=adapter, **file_name, **more)
     except Exception as error:  # whatever the hub's client raises
-        known = isinstance(error, (*FAILURES, OSError)) or of_network(error)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+        expected = isinstance(error, (*FAILURES, OSError)) or of_network(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         hint = _of_other_tools(path)
-        raise UserError(f"{place}: {kind} cannot load {source}: {why}{hint}") from error
+        raise UserError(f"{place}: {kind} cannot load {source}: {reason}{hint}") from error
     named = sum(not key.endswith(("alpha", "alphas")) for key in state)
     if _count(pipe) - before != named or not named:
         raise UserError(
@@ -212,8 +212,8 @@ def _of_other_tools(file: Path) -> str:
 
 def denoisers_of(pipe: Any) -> dict[str, nn.Module]:
     """The pipeline's denoisers, by component."""
-    found = {name: pipe.components.get(name) for name in DENOISERS}
-    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    components = {name: pipe.components.get(name) for name in DENOISERS}
+    return {name: module for name, module in components.items() if isinstance(module, nn.Module)}
 
 
 def _load_own(
@@ -234,12 +234,12 @@ def _load_own(
 
 def _loadable(pipe: Any) -> dict[str, nn.Module]:
     """Components that can have adapters."""
-    found = {name: pipe.components.get(name) for name in pipe._lora_loadable_modules}  # pyright: ignore[reportPrivateUsage]
-    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    components = {name: pipe.components.get(name) for name in pipe._lora_loadable_modules}  # pyright: ignore[reportPrivateUsage]
+    return {name: module for name, module in components.items() if isinstance(module, nn.Module)}
 
 
 def _layers(module: nn.Module) -> list[BaseTunerLayer]:
-    return [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
+    return [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
 
 
 def _count(pipe: Any) -> int:

@@ -108,16 +108,16 @@ def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
         return
     takes = inspect.signature(pipe.save_lora_weights).parameters
     for names, weight_name, slot in lora_files(pipe, denoisers):
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for name in names:
             denoiser = denoisers[name]
             weights = get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
-            given[f"{slot or name}_lora_layers"] = weights
+            arguments[f"{slot or name}_lora_layers"] = weights
             # without this metadata a reader takes alpha to be the rank
             place = f"{slot or name}_lora_adapter_metadata"
             if place in takes:
-                given[place] = in_order(denoiser.peft_config[ADAPTER]).to_dict()  # type: ignore
-        pipe.save_lora_weights(folder, weight_name=weight_name, **given)
+                arguments[place] = in_order(denoiser.peft_config[ADAPTER]).to_dict()  # type: ignore
+        pipe.save_lora_weights(folder, weight_name=weight_name, **arguments)
 
 
 def lora_files(

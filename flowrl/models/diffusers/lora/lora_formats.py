@@ -56,31 +56,31 @@ def read_adapter(file: Path) -> AdapterLayers:
 def _layers(
     file: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, Any]
 ) -> AdapterLayers:
-    found = dict[str, AdapterLayer]()
+    layers = dict[str, AdapterLayer]()
     for key, down in weights.items():
         if not key.endswith(".lora_A.weight"):
             continue
         part, _, layer = key.removesuffix(".lora_A.weight").partition(".")
         scale = _scale(metadata, part, layer, down.shape[0])
-        found[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], scale)
+        layers[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], scale)
     if any(LENGTHS in key for key in weights):
         raise UserError(
             "DoRA has no counterpart in kohya's tools, and ComfyUI divides by the lengths of the "
             "base's rows instead of the changed ones: export with --formats diffusers, or the "
             "whole model with --merged"
         )
-    if not found or 2 * len(found) != len(weights):
+    if not layers or 2 * len(layers) != len(weights):
         raise UserError(f"{file} is not an adapter of linear layers in diffusers' format")
-    return found
+    return layers
 
 
 def _scale(metadata: Mapping[str, Any], part: str, layer: str, rank: int) -> float:
     """The factor of a layer's product: alpha / rank, or alpha / sqrt(rank) (rsLoRA,
     arXiv:2312.03732). Alpha may differ between layers; without one, diffusers takes the rank."""
     alpha = metadata.get(f"{part}.lora_alpha", rank)
-    for pattern, own in (metadata.get(f"{part}.alpha_pattern") or {}).items():
+    for pattern, layer_alpha in (metadata.get(f"{part}.alpha_pattern") or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", layer):  # as peft matches it
-            alpha = own
+            alpha = layer_alpha
             break
     return alpha / (rank**0.5 if metadata.get(f"{part}.use_rslora") else rank)
 
@@ -93,10 +93,10 @@ def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form:
     tensors = dict[str, Tensor]()
     for layer in original_layers(denoiser, list(adapter), form):
         name, (down, up) = _name(denoiser, layer.name, form), KEY_SUFFIXES[_keys(denoiser, form)]
-        made = fused(layer, adapter, denoiser)
-        tensors[f"{name}.{down}.weight"] = made.down.contiguous()
-        tensors[f"{name}.{up}.weight"] = made.up.contiguous()
-        tensors[f"{name}.alpha"] = torch.tensor(made.scale * len(made.down))
+        joined = fused(layer, adapter, denoiser)
+        tensors[f"{name}.{down}.weight"] = joined.down.contiguous()
+        tensors[f"{name}.{up}.weight"] = joined.up.contiguous()
+        tensors[f"{name}.alpha"] = torch.tensor(joined.scale * len(joined.down))
     save_file(tensors, file, metadata={"format": "pt"})
 
 
@@ -109,14 +109,14 @@ def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> 
     present = [adapter[part] for part in layer.parts if part in adapter]
     if len(layer.parts) == 1:
         return present[0]
-    if len({each.scale for each in present}) > 1:
+    if len({adapted.scale for adapted in present}) > 1:
         scaled = {
-            name: each._replace(up=each.scale * each.up, scale=1.0)
-            for name, each in adapter.items()
+            name: adapted._replace(up=adapted.scale * adapted.up, scale=1.0)
+            for name, adapted in adapter.items()
         }
         return fused(layer, scaled, denoiser)
     scale = present[0].scale
-    rank, heights = sum(len(each.down) for each in present), _heights(layer, denoiser)
+    rank, heights = sum(len(adapted.down) for adapted in present), _heights(layer, denoiser)
     up, row, column = present[0].up.new_zeros(sum(heights), rank), 0, 0
     for part, height in zip(layer.parts, heights, strict=True):
         if part in adapter:
@@ -124,17 +124,17 @@ def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> 
             up[row : row + height, column : column + block.shape[1]] = block
             column += block.shape[1]
         row += height
-    return AdapterLayer(torch.cat([each.down for each in present]), up, scale)
+    return AdapterLayer(torch.cat([adapted.down for adapted in present]), up, scale)
 
 
 def _heights(layer: OriginalLayer, denoiser: nn.Module) -> list[int]:
     """Number of outputs of each part."""
-    found = list[int]()
+    heights = list[int]()
     for part in layer.parts:
         module = denoiser.get_submodule(part)
         assert isinstance(module, nn.Linear), part
-        found.append(module.out_features)
-    return found
+        heights.append(module.out_features)
+    return heights
 
 
 def _keys(denoiser: nn.Module, form: KeyFormat) -> KeyFormat:
@@ -176,9 +176,9 @@ def _difference(
     parts: Sequence[Tensor] = [read]
     if len(layer.parts) > 1:
         parts = read.split(_heights(layer, denoiser))
-    found = []
+    differences = []
     for part, rows in zip(layer.parts, parts, strict=True):
         wanted = adapter[part].change() if part in adapter else torch.zeros_like(rows)
         largest = max(float(wanted.abs().max()), torch.finfo(torch.float32).tiny)
-        found.append(float((rows - wanted).abs().max()) / largest)
-    return max(found)
+        differences.append(float((rows - wanted).abs().max()) / largest)
+    return max(differences)

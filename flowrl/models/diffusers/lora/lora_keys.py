@@ -191,7 +191,7 @@ def original_layers(
         )
     if kind in SAME_NAMES[form]:
         return [OriginalLayer(_unet(denoiser, name), (name,)) for name in adapted]
-    found = dict[str, OriginalLayer]()
+    layers = dict[str, OriginalLayer]()
     for name in adapted:
         layer = _layer(RULES[form][kind], name)
         if layer is None:
@@ -199,8 +199,8 @@ def original_layers(
                 f"the adapted layer {name} of {kind} has no known name in {reader}: export with "
                 "--formats diffusers"
             )
-        found.setdefault(layer.name, layer)
-    return list(found.values())
+        layers.setdefault(layer.name, layer)
+    return list(layers.values())
 
 
 def _layer(rules: KeyRules, name: str) -> OriginalLayer | None:

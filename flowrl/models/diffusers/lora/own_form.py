@@ -68,11 +68,11 @@ def save(denoisers: Mapping[str, nn.Module], folder: Path, file: str) -> None:
     tensors: dict[str, Tensor] = {}
     settings: dict[str, Any] = {}
     for name, denoiser in denoisers.items():
-        found = get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
-        tensors |= {f"{name}.{key}": weight.contiguous() for key, weight in found.items()}
+        weights = get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
+        tensors |= {f"{name}.{key}": weight.contiguous() for key, weight in weights.items()}
         config: Any = denoiser.peft_config
-        own = in_order(config[ADAPTER]).to_dict()
-        settings |= {f"{name}.{key}": value for key, value in own.items()}
+        peft_settings = in_order(config[ADAPTER]).to_dict()
+        settings |= {f"{name}.{key}": value for key, value in peft_settings.items()}
         if not isinstance(denoiser, PeftAdapterMixin):
             save_adapters(denoiser, folder / name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,22 +87,26 @@ def load(denoisers: Mapping[str, nn.Module], file: Path, adapter: str, source: s
     used = 0
     for name, denoiser in denoisers.items():
         prefix = f"{name}."
-        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        if not own:
+        weights = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if not weights:
             continue
         settings = {k.removeprefix(prefix): v for k, v in about.items() if k.startswith(prefix)}
-        layers = {key.removesuffix(A): len(value) for key, value in own.items() if key.endswith(A)}
-        known = {n for n, module in denoiser.named_modules() if isinstance(module, nn.Linear)}
-        if strange := sorted(set(layers) - known):
+        layers = {
+            key.removesuffix(A): len(value) for key, value in weights.items() if key.endswith(A)
+        }
+        linear_names = {
+            n for n, module in denoiser.named_modules() if isinstance(module, nn.Linear)
+        }
+        if strange := sorted(set(layers) - linear_names):
             raise UserError(f"{source} has an adapter of {name}.{strange[0]}, which is no layer")
-        config = _config(settings, layers, own)
+        config = _config(settings, layers, weights)
         inject_adapter_in_model(config, denoiser, adapter_name=adapter)
         if isinstance(denoiser, PeftAdapterMixin):
             denoiser._hf_peft_config_loaded = True
-        result = set_peft_model_state_dict(denoiser, own, adapter_name=adapter)
+        result = set_peft_model_state_dict(denoiser, weights, adapter_name=adapter)
         if result.unexpected_keys:
             raise UserError(f"{source} has {result.unexpected_keys[0]}, which is no layer")
-        used += len(own)
+        used += len(weights)
     if used < len(tensors) or not used:
         raise UserError(
             f"of the {len(tensors)} tensors of {source}, {used} belong to "
@@ -115,15 +119,15 @@ def _config(
 ) -> LoraConfig:
     """The settings of a file, or without them those that its tensors show."""
     if settings:
-        known = inspect.signature(LoraConfig).parameters
-        return LoraConfig(**{key: value for key, value in settings.items() if key in known})
+        names = inspect.signature(LoraConfig).parameters
+        return LoraConfig(**{key: value for key, value in settings.items() if key in names})
     rank = Counter(layers.values()).most_common(1)[0][0]
-    others = {layer: own for layer, own in layers.items() if own != rank}
+    other_ranks = {layer: layer_rank for layer, layer_rank in layers.items() if layer_rank != rank}
     return LoraConfig(
         r=rank,
         lora_alpha=rank,
         target_modules=sorted(layers),
-        rank_pattern=others,
-        alpha_pattern=others,
+        rank_pattern=other_ranks,
+        alpha_pattern=other_ranks,
         use_dora=any("lora_magnitude_vector" in key for key in tensors),
     )

@@ -32,31 +32,35 @@ class Delta:
 
 def teacher_weights(policy: DenoiserWeights, folder: Path, place: str) -> dict[str, Tensor]:
     """The teacher's values of all trained parameters by name. UserErrors begin with `place`."""
-    own = {name: p.detach() for name, p in policy.trainable().items()}
-    if has_lengths(own):
+    trained = {name: p.detach() for name, p in policy.trainable().items()}
+    if has_lengths(trained):
         raise UserError(
             "model.lora.dora: a student takes its teachers' weights as products alone: leave it out"
         )
     adapters = has_lora(policy.roots())
     if not (folder / LORA_FILE).is_file():
         assert not adapters, "settings refuse full weights for a student with adapters"
-        return _whole(policy, own, folder, place)
+        return _whole(policy, trained, folder, place)
     deltas = dict(_deltas(policy, folder, place))
     ends = (".lora_A.default.weight",) if adapters else (".weight",)
-    layers = {name.removesuffix(end) for name in own for end in ends if name.endswith(end)}
-    if others := sorted(set(deltas) - layers):
+    layers = {name.removesuffix(end) for name in trained for end in ends if name.endswith(end)}
+    if beyond := sorted(set(deltas) - layers):
         raise UserError(
-            f"{place}: {folder} has an adapter on {others[0]}, but this run's student has none "
+            f"{place}: {folder} has an adapter on {beyond[0]}, but this run's student has none "
             "there: set model.lora.targets as in the teacher's run"
         )
-    return _into_adapters(policy, own, deltas, place) if adapters else _merged(own, deltas, place)
+    return (
+        _into_adapters(policy, trained, deltas, place)
+        if adapters
+        else _merged(trained, deltas, place)
+    )
 
 
 def _deltas(policy: DenoiserWeights, folder: Path, place: str) -> Iterator[tuple[str, Delta]]:
     """The adapters of a folder by layer, as `save_lora` writes them. UserError for DoRA's."""
     for names, file, slot in lora_files(policy.pipe, policy.roots()):
-        found, about = tensors_and_settings(folder / file, METADATA, place)
-        if any(LENGTHS in key for key in found):
+        tensors, about = tensors_and_settings(folder / file, METADATA, place)
+        if any(LENGTHS in key for key in tensors):
             raise UserError(
                 f"{place}: {folder} has adapters of DoRA, whose change of a weight is no product: "
                 "write the whole model with `flowrl export --merged`, and name that with "
@@ -64,70 +68,70 @@ def _deltas(policy: DenoiserWeights, folder: Path, place: str) -> Iterator[tuple
             )
         for name in names:
             prefix = f"{slot or name}."
-            for key, down in found.items():
+            for key, down in tensors.items():
                 if not (key.startswith(prefix) and key.endswith(".lora_A.weight")):
                     continue
                 layer = key.removeprefix(prefix).removesuffix(".lora_A.weight")
-                up = found[f"{prefix}{layer}.lora_B.weight"]
+                up = tensors[f"{prefix}{layer}.lora_B.weight"]
                 rank = len(down)
                 alpha = about.get(f"{prefix}lora_alpha", rank)  # without it a reader takes the rank
                 yield f"{name}.{layer}", Delta(down, up, alpha / rank)
 
 
 def _into_adapters(
-    policy: DenoiserWeights, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
+    policy: DenoiserWeights, trained: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
     """The teacher's adapters, padded with zeros to the student's rank; 0 where the teacher has
     none."""
     roots: list[Any] = [*policy.roots().values()]  # peft gives them `peft_config`
     configs = [root.peft_config[ADAPTER] for root in roots]
     (scale,) = {config.lora_alpha / config.r for config in configs}
-    made: dict[str, Tensor] = {}
-    for name, mine in own.items():
+    weights: dict[str, Tensor] = {}
+    for name, mine in trained.items():
         down = name.endswith(".lora_A.default.weight")
         layer = name.rsplit(".lora_", 1)[0]
         value = torch.zeros_like(mine)
         if layer in deltas:
             delta = deltas[layer]
-            given = delta.down if down else delta.up * (delta.scale / scale)
-            given = given.to(value)
-            if any(a > b for a, b in zip(given.shape, value.shape, strict=True)):
+            block = delta.down if down else delta.up * (delta.scale / scale)
+            block = block.to(value)
+            if any(a > b for a, b in zip(block.shape, value.shape, strict=True)):
                 raise UserError(
                     f"{place}: its adapters have rank {len(delta.down)}, but model.lora.rank is "
                     f"smaller: set it to at least {len(delta.down)}"
                 )
-            value[: given.shape[0], : given.shape[1]] = given
-        made[name] = value
-    return made
+            value[: block.shape[0], : block.shape[1]] = block
+        weights[name] = value
+    return weights
 
 
 def _merged(
-    own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
+    trained: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
     """The student's initial weights with an adapter added."""
-    made = {name: value.clone() for name, value in own.items()}
+    weights = {name: value.clone() for name, value in trained.items()}
     for layer, delta in deltas.items():
-        whole = made[f"{layer}.weight"]
+        whole = weights[f"{layer}.weight"]
         added = delta.scale * (delta.up.double() @ delta.down.double())
         if added.shape != whole.shape:
             raise UserError(f"{place}: its adapter of {layer} belongs to another architecture")
-        made[f"{layer}.weight"] = (whole.cpu().double() + added).to(whole.dtype).to(whole)
-    return made
+        weights[f"{layer}.weight"] = (whole.cpu().double() + added).to(whole.dtype).to(whole)
+    return weights
 
 
 def _whole(
-    policy: DenoiserWeights, own: Mapping[str, Tensor], folder: Path, place: str
+    policy: DenoiserWeights, trained: Mapping[str, Tensor], folder: Path, place: str
 ) -> dict[str, Tensor]:
     """The weights of the denoisers in a pipeline's folder."""
-    made: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, denoiser in policy.roots().items():
         if not (folder / name).is_dir():
             raise UserError(f"{place}: {folder} has no {name}, which this run trains")
         dtype = next(denoiser.parameters()).dtype
         saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
-        made |= {f"{name}.{key}": p.detach() for key, p in saved.named_parameters()}
-    differ = [n for n, p in own.items() if n not in made or made[n].shape != p.shape]
-    if differ or len(made) != len(own):
-        some = (differ or sorted(set(made) - set(own)))[0]
-        raise UserError(f"{place}: {folder} has another architecture: {some} differs")
-    return {name: made[name].to(p.device) for name, p in own.items()}
+        weights |= {f"{name}.{key}": p.detach() for key, p in saved.named_parameters()}
+    differ = [n for n, p in trained.items() if n not in weights or weights[n].shape != p.shape]
+    if differ or len(weights) != len(trained):
+        first_name = (differ or sorted(set(weights) - set(trained)))[0]
+        raise UserError(f"{place}: {folder} has another architecture: {first_name} differs")
+    return {name: weights[name].to(p.device) for name, p in trained.items()}

@@ -78,7 +78,7 @@ class DenoiserWeights:
     def load_weights(self, folder: Path) -> None:
         """Load weights that `save` wrote, or an adapter in peft's own format, into a policy with
         the same base model."""
-        given = given_adapters.in_diffusers_format(self.pipe, str(folder), "adapter")
-        with given as found:
-            read = Path(found) if Path(found).is_dir() else Path(found).parent
+        opened = given_adapters.in_diffusers_format(self.pipe, str(folder), "adapter")
+        with opened as place:
+            read = Path(place) if Path(place).is_dir() else Path(place).parent
             lora.load_lora(self.pipe, self.loop.driver.denoisers, read, str(folder))

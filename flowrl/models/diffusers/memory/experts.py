@@ -25,9 +25,9 @@ class Expert:
     def resting(self) -> Iterator[Tensor]:
         """Tensors that are moved with an expert. Its first parameter stays, to mark the module's
         device."""
-        first, *others = self.module.parameters()
+        first, *movable = self.module.parameters()
         del first
-        yield from (p for p in others if not p.requires_grad)
+        yield from (p for p in movable if not p.requires_grad)
 
     def rest(self) -> None:
         """Move to the CPU."""
@@ -76,12 +76,14 @@ class RestingExperts:
         """Add hooks to the denoisers, which are still on the CPU. UserError for a single
         denoiser."""
         refuse_single_denoiser(denoisers)
-        made = cls(device, [Expert(module) for module in denoisers.values()])
-        for expert in made.experts:
-            expert.module.register_forward_pre_hook(lambda *_, own=expert: made.wake(own))
-            expert.module.register_forward_hook(lambda *a, own=expert: made.called(own, a[-1]))
-        made.settle()
-        return made
+        resting = cls(device, [Expert(module) for module in denoisers.values()])
+        for expert in resting.experts:
+            expert.module.register_forward_pre_hook(lambda *_, expert=expert: resting.wake(expert))
+            expert.module.register_forward_hook(
+                lambda *a, expert=expert: resting.called(expert, a[-1])
+            )
+        resting.settle()
+        return resting
 
     def settle(self) -> None:
         """Move everything that stays on the device there; call this again after adding adapters."""
@@ -92,22 +94,22 @@ class RestingExperts:
                     tensor.data = tensor.data.to(self.device)
             expert.rest()
 
-    def wake(self, own: Expert) -> None:
+    def wake(self, expert: Expert) -> None:
         """Prepare an expert for a call."""
         for other in self.experts:
-            if other is not own and other.awake and not other.graded:
+            if other is not expert and other.awake and not other.graded:
                 other.rest()
-        own.wake(self.device)
+        expert.wake(self.device)
 
-    def called(self, own: Expert, result: Any) -> None:
+    def called(self, expert: Expert, result: Any) -> None:
         """Count a finished call until its gradient is computed."""
         if not torch.is_grad_enabled():
             return
         first = result[0] if isinstance(result, tuple) else result.sample
         if first.requires_grad:
-            own.count(1)
-            first.register_hook(lambda _: self.done(own))
+            expert.count(1)
+            first.register_hook(lambda _: self.done(expert))
 
-    def done(self, own: Expert) -> None:
+    def done(self, expert: Expert) -> None:
         """Mark an expert's backward pass as started; it will end before the next call."""
-        own.count(-1)
+        expert.count(-1)

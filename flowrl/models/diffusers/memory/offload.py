@@ -85,8 +85,8 @@ def placed_parts(
         module.requires_grad_(False)
     frozen, resting = OffloadedParts(), RestingExperts()
     if experts:
-        own = {name: module for name, module in modules.items() if name in denoisers}
-        resting = RestingExperts.of(own, device)
+        denoiser_modules = {name: module for name, module in modules.items() if name in denoisers}
+        resting = RestingExperts.of(denoiser_modules, device)
     if offload:
         frozen = OffloadedParts.of(pipe, denoisers, device, placed=not experts)
     elif experts:

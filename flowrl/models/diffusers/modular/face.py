@@ -71,13 +71,13 @@ class ClassicFace(ModularPipeline):
         return tuple(state.get(name) for name, _ in self.encoded_names())
 
     def text_blocks(self) -> Iterator[tuple[str, Any]]:
-        return (each for each in self._blocks.sub_blocks.items() if TEXT_BLOCK in each[0])
+        return (item for item in self._blocks.sub_blocks.items() if TEXT_BLOCK in item[0])
 
     def encoded_names(self) -> list[tuple[str, Any]]:
         """(name, kind of keyword) of each value that text blocks write."""
         outputs = [out for _, block in self.text_blocks() for out in block.intermediate_outputs]
         named = {out.name: (out.name, out.kwargs_type) for out in outputs}
-        return [each for name, each in named.items() if name not in OF_THE_BATCH]
+        return [pair for name, pair in named.items() if name not in OF_THE_BATCH]
 
     def put_encoded(self, state: PipelineState, values: Sequence[Any]) -> None:
         """Write what the text blocks wrote, and their facts about the batch (LTX-2)."""
@@ -105,21 +105,24 @@ class ClassicFace(ModularPipeline):
 
     def save_pretrained(self, save_directory: Any, **more: Any) -> None:  # type: ignore[override]
         """Save all components with an index that names this folder."""
-        given: dict[str, Any] = {"overwrite_modular_index": True, **more}
-        super().save_pretrained(str(save_directory), **given)
+        arguments: dict[str, Any] = {"overwrite_modular_index": True, **more}
+        super().save_pretrained(str(save_directory), **arguments)
 
     def guiders(self) -> dict[str, tuple[str, Any]]:
         """The guiders with a scale, by the argument that sets it (guidance_scale_2 of guider_2)."""
-        found = {}
+        guiders = {}
         for name, part in self.components.items():
             if isinstance(part, BaseGuidance) and SCALE in part.config and "guider" in name:
-                found[name.replace("guider", SCALE)] = name, part
-        return found
+                guiders[name.replace("guider", SCALE)] = name, part
+        return guiders
 
-    def run(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def run(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run all blocks on a new state, and return the media and its sound."""
         names = [parameter.name for parameter in self._blocks.inputs]
-        state, wanted = PipelineState(), with_schedule(given) if SCHEDULE in names else dict(given)
+        state, wanted = (
+            PipelineState(),
+            with_schedule(arguments) if SCHEDULE in names else dict(arguments),
+        )
         for parameter in self._blocks.inputs:
             if parameter.name is not None:
                 value = wanted.get(parameter.name, parameter.default)
@@ -136,28 +139,28 @@ class ClassicFace(ModularPipeline):
         return (media,) if sound is None else (media, sound)
 
     @contextmanager
-    def guided(self, given: Mapping[str, Any]) -> Iterator[None]:
+    def guided(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Guiders with the scales of a call, for one call. GUIDER_OFF switches all of them off,
         with the other terms that they may have (LTX-2's perturbed and isolated passes)."""
-        own = {}
-        first = given.get(SCALE)
+        unscaled = {}
+        first = arguments.get(SCALE)
         for argument, (name, guider) in self.guiders().items():
-            scale = given.get(argument)
+            scale = arguments.get(argument)
             scale = first if scale is None else scale  # as the classic form of two experts does
-            own[name] = guider
+            unscaled[name] = guider
             vars(self)[name] = scaled(guider, GUIDER_OFF if first == GUIDER_OFF else scale)
         try:
             yield
         finally:
-            vars(self).update(own)
+            vars(self).update(unscaled)
 
 
-def with_schedule(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_schedule(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments for blocks that take a scale for each step (Ideogram 4): its scale at all
     of them; without one, the blocks' own list."""
-    if given.get(SCALE) is None:
-        return dict(given)
-    return {**given, SCHEDULE: [float(given[SCALE])] * given["num_inference_steps"]}
+    if arguments.get(SCALE) is None:
+        return dict(arguments)
+    return {**arguments, SCHEDULE: [float(arguments[SCALE])] * arguments["num_inference_steps"]}
 
 
 def scaled(guider: Any, scale: float | None) -> Any:
@@ -180,8 +183,8 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
         if chosen is not None:
             run_blocks(pipe, block.sub_blocks[chosen], state)
     elif isinstance(block, SequentialPipelineBlocks):
-        for each in block.sub_blocks.values():
-            run_blocks(pipe, each, state)
+        for member in block.sub_blocks.values():
+            run_blocks(pipe, member, state)
     else:
         if isinstance(block, LoopSequentialPipelineBlocks):
             enter(pipe, state)
@@ -209,8 +212,8 @@ def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlo
     if isinstance(block, LoopSequentialPipelineBlocks):
         yield block
     else:
-        for each in block.sub_blocks.values():
-            yield from loops_of(each)
+        for member in block.sub_blocks.values():
+            yield from loops_of(member)
 
 
 def schedulers_beside(pipe: Any) -> dict[str, Any]:
@@ -224,19 +227,19 @@ def schedulers_beside(pipe: Any) -> dict[str, Any]:
 
 
 def run_order(
-    block: ModularPipelineBlocks, given: Collection[str] = ()
+    block: ModularPipelineBlocks, arguments: Collection[str] = ()
 ) -> Iterator[ModularPipelineBlocks]:
     """The blocks that run for a prompt and these arguments of the call, in order."""
     if isinstance(block, ConditionalPipelineBlocks):
-        triggers = {n: True if n in given else None for n in block.block_trigger_inputs if n}
+        triggers = {n: True if n in arguments else None for n in block.block_trigger_inputs if n}
         chosen = block.select_block(**triggers) or block.default_block_name
         if chosen is None and "prompt" in triggers:  # which the prompt itself sets
             chosen = block.select_block(**{**triggers, "prompt": True})
         if chosen is not None:
-            yield from run_order(block.sub_blocks[chosen], given)
+            yield from run_order(block.sub_blocks[chosen], arguments)
     elif isinstance(block, SequentialPipelineBlocks):
-        for each in block.sub_blocks.values():
-            yield from run_order(each, given)
+        for member in block.sub_blocks.values():
+            yield from run_order(member, arguments)
     else:
         yield block
 
@@ -247,10 +250,10 @@ def reads_and_writes(block: ModularPipelineBlocks) -> Iterator[tuple[list[Any], 
     if isinstance(block, ConditionalPipelineBlocks):
         yield [name for name in block.block_trigger_inputs if name], set()
     if isinstance(block, ConditionalPipelineBlocks | SequentialPipelineBlocks):
-        for each in block.sub_blocks.values():
-            yield from reads_and_writes(each)
+        for member in block.sub_blocks.values():
+            yield from reads_and_writes(member)
     else:
-        yield block.inputs, {each.name for each in block.intermediate_outputs}
+        yield block.inputs, {output.name for output in block.intermediate_outputs}
 
 
 def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
@@ -258,15 +261,19 @@ def arguments_of(blocks: ModularPipelineBlocks) -> dict[str, Any]:
 
     `inspect.Parameter.empty` is the default of an image that every branch needs.
     """
-    declared = {each.name: each for each in blocks.inputs if each.name is not None}
-    written, found = set[str](), dict[str, Any]()
+    declared = {
+        parameter.name: parameter for parameter in blocks.inputs if parameter.name is not None
+    }
+    written, arguments = set[str](), dict[str, Any]()
     for reads, writes in reads_and_writes(blocks):
-        for name in (each if isinstance(each, str) else each.name for each in reads):
-            if name in declared and name not in written and name not in found:
+        for name in (
+            parameter if isinstance(parameter, str) else parameter.name for parameter in reads
+        ):
+            if name in declared and name not in written and name not in arguments:
                 needed = declared[name].required and name in NEEDED_IMAGES
-                found[name] = inspect.Parameter.empty if needed else declared[name].default
+                arguments[name] = inspect.Parameter.empty if needed else declared[name].default
         written |= writes
-    return found
+    return arguments
 
 
 def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
@@ -284,16 +291,16 @@ def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
     kind = type(block)
     members = {"__call__": inspect.unwrap(kind.__call__), "__module__": kind.__module__}
     block.__class__ = type(kind.__name__, (kind,), members)
-    for each in block.sub_blocks.values():
-        graded(each)
+    for member in block.sub_blocks.values():
+        graded(member)
     return block
 
 
 @contextmanager
-def untalkative(others: Sequence[str] = ()) -> Iterator[None]:
+def untalkative(modules: Sequence[str] = ()) -> Iterator[None]:
     """Without traces of trials that are meant to fail, and without warnings of each call: what
-    fails is raised. `others` are modules of blocks."""
-    loggers = [logging.getLogger(name) for name in (*TALKATIVE, *others)]
+    fails is raised. `modules` are those of blocks."""
+    loggers = [logging.getLogger(name) for name in (*TALKATIVE, *modules)]
     before = [logger.disabled for logger in loggers]
     try:
         for logger in loggers:
@@ -311,7 +318,7 @@ def faced(pipe: Any) -> Any:
     pipe = copy.copy(pipe)
     vars(pipe)["_blocks"] = graded(without_rewriting(copy.deepcopy(pipe._blocks)))
     kind = type(pipe)
-    modules = sorted({each.__module__ for each in _classes(pipe._blocks)})
+    modules = sorted({cls.__module__ for cls in _classes(pipe._blocks)})
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
     pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
     arguments = arguments_of(pipe._blocks)
@@ -335,8 +342,8 @@ def block_classes(pipe: Any) -> set[type]:
 
 def _classes(block: ModularPipelineBlocks) -> Iterator[type]:
     yield type(block)
-    for each in block.sub_blocks.values():
-        yield from _classes(each)
+    for member in block.sub_blocks.values():
+        yield from _classes(member)
 
 
 def modules_of(pipe: Any) -> list[str]:
@@ -356,16 +363,16 @@ def guider_named(pipe: Any) -> str:
 def _call_with(arguments: Mapping[str, Any]) -> Any:
     """A `__call__` with these arguments, which the driver reads from its signature."""
 
-    def call(self: Any, **given: Any) -> tuple[Any, ...]:
-        return self.run(given)
+    def call(self: Any, **values: Any) -> tuple[Any, ...]:
+        return self.run(values)
 
     kinds = inspect.Parameter
-    own = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
+    leading = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
     named = {**arguments, "return_dict": False}
     rest = [
         kinds(name, kinds.POSITIONAL_OR_KEYWORD if value is kinds.empty else kinds.KEYWORD_ONLY,
               default=value)
-        for name, value in sorted(named.items(), key=lambda each: each[1] is not kinds.empty)
+        for name, value in sorted(named.items(), key=lambda item: item[1] is not kinds.empty)
     ]  # fmt: skip
-    vars(call)["__signature__"] = inspect.Signature([*own, *rest])
+    vars(call)["__signature__"] = inspect.Signature([*leading, *rest])
     return call

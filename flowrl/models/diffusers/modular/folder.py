@@ -71,8 +71,8 @@ def skeleton(
         try:
             pipe: Any = ModularPipeline.from_pretrained(source, trust_remote_code="code" in rights)
         except (AttributeError, ValueError, OSError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"model.form: modular: {source}: {why}") from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"model.form: modular: {source}: {reason}") from error
         if not list(loops_of(pipe._blocks)):
             raise UserError(f"model.form: modular: {source} names no blocks with a loop")
         _set_guider(pipe, guider)
@@ -104,33 +104,35 @@ def _set_guider(pipe: ModularPipeline, guider: Mapping[str, Any] | None) -> None
     does not exist, or does not fit."""
     if guider is None:
         return
-    known = _guiders(pipe)
-    if not known:
+    guiders = _guiders(pipe)
+    if not guiders:
         raise UserError(f"model.guider: the blocks of {type(pipe).__name__} take no guider")
-    wanted = dict.fromkeys(known, guider) if "name" in guider else guider
-    made = {}
+    wanted = dict.fromkeys(guiders, guider) if "name" in guider else guider
+    new_guiders = {}
     for component, settings in wanted.items():
-        if component not in known or not isinstance(settings, Mapping):
+        if component not in guiders or not isinstance(settings, Mapping):
             raise UserError(
                 f"model.guider: give {{name: CLASS, ...settings}}, or such for each of "
-                f"{', '.join(known)}, not {component}"
+                f"{', '.join(guiders)}, not {component}"
             )
-        given = dict(settings)
-        kind = getattr(diffusers, str(given.pop("name", type(known[component]).__name__)), None)
+        arguments = dict(settings)
+        kind = getattr(
+            diffusers, str(arguments.pop("name", type(guiders[component]).__name__)), None
+        )
         if not (isinstance(kind, type) and issubclass(kind, BaseGuidance)):
             raise UserError(
                 f"model.guider: diffusers {diffusers.__version__} has no guider "
                 f"{settings.get('name')!r}"
             )
-        made[component] = _guider(known[component], kind, given)
-    pipe.update_components(**made)
+        new_guiders[component] = _guider(guiders[component], kind, arguments)
+    pipe.update_components(**new_guiders)
 
 
-def _guider(known: BaseGuidance, kind: type[BaseGuidance], given: Mapping[str, Any]) -> Any:
+def _guider(current: BaseGuidance, kind: type[BaseGuidance], arguments: Mapping[str, Any]) -> Any:
     """A guider of a class with these settings, over those of the blocks' own if it is its class."""
-    check_keys(f"model.guider: {kind.__name__}", kind, given)
+    check_keys(f"model.guider: {kind.__name__}", kind, arguments)
     try:
-        return known.new(**given) if type(known) is kind else kind(**given)
+        return current.new(**arguments) if type(current) is kind else kind(**arguments)
     except (TypeError, ValueError) as error:
         raise UserError(f"model.guider: {kind.__name__}: {error}") from error
 
@@ -142,12 +144,12 @@ def _guiders(pipe: Any) -> dict[str, BaseGuidance]:
 def guiders_of(pipe: Any) -> dict[str, Any] | None:
     """The classes and settings of a pipeline's guiders by component, as `model.guider` takes them;
     None without any."""
-    found = {
+    guiders = {
         component: {"name": type(part).__name__}
         | {key: value for key, value in part.config.items() if key[0] != "_"}
         for component, part in _guiders(pipe).items()
     }
-    return found or None
+    return guiders or None
 
 
 def load(
@@ -163,19 +165,19 @@ def load(
     pin(named, source.place)
     for name, spec in named:
         check_listed(name, spec, source.place)
-    found = {}
+    components = {}
     for name, spec in named:
-        given = {} if quantized is None or name not in quantized else {
+        arguments = {} if quantized is None or name not in quantized else {
             "quantization_config": quantized[name]
         }  # fmt: skip
         with untalkative():
             try:
-                found[name] = spec.load(dtype=dtype, **given)
+                components[name] = spec.load(dtype=dtype, **arguments)
             except ValueError as error:
-                why = " ".join(str(error.__context__ or error).split())[:300]
-                raise UserError(f"model.pipeline: {source.place}: {name}: {why}") from error
+                reason = " ".join(str(error.__context__ or error).split())[:300]
+                raise UserError(f"model.pipeline: {source.place}: {name}: {reason}") from error
     with untalkative():
-        pipe.register_components(**found)
+        pipe.register_components(**components)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.eval()
@@ -223,35 +225,37 @@ def set_scheduler(pipe: ModularPipeline, scheduler: Any) -> None:
         pipe.update_components(scheduler=scheduler)
 
 
-def needed(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> list[str]:
+def needed(blocks: ModularPipelineBlocks, arguments: Collection[str] = ()) -> list[str]:
     """Names of the components of the blocks that run for a prompt and these arguments."""
-    names = [str(c.name) for block in run_order(blocks, given) for c in block.expected_components]
+    names = [
+        str(c.name) for block in run_order(blocks, arguments) for c in block.expected_components
+    ]
     return list(dict.fromkeys(names))
 
 
-def components_reached(blocks: ModularPipelineBlocks, given: Collection[str] = ()) -> set[str]:
+def components_reached(blocks: ModularPipelineBlocks, arguments: Collection[str] = ()) -> set[str]:
     """Names of the components of all branches that a prompt, its images and these arguments may
     choose.
 
     MiniMax-H3 has a second network for references, which only objects in Python can be.
     """
     images = [name for name in arguments_of(blocks) if IMAGE_COLUMNS.fullmatch(name)]
-    found = set[str]()
+    names = set[str]()
     for more in ([], images, *([name] for name in images)):
         with suppress(ValueError):  # some blocks refuse two kinds of images at once
-            found |= set(needed(blocks, {*given, *more}))
-    return found
+            names |= set(needed(blocks, {*arguments, *more}))
+    return names
 
 
-def _named(pipe: Any, given: Collection[str]) -> Iterator[tuple[str, Any]]:
+def _named(pipe: Any, arguments: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Components that are loaded: those of branches that may run, of which the index says where
     they are."""
-    wanted = components_reached(pipe._blocks, given)
+    wanted = components_reached(pipe._blocks, arguments)
     for name, spec in pipe._component_specs.items():
         if name not in wanted:
             continue
-        known = spec.pretrained_model_name_or_path
-        if spec.default_creation_method == PRETRAINED and known:
+        repository = spec.pretrained_model_name_or_path
+        if spec.default_creation_method == PRETRAINED and repository:
             yield name, spec
 
 

@@ -15,7 +15,7 @@ def guider_passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
     `scale` is that of the call; None: the guiders' own. Several guiders share their passes, or
     each has a denoiser of its own (Wan 2.2), so the most of one counts.
     """
-    found = [1] * steps
+    passes = [1] * steps
     with pipe.guided({} if scale is None else {"guidance_scale": scale}):
         for name, part in pipe.components.items():
             if not isinstance(part, BaseGuidance):
@@ -23,8 +23,8 @@ def guider_passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
             guider = vars(pipe)[name]
             for step in range(steps):
                 guider.set_state(step, steps, None)
-                found[step] = max(found[step], guider.num_conditions)
-    return found
+                passes[step] = max(passes[step], guider.num_conditions)
+    return passes
 
 
 def remembering_guider(pipe: Any) -> str:

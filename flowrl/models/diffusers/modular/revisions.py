@@ -36,7 +36,7 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
     `parts` are names and specifications of components. UserError for a repository that is neither
     on the hub nor in its cache.
     """
-    found = {}
+    pinned = {}
     for name, spec in parts:
         repository = str(spec.pretrained_model_name_or_path)
         if Path(repository).is_dir():
@@ -44,13 +44,13 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         try:
             spec.revision = commit(repository, spec.revision)
         except UNREACHED as error:
-            why = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"model.pipeline: the {name} of {source} is in {repository}, which is neither on "
-                f"the hub nor in its cache ({why}): download it with `hf download {repository}`"
+                f"the hub nor in its cache ({reason}): download it with `hf download {repository}`"
             ) from error
-        found[name] = f"{repository}@{spec.revision}"
-    return found
+        pinned[name] = f"{repository}@{spec.revision}"
+    return pinned
 
 
 def check_listed(name: str, spec: Any, source: str) -> None:
@@ -73,9 +73,9 @@ def check_listed(name: str, spec: Any, source: str) -> None:
 
 def snapshot(place: str) -> Path | None:
     """The folder in the hub's cache of "repository@commit"; None before it is downloaded."""
-    repository, _, known = place.rpartition("@")
+    repository, _, revision = place.rpartition("@")
     try:
-        return Path(snapshot_download(repository, revision=known, local_files_only=True))
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
 

@@ -30,9 +30,9 @@ def record(
         joined = [Received.joined(step) for step in zip(*records, strict=True)]
         return joined, Decoded.joined(media), all(repeatable)
     with its_own(loop.name, loop.call):
-        given = loop.arguments(prompts, steps, guidance, extras)
+        arguments = loop.arguments(prompts, steps, guidance, extras)
         try:
-            records, result, repeatable = loop.driver.recorded(given)
+            records, result, repeatable = loop.driver.recorded(arguments)
             media = Decoded.of(loop.pipe, result)
         except torch.OutOfMemoryError:
             raise

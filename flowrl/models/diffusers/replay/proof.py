@@ -165,14 +165,14 @@ class Subject:
             reasons.append(f"{name} {reason}")
         if self._takes_later():
             return self._way()
-        what = (
+        refused = (
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
             f"{self.guidance}, {self.steps} steps: "
         )
         if remembers := remembering_guider(self.loop.pipe):
-            raise UserError(what + remembers)
+            raise UserError(refused + remembers)
         raise UserError(
-            f"{what}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "
+            f"{refused}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "
             "arguments out one by one to find the cause, or use another pipeline"
         )
 
@@ -190,8 +190,8 @@ class Subject:
         FlowMatchEulerDiscreteScheduler rounds its result to the network's dtype.
         """
         first, last = self.state(0).dtype, self.state(-1).dtype
-        known = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
-        if known or first == last:
+        settled = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
+        if settled or first == last:
             return False
         self.loop.show(later=last)
         return True
@@ -278,9 +278,9 @@ class Subject:
         for through in (False, True):
             how = replace(way, decodes_in_loop=through)
             try:
-                made = self.loop.decode(last, self.conditioning, how)
-                decoded = made.media
-                away = largest_difference(made.values, self.recorded[1].values)
+                result = self.loop.decode(last, self.conditioning, how)
+                decoded = result.media
+                away = largest_difference(result.values, self.recorded[1].values)
             except (torch.OutOfMemoryError, proof_checks.NotFinitePartError):
                 raise
             except FAILURES as error:
@@ -317,9 +317,11 @@ class Subject:
         """Evaluations of the network for a row's velocity, at the first step or in the middle; the
         mean over all steps where a guider is on at some of them."""
         counts, pipe = [], self.loop.pipe
-        each = guider_passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
-        if len(set(each)) > 1:
-            return sum(each) / len(each)
+        passes = (
+            guider_passes(pipe, self.guidance, self.steps) if form_of(pipe) == "modular" else []
+        )
+        if len(set(passes)) > 1:
+            return sum(passes) / len(passes)
         for step in dict.fromkeys((0,) if way.forward else (0, len(self.own) // 2)):
             with torch.no_grad(), counted_rows(self.loop.driver.denoisers) as rows:
                 self.loop.received(self.state(step), self.sigma(step), self.conditioning, way)

@@ -45,32 +45,38 @@ class OtherImages:
         if not names or any(noise[name] is self.extras[0][name] for name in names):
             return ()
         try:
-            made = self._made([{**extra, **noise} for extra in self.extras])
+            outputs = self._made([{**extra, **noise} for extra in self.extras])
         except torch.OutOfMemoryError:
             raise
         except (*FAILURES, UserError):
             return ()
         same = all(
-            _away(both[row], alone[row]) == 0 for both, *a in made for row, alone in enumerate(a)
+            _away(together[row], alone[row]) == 0
+            for together, *a in outputs
+            for row, alone in enumerate(a)
         )
-        matters = any(_away(first, second) != 0 for _, first, second in made[:-1])
+        matters = any(_away(first, second) != 0 for _, first, second in outputs[:-1])
         return names if same and matters else ()
 
-    def _made(self, others: Sequence[Extra]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _made(self, other_extras: Sequence[Extra]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Predictions at each state, then media: for both images, for the first, for the second."""
-        first, second = (self.loop.encode(self.prompts, own) for own in (self.extras, others))
-        both = Conditioning.cat([first.take([0]), second.take([1])])
-        made: list[tuple[Tensor, Tensor, Tensor]] = []
+        first, second = (
+            self.loop.encode(self.prompts, extras) for extras in (self.extras, other_extras)
+        )
+        together = Conditioning.cat([first.take([0]), second.take([1])])
+        outputs: list[tuple[Tensor, Tensor, Tensor]] = []
         with torch.no_grad():
             for x, level in self.states:
                 sigma = torch.full((len(x),), level)
                 received = [
-                    self.loop.received(x, sigma, r, self.way) for r in (both, first, second)
+                    self.loop.received(x, sigma, r, self.way) for r in (together, first, second)
                 ]
-                made.append((received[0].output, received[1].output, received[2].output))
+                outputs.append((received[0].output, received[1].output, received[2].output))
             x, _ = self.states[-1]
-            media = [self.loop.decode(x, rows, self.way).values for rows in (both, first, second)]
-        return [*made, (media[0], media[1], media[2])]
+            media = [
+                self.loop.decode(x, rows, self.way).values for rows in (together, first, second)
+            ]
+        return [*outputs, (media[0], media[1], media[2])]
 
 
 def _away(a: Tensor, b: Tensor) -> float:

@@ -51,9 +51,14 @@ class Replay:
     def to_way(self) -> Way:
         forward = self.way == "forward"
         return Way(
-            self.steps, self.guidance, forward, self.mixed, self.decodes_in_loop, self.together,
-            self.levels,
-        )  # fmt: skip
+            steps=self.steps,
+            guidance=self.guidance,
+            forward=forward,
+            mixed=self.mixed,
+            decodes_in_loop=self.decodes_in_loop,
+            together=self.together,
+            levels=self.levels,
+        )
 
     @property
     def own_steps(self) -> bool:
@@ -68,7 +73,7 @@ class Replay:
         way += " and level" * self.levels
         of = f" of {' and '.join(self._named_parts)}" * bool(self.parts)
         rows = "share a call" if self.mixed else "are grouped"
-        what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
+        output = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
         padding = "" if self.padding is None else (
             f"; a prompt's prediction depends by {self.padding:.1%} on the prompts encoded with it "
             "(the pipeline pads them without a mask)"
@@ -82,7 +87,7 @@ class Replay:
             f"{self.pipeline}{form}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.user_levels else ''}, "
             f"guidance {self.guidance}{guided}: "
-            f"{what}{of} and decoder equal the pipeline's own call to the bit ({way}), the first "
+            f"{output}{of} and decoder equal the pipeline's own call to the bit ({way}), the first "
             f"state to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
         )
 

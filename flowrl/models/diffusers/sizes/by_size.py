@@ -36,11 +36,11 @@ class LoopSize(NamedTuple):
     image: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, loop: Loop, own: RowSize = RowSize()) -> "LoopSize":
+    def of(cls, loop: Loop, row_size: RowSize = RowSize()) -> "LoopSize":
         """A loop's size, with the sizes of a row in place of the call's. A pipeline ignores sizes
         that its call does not take."""
         names = [name for name in RowSize._fields if name in loop.driver.parameters]
-        return cls(tuple((name, own.given.get(name, loop.call.get(name))) for name in names))
+        return cls(tuple((name, row_size.given.get(name, loop.call.get(name))) for name in names))
 
     @property
     def arguments(self) -> dict[str, int]:
@@ -65,9 +65,9 @@ class KnownRows:
     places: dict[LoopSize, str] = field(default_factory=dict[LoopSize, str])
     own_size_alone: bool = False
 
-    def all_named(self, own: LoopSize) -> None:
+    def all_named(self, run_size: LoopSize) -> None:
         """Note that no other rows will come."""
-        self.own_size_alone = self.places.keys() == {own}
+        self.own_size_alone = self.places.keys() == {run_size}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Sizable:
     @property
     def sized(self: P) -> list[P]:
         """The policy at each size of the known rows; this one without any."""
-        return [self.at(*each) for each in self.used.items()] or [self]
+        return [self.at(*size_and_place) for size_and_place in self.used.items()] or [self]
 
     def proofs(self, prompts: Sequence[str], steps: int, meta: Meta = ()) -> list[str]:
         return prove_by_size(self, prompts, steps, meta)
@@ -137,9 +137,9 @@ class Sizable:
     def check_rows(self, meta: Meta) -> None:
         """Note the sizes of all rows. UserError for rows that this pipeline refuses."""
         self.loop.missing.check(self.loop.traits, meta)
-        for each in rows_by_size(self, [""] * len(meta), meta):
-            self.state.rows.places[each.size] = columns.places(meta)[each.rows[0]]
-            each.policy.row_arguments(each.take(meta), [""] * len(each.rows))
+        for group in rows_by_size(self, [""] * len(meta), meta):
+            self.state.rows.places[group.size] = columns.places(meta)[group.rows[0]]
+            group.policy.row_arguments(group.take(meta), [""] * len(group.rows))
         self.frozen.rest()
 
     def check_all_rows(self, meta: Meta) -> None:
@@ -168,10 +168,10 @@ def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[Si
     shapes: Sequence[tuple[int, ...]] = [()] * len(prompts)
     if sized_by_images(policy.loop) and (extras := policy.loop.extras(meta, prompts)):
         shapes = latent_shapes(policy.loop, extras)
-    known = {size: LoopSize.of(policy.loop, size) for size in set(sizes)}
+    loop_sizes = {size: LoopSize.of(policy.loop, size) for size in set(sizes)}
     groups = dict[LoopSize, list[int]]()
     for i, (size, shape) in enumerate(zip(sizes, shapes, strict=True)):
-        groups.setdefault(known[size]._replace(image=shape), []).append(i)
+        groups.setdefault(loop_sizes[size]._replace(image=shape), []).append(i)
     firsts = [places[rows[0]] for rows in groups.values()]
     if len(groups) > 1 and policy.loop.driver.layout is not None:
         raise UserError(
@@ -184,16 +184,16 @@ def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[Si
 
 def other_sizes(policy: Sizable, meta: Meta) -> bool:
     """Whether any row has another size than the policy, as far as columns show."""
-    own = LoopSize.of(policy.loop)
-    sizes = {LoopSize.of(policy.loop, each) for each in set(row_sizes(meta))}
-    return len(policy.used) > 1 or not sizes <= {own}
+    run_size = LoopSize.of(policy.loop)
+    sizes = {LoopSize.of(policy.loop, row_size) for row_size in set(row_sizes(meta))}
+    return len(policy.used) > 1 or not sizes <= {run_size}
 
 
 def twin_at(policy: P, size: LoopSize, place: str) -> P:
     """The policy at another size: the same modules, guidance and call sizes, and a loop of its own.
     UserError, naming the `place`, for a size that the pipeline refuses."""
-    own = policy.loop.shaped(size.image)
-    if size == LoopSize.of(policy.loop)._replace(image=own):
+    shape = policy.loop.shaped(size.image)
+    if size == LoopSize.of(policy.loop)._replace(image=shape):
         return policy
     if size not in policy.state.loops:
         call = {**policy.call, **policy.loop.traits.shared, **size.arguments}
@@ -219,13 +219,13 @@ def called_with(policy: P, call: Mapping[str, Any]) -> P:
 
 def open_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta, steps: int) -> OpenedBatch:
     """Encode prompts, each size by itself; a plain batch if all have one size."""
-    groups, meter, made = rows_by_size(policy, prompts, meta), Meter(), list[MediaBatch]()
-    for each in groups:
-        encoded = each.policy.encode(each.take(prompts), each.take(meta))
-        made.append(MediaBatch(each.policy, encoded, steps, meter, rolls=policy.use.rolls))
-    if len(made) == 1:
-        return made[0]
-    return MixedBatch(tuple(made), tuple(tuple(each.rows) for each in groups), meter)
+    groups, meter, batches = rows_by_size(policy, prompts, meta), Meter(), list[MediaBatch]()
+    for group in groups:
+        encoded = group.policy.encode(group.take(prompts), group.take(meta))
+        batches.append(MediaBatch(group.policy, encoded, steps, meter, rolls=policy.use.rolls))
+    if len(batches) == 1:
+        return batches[0]
+    return MixedBatch(tuple(batches), tuple(tuple(group.rows) for group in groups), meter)
 
 
 def prove_by_size(policy: Sizable, prompts: Sequence[str], steps: int, meta: Meta) -> list[str]:
@@ -233,14 +233,14 @@ def prove_by_size(policy: Sizable, prompts: Sequence[str], steps: int, meta: Met
 
     The independence of rows is checked at the higher scale, which also uses negative prompts.
     """
-    groups, found = rows_by_size(policy, prompts, meta), list[str]()
+    groups, sentences = rows_by_size(policy, prompts, meta), list[str]()
     trained = policy.guidance.train
     scales = sorted(set(policy.guidance), key=lambda scale: math.inf if scale is None else scale)
-    for each in groups:
+    for group in groups:
         for scale in scales:
-            replay = each.policy.prove(
-                each.take(prompts), steps=steps, guidance=scale, meta=each.take(meta),
+            replay = group.policy.prove(
+                group.take(prompts), steps=steps, guidance=scale, meta=group.take(meta),
                 complete=scale == scales[-1], gradient=scale == trained,
             )  # fmt: skip
-            found.append(str(replay) if len(groups) == 1 else f"{each.size}: {replay}")
-    return found
+            sentences.append(str(replay) if len(groups) == 1 else f"{group.size}: {replay}")
+    return sentences

@@ -32,7 +32,11 @@ class MixedBatch:
     @cached_property
     def _local(self) -> Tensor:
         """The part of each prompt, and its index in that part [prompts 2]."""
-        pairs = {at: (k, i) for k, own in enumerate(self.places) for i, at in enumerate(own)}
+        pairs = {
+            at: (k, i)
+            for k, part_places in enumerate(self.places)
+            for i, at in enumerate(part_places)
+        }
         return torch.tensor([pairs[at] for at in range(len(pairs))])
 
     @property
@@ -46,8 +50,8 @@ class MixedBatch:
         policies = [part.policy for part in self.parts]
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            part, own = self._part(prompt)
-            return policies[part](x, sigma, own)
+            part, local = self._part(prompt)
+            return policies[part](x, sigma, local)
 
         return velocity
 
@@ -69,50 +73,52 @@ class MixedBatch:
     ) -> tuple[MixedRollout, ...]:
         """Sample each size by itself. No rollout is complete before the last size, so the hooks of
         `sampling` for single rollouts and parts are not called."""
-        own = replace(sampling, score=None, slope=None, on_rollout=None, on_part=None)
-        keyed = {"seed": seed, "iteration": iteration, "sampling": own}
-        made = [
+        plain_sampling = replace(sampling, score=None, slope=None, on_rollout=None, on_part=None)
+        keyed = {"seed": seed, "iteration": iteration, "sampling": plain_sampling}
+        by_part = [
             part.rollouts(plan, [draws[i] for i in at], **keyed)
             for part, at in zip(self.parts, self.places, strict=True)
         ]
-        same = zip(*made, strict=True)
+        same = zip(*by_part, strict=True)
         return tuple(MixedRollout(parts, self.places, tuple(draws)) for parts in same)
 
     def media(self, rollout: MixedRollout) -> list[Tensor]:
         """Decode samples to images [3 h w] or videos [f 3 h w], each at its size."""
-        found: dict[int, Tensor] = {}
-        for part, (batch, own) in enumerate(zip(self.parts, rollout.parts, strict=True)):
-            made = batch.media(own)
-            assert isinstance(made, Tensor), "samples with sound have one size"
-            found |= zip(rollout.samples(part).tolist(), made, strict=True)
-        return [found[i] for i in range(len(found))]
+        by_sample: dict[int, Tensor] = {}
+        for part, (batch, part_rollout) in enumerate(zip(self.parts, rollout.parts, strict=True)):
+            decoded = batch.media(part_rollout)
+            assert isinstance(decoded, Tensor), "samples with sound have one size"
+            by_sample |= zip(rollout.samples(part).tolist(), decoded, strict=True)
+        return [by_sample[i] for i in range(len(by_sample))]
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
         """Decode latents [n *d] of one size; see `MediaBatch.decode`."""
-        part, own = self._part(prompt)
-        return self.parts[part].decode(x0, own, graded)
+        part, local = self._part(prompt)
+        return self.parts[part].decode(x0, local, graded)
 
     def clean(self, x: Tensor, prompt: Tensor) -> Tensor:
         """Convert states of one size; see `MediaBatch.clean`."""
-        part, own = self._part(prompt)
-        return self.parts[part].clean(x, own)
+        part, local = self._part(prompt)
+        return self.parts[part].clean(x, local)
 
     def statistics(self, rollout: MixedRollout, media: Sequence[Tensor]) -> Statistics:
-        found: list[Statistics] = []
-        for part, (batch, own) in enumerate(zip(self.parts, rollout.parts, strict=True)):
-            here = torch.stack([media[i] for i in rollout.samples(part).tolist()])
-            found.append(batch.statistics(own, here))
+        parts: list[Statistics] = []
+        for part, (batch, part_rollout) in enumerate(zip(self.parts, rollout.parts, strict=True)):
+            part_media = torch.stack([media[i] for i in rollout.samples(part).tolist()])
+            parts.append(batch.statistics(part_rollout, part_media))
         columns = {
-            name: by_draws([each.columns[name] for each in found], self.places)
-            for name in found[0].columns
+            name: by_draws([statistics.columns[name] for statistics in parts], self.places)
+            for name in parts[0].columns
         }
-        return Statistics(merged_means([(each.means, each.size) for each in found]), columns)
+        return Statistics(
+            merged_means([(statistics.means, statistics.size) for statistics in parts]), columns
+        )
 
 
-def refuse_mixed(batch: Any, what: str) -> None:
-    """UserError for prompts of several sizes where all must have one; `what` names the place."""
+def refuse_mixed(batch: Any, place: str) -> None:
+    """UserError for prompts of several sizes where all must have one; `place` names it."""
     if isinstance(batch, MixedBatch):
         raise UserError(
-            f"{what} needs prompts of one size, but their rows have several: choose rows with "
+            f"{place} needs prompts of one size, but their rows have several: choose rows with "
             "`where`, or leave the columns of sizes out with `keep`"
         )

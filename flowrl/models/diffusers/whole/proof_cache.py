@@ -70,9 +70,9 @@ class CachedProof:
     def of(
         cls, policy: PipelinePolicy, sentences: Sequence[str], whole: Sequence[WholeProof] = ()
     ) -> "CachedProof":
-        made = datetime.now().isoformat(" ", "minutes")
+        time = datetime.now().isoformat(" ", "minutes")
         loop, replays = policy.loop, tuple(policy.known_proofs.values())
-        return cls(made, tuple(sentences), replays, loop.traits.proven, loop.sliced, tuple(whole))
+        return cls(time, tuple(sentences), replays, loop.traits.proven, loop.sliced, tuple(whole))
 
     def use(self, policy: PipelinePolicy) -> None:
         """Put a policy into its state after these proofs."""
@@ -99,14 +99,14 @@ def read(digest: str) -> CachedProof | None:
         written = bounded_json(_file(digest), MOST_PROOF)
         if written["sum"] != _sum(written["proof"]):
             return None
-        made = written["proof"]
+        record = written["proof"]
         return CachedProof(
-            made["made"],
-            tuple(made["sentences"]),
-            tuple(_replay(values) for values in made["replays"]),
-            made["traits"],
-            made["sliced"],
-            tuple(_whole(values) for values in made["whole"]),
+            record["made"],
+            tuple(record["sentences"]),
+            tuple(_replay(values) for values in record["replays"]),
+            record["traits"],
+            record["sliced"],
+            tuple(_whole(values) for values in record["whole"]),
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -137,7 +137,7 @@ def digest(
     for name, component in policy.pipe.components.items():
         if isinstance(component, nn.Module):
             classes |= {type(module) for module in component.modules()}
-            classes |= {type(each) for each in _processors(component)}
+            classes |= {type(processor) for processor in _processors(component)}
         classes.add(type(component))
         parts[name] = [_class(type(component)), _configuration(component)]
     gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else ""
@@ -200,7 +200,7 @@ def _class(kind: type) -> str:
 def _sources(kinds: set[type]) -> Iterator[str]:
     """Digests of the source files of classes outside the libraries, including their base
     classes."""
-    for kind in {base for each in kinds for base in each.__mro__}:
+    for kind in {base for derived in kinds for base in derived.__mro__}:
         if kind.__module__.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names):
             continue
         try:

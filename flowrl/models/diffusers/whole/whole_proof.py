@@ -49,9 +49,9 @@ class Deviation:
     media: float
 
     @classmethod
-    def between(cls, ours: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> "Deviation":
-        latents, media = (largest_difference(a, b) for a, b in zip(ours, own, strict=True))
-        return cls(latents / float(own[0].abs().max()), media)
+    def between(cls, ours: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor]) -> "Deviation":
+        latents, media = (largest_difference(a, b) for a, b in zip(ours, reference, strict=True))
+        return cls(latents / float(reference[0].abs().max()), media)
 
 
 @dataclass(frozen=True)
@@ -97,29 +97,29 @@ class WholeProof:
         if self.own_steps:  # the scheduler may round its state at every step
             claims["flowrl's own steps make"] = (self.flowrl, math.sqrt(self.steps))
         for name, (away, times) in claims.items():
-            for what in ("latents", "media") if away is not None else ():
-                ours, rounding = getattr(away, what), getattr(self.rounding, what)
+            for output in ("latents", "media") if away is not None else ():
+                ours, rounding = getattr(away, output), getattr(self.rounding, output)
                 if not ours <= times * (ROUNDING_MARGIN * rounding + max(WHOLE_FLOOR, self.unit)):
                     return (
-                        f"over {self.steps} steps at guidance {self.guidance}, {name} {what} that "
-                        f"are {ours:.3g} away from the pipeline's own, while rounding explains "
-                        f"only {rounding:.3g}"
+                        f"over {self.steps} steps at guidance {self.guidance}, {name} {output} "
+                        f"that are {ours:.3g} away from the pipeline's own, while rounding "
+                        f"explains only {rounding:.3g}"
                     )
         return None
 
     def rows(self) -> list[tuple[str, ...]]:
         """Rows of the table below HEADER."""
-        made = []
-        for what in ("latents", "media"):
+        rows = []
+        for output in ("latents", "media"):
             cells = [
-                "-" if d is None else f"{getattr(d, what):.1e}"
+                "-" if d is None else f"{getattr(d, output):.1e}"
                 for d in (self.own, self.flowrl, self.alone, self.rounding)
             ]
             cells[1] += "" if self.own_steps else " (stands in)"
             if self.unshown is not None:
                 cells[:3] = ["not shown"] * 3
-            made.append((str(self.steps), str(self.guidance), what, *cells))
-        return made
+            rows.append((str(self.steps), str(self.guidance), output, *cells))
+        return rows
 
 
 def prove_whole(
@@ -141,10 +141,10 @@ def prove_whole(
         return WholeSample(policy, batch, 0, replay.guidance)
 
     whole = sample(len(prompts))
-    own, again, flowrl = whole.own(), whole.own(), whole.flowrl()
+    reference, again, flowrl = whole.own(), whole.own(), whole.flowrl()
     ours = flowrl, whole.media(flowrl)
-    known = whole.given is not None or not replay.noisy or replay.sampler
-    stepped = whole.stepped() if known else None
+    comparable = whole.given is not None or not replay.noisy or replay.sampler
+    stepped = whole.stepped() if comparable else None
     alone = None
     if whole.given is not None and len(prompts) > 1:
         single = sample(1)
@@ -156,13 +156,15 @@ def prove_whole(
     return WholeProof(
         steps=replay.steps,
         guidance=replay.guidance,
-        own=None if stepped is None else Deviation.between((stepped, whole.media(stepped)), own),
-        flowrl=Deviation.between(ours, own),
+        own=None
+        if stepped is None
+        else Deviation.between((stepped, whole.media(stepped)), reference),
+        flowrl=Deviation.between(ours, reference),
         own_steps=replay.own_steps,
         alone=alone,
-        rounding=Deviation.between(whole.own(unit), own),
+        rounding=Deviation.between(whole.own(unit), reference),
         unit=unit,
-        repeated=all(torch.equal(*pair) for pair in zip(own, again, strict=True)),
+        repeated=all(torch.equal(*pair) for pair in zip(reference, again, strict=True)),
     )
 
 
@@ -178,6 +180,6 @@ def _extras(
     policy: PipelinePolicy, meta: Sequence[Mapping[str, object]], prompts: Sequence[str]
 ) -> tuple[Extra, ...]:
     loop = policy.loop
-    given = loop.extras(meta, prompts) if columns.extras(meta, loop.driver.parameters) else ()
-    tried = loop.tried(given)
-    return tried if given else tried[:1] * len(prompts)
+    extras = loop.extras(meta, prompts) if columns.extras(meta, loop.driver.parameters) else ()
+    tried = loop.tried(extras)
+    return tried if extras else tried[:1] * len(prompts)

@@ -58,9 +58,9 @@ class WholeSample:
 
     @property
     def conditioning(self) -> Conditioning:
-        made = self.batch.conditioning
-        assert isinstance(made, Conditioning), "a pipeline encodes to these"
-        return made
+        conditioning = self.batch.conditioning
+        assert isinstance(conditioning, Conditioning), "a pipeline encodes to these"
+        return conditioning
 
     @property
     def rows(self) -> Tensor:
@@ -117,15 +117,15 @@ class WholeSample:
             return self.noise
         prepared = loop.driver.prepared(self._call(None))
         outputs = prepared[0] if isinstance(prepared[0], tuple) else (prepared[0],)
-        found = [entry.fill(outputs[entry.place], self.noise)]
+        candidates = [entry.fill(outputs[entry.place], self.noise)]
         for drawn in draws.drawn:
             places = torch.arange(drawn.numel(), dtype=torch.float32).reshape(drawn.shape)
             seen = self._try(places)
             if seen is not None and bool((seen == seen.round()).all()) and seen.max() < 2**24:
                 flat = drawn.clone().flatten()
                 flat[seen.flatten().long()] = self.noise.flatten().to(flat)
-                found.append(flat.reshape(drawn.shape))
-        for latents in found:
+                candidates.append(flat.reshape(drawn.shape))
+        for latents in candidates:
             seen = self._try(latents)
             if seen is not None and torch.equal(seen, self.noise.to(seen)):
                 return latents
@@ -138,11 +138,11 @@ class WholeSample:
         if the call takes no latents.
         """
 
-        def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
+        def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
             if at.step == 0 and unit and self.given is None:
-                x = given.arguments["sample"]
-                given.arguments["sample"] = nudged(x, unit).to(x)
-            return real(*given.args, **given.kwargs)
+                x = bound.arguments["sample"]
+                bound.arguments["sample"] = nudged(x, unit).to(x)
+            return real(*bound.args, **bound.kwargs)
 
         return self._own_call(step, unit)
 
@@ -153,15 +153,15 @@ class WholeSample:
         velocity = self.policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
         visits = self.policy.schedule(steps).visits
 
-        known: list[tuple[Tensor, Tensor]] = []  # a step's states and outputs
+        states_and_outputs: list[tuple[Tensor, Tensor]] = []  # a step's states and outputs
 
-        def found(real: Any, given: inspect.BoundArguments, at: StepPlace) -> tuple[Tensor, Tensor]:
+        def found(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> tuple[Tensor, Tensor]:
             """States and outputs of a whole step, for the first of its parts."""
             size = data_size(loop.driver.real)
-            sample = self._whole(given.arguments["sample"], at.before)
+            sample = self._whole(bound.arguments["sample"], at.before)
             unit = torch.ones_like(sample)
             if "scale_model_input" in dir(real.__self__):
-                unit = real.__self__.scale_model_input(unit, given.arguments["timestep"])
+                unit = real.__self__.scale_model_input(unit, bound.arguments["timestep"])
             folded = len(sample) != len(self.rows)  # frames are rows of their own
             shape = self.noise.shape if folded else sample.shape
             sample, unit = sample.reshape(shape), unit.reshape(shape) / size
@@ -173,17 +173,17 @@ class WholeSample:
                 v = velocity(flow, sigma, self.rows)
             return sample, size * self._prediction(sample * unit, flow, v, sigma)
 
-        def step(real: Any, given: inspect.BoundArguments, at: StepPlace) -> Any:
+        def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
             if at.part == 0:
-                known[:] = [found(real, given, at)]
-            sample, output = (self._part(whole, at.part) for whole in known[0])
-            output = output.to(given.arguments["model_output"].dtype)
-            like = given.arguments["sample"].shape
-            given.arguments |= {
+                states_and_outputs[:] = [found(real, bound, at)]
+            sample, output = (self._part(whole, at.part) for whole in states_and_outputs[0])
+            output = output.to(bound.arguments["model_output"].dtype)
+            like = bound.arguments["sample"].shape
+            bound.arguments |= {
                 "sample": sample.reshape(like),
                 "model_output": output.reshape(like),
             }
-            return real(*given.args, **given.kwargs)
+            return real(*bound.args, **bound.kwargs)
 
         return self._own_call(step)[0]
 
@@ -192,9 +192,15 @@ class WholeSample:
         A loop that reads attention maps (SAG) sets its own, and restores the others at its end
         only."""
         networks = self.policy.loop.driver.denoisers.values()
-        kept = [(each, vars(each)) for network in networks for each in network.modules()]
+        attributes_of = [
+            (module, vars(module)) for network in networks for module in network.modules()
+        ]
         name = "processor"
-        return [Patch(each, name, known[name]) for each, known in kept if name in known]
+        return [
+            Patch(module, name, attributes[name])
+            for module, attributes in attributes_of
+            if name in attributes
+        ]
 
     def flowrl(self) -> Tensor:
         """Latents after flowrl's steps."""
@@ -251,25 +257,25 @@ class WholeSample:
             vars(stepped)["__signature__"] = inspect.signature(kind.step)
             return stepped
 
-        for each in (scheduler, *beside.values()):
-            kind = type(each)
+        for stepper in (scheduler, *beside.values()):
+            kind = type(stepper)
             if layout is None:  # Bria's loop asks for the scheduler's class
-                vars(each)["step"] = MethodType(around(kind), each)
+                vars(stepper)["step"] = MethodType(around(kind), stepper)
             else:  # by its class: a loop of several states steps a copy of it
-                each.__class__ = type(kind.__name__, (kind,), {"step": around(kind)})
-        given = self._arguments(self.guidance)
+                stepper.__class__ = type(kind.__name__, (kind,), {"step": around(kind)})
+        arguments = self._arguments(self.guidance)
         for name, latents in (self.given or {}).items():
             latents = nudged(latents, unit) if unit else latents
             latents = latents.to(self.policy.loop.start(self.batch.steps).dtype)
-            given[name] = latents.clone()  # some loops write into it
+            arguments[name] = latents.clone()  # some loops write into it
         if "generator" in self.policy.loop.driver.parameters:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
-            given["generator"] = torch.Generator().manual_seed(seed)
+            arguments["generator"] = torch.Generator().manual_seed(seed)
         # one posterior for each image
         silent = Patch(driver.logger, "disabled", True)  # it warns of states that are given
         memo = () if driver.memo is None else driver.memo.patches()
         with torch.no_grad(), patched((silent, *memo)):
-            media = Decoded.of(twin, twin(**given)).values
+            media = Decoded.of(twin, twin(**arguments)).values
         last = states[-1] if layout is None else self._packed(states[-count:])
         last = last / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
@@ -288,13 +294,13 @@ class WholeSample:
         flow = replace(held, end=1.0)
         return flow.put(last, last, self.rows, None)
 
-    def _whole(self, sample: Tensor, others: Sequence[Tensor]) -> Tensor:
+    def _whole(self, sample: Tensor, other_parts: Sequence[Tensor]) -> Tensor:
         """A step's whole states, from its first part and the others, as the step before left
         them."""
         layout = self.policy.layout
         if layout is None:
             return sample
-        return self._packed([sample, *others]) if others else self.first.to(sample)
+        return self._packed([sample, *other_parts]) if other_parts else self.first.to(sample)
 
     def _part(self, whole: Tensor, part: int) -> Tensor:
         layout = self.policy.layout
@@ -314,13 +320,13 @@ class WholeSample:
         which are the loop's `state`."""
         kind, s = self.policy.loop.traits.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
-            own = velocity_to_own(self.policy.layout, state, v, sigma)
-            return self.policy.loop.traits.sign * own
+            velocity = velocity_to_own(self.policy.layout, state, v, sigma)
+            return self.policy.loop.traits.sign * velocity
         x0, noise = x - s * v, x + (1 - s) * v
         size = per_row(scale(sigma), x)
-        known = {"epsilon": noise, "sample": x0}
-        known["v_prediction"] = (1 - s) * size * noise - s * size * x0
-        return known[kind]
+        of_kind = {"epsilon": noise, "sample": x0}
+        of_kind["v_prediction"] = (1 - s) * size * noise - s * size * x0
+        return of_kind[kind]
 
     def _arguments(self, guidance: float | None) -> dict[str, Any]:
         c = self.conditioning
@@ -328,9 +334,9 @@ class WholeSample:
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
         traits = self.policy.loop.traits
-        given = self._arguments(traits.trial_guidance)
-        given |= {} if latents is None else {"latents": latents}
-        return PipelineCall(given, self.conditioning.calls(), stubs=traits.stubs)
+        arguments = self._arguments(traits.trial_guidance)
+        arguments |= {} if latents is None else {"latents": latents}
+        return PipelineCall(arguments, self.conditioning.calls(), stubs=traits.stubs)
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():

@@ -223,8 +223,8 @@ class Driver:
         seen = [record.folded(_samples(call.arguments)) for record in control.records[:many]]
         shapes = tuple(tuple(record.sample.shape[1:]) for record in seen)
         self.steppers = tuple(record.scheduler for record in seen)
-        known = before is not None and before.shapes == shapes  # with its names
-        self.layout = before if known else Layout(tuple(map(str, range(many))), shapes)
+        unchanged = before is not None and before.shapes == shapes  # with its names
+        self.layout = before if unchanged else Layout(tuple(map(str, range(many))), shapes)
         return self.layout
 
     def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry | PartEntries:
@@ -236,9 +236,9 @@ class Driver:
         kind, size = type(self.pipe), data_size(self.real)
         prepared = partial(self.prepared, call)
         if self.layout is not None:
-            found = entered(seen, prepared, self.layout, kind, size)
-            self.layout = found.layout
-            return found
+            entries = entered(seen, prepared, self.layout, kind, size)
+            self.layout = entries.layout
+            return entries
         doors = Doors.of(kind, parts=False)
         return injected(seen, prepared, shape, doors, size=size, owner=kind.__name__)
 
@@ -285,10 +285,10 @@ class Driver:
 
     def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Add a generator, so that a pipeline draws the same noise in every call."""
-        given = dict(arguments)
+        seeded = dict(arguments)
         if "generator" in self.parameters:
-            given["generator"] = torch.Generator().manual_seed(self.seed)
-        return given
+            seeded["generator"] = torch.Generator().manual_seed(self.seed)
+        return seeded
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:

@@ -40,9 +40,9 @@ class Posterior(DiagonalGaussianDistribution):
         self.noise = noise
 
     @classmethod
-    def of(cls, given: DiagonalGaussianDistribution, key: str) -> "Posterior":
-        noise = torch.randn(given.mean.shape, generator=generator("posterior", key))
-        return cls(given.parameters, noise.to(given.mean))
+    def of(cls, distribution: DiagonalGaussianDistribution, key: str) -> "Posterior":
+        noise = torch.randn(distribution.mean.shape, generator=generator("posterior", key))
+        return cls(distribution.parameters, noise.to(distribution.mean))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         del generator  # it would draw another sample in each call
@@ -61,8 +61,8 @@ class ImageSet:
 
     def same(self, other: "ImageSet") -> bool:
         """Whether both hold the same living objects: an identity may be used again."""
-        mine = [each() for each in self.objects]
-        theirs = [each() for each in other.objects]
+        mine = [reference() for reference in self.objects]
+        theirs = [reference() for reference in other.objects]
         pairs = zip(mine, theirs, strict=True)
         return all(one is not None and one is another for one, another in pairs)
 
@@ -86,15 +86,15 @@ class Memo:
         self.images, self.encoded = images, 0
 
     def patches(self) -> list[Patch]:
-        found = []
+        patches = []
         vae = vars(self.pipe).get("vae")
         if isinstance(vae, nn.Module) and callable(getattr(vae, "encode", None)):
-            found.append(Patch(vae, "encode", self._remembering("vae", vae.encode)))  # type: ignore
+            patches.append(Patch(vae, "encode", self._remembering("vae", vae.encode)))  # type: ignore
         for name in SEERS:
             module = vars(self.pipe).get(name)
             if isinstance(module, nn.Module):
-                found.append(Patch(module, "forward", self._remembering(name, module.forward)))
-        return found
+                patches.append(Patch(module, "forward", self._remembering(name, module.forward)))
+        return patches
 
     def _remembering(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def remembering(*args: Any, **named: Any) -> Any:
@@ -109,8 +109,8 @@ class Memo:
             for row, content in zip(leaves[at].split(1), contents, strict=True):
                 key = f"{context} {content}"
                 if key not in self.kept:
-                    given = [*leaves[:at], row, *leaves[at + 1 :]]
-                    again, keywords = tree_unflatten(given, form)
+                    inputs = [*leaves[:at], row, *leaves[at + 1 :]]
+                    again, keywords = tree_unflatten(inputs, form)
                     with torch.no_grad():
                         self.kept[key] = tree_map(
                             lambda leaf, key=key: _fixed(leaf, key), real(*again, **keywords)
@@ -123,22 +123,22 @@ class Memo:
 
         return remembering
 
-    def _contents(self, context: str, given: Tensor) -> list[str]:
+    def _contents(self, context: str, rows: Tensor) -> list[str]:
         """Digests of the rows of an encoder's input; remembered if the same images were met."""
         if self.images is None or not self.images.objects or not self.trusted:
-            return _digests(given)
+            return _digests(rows)
         self.encoded += 1
-        place = self.images.key, self.encoded, context, tuple(given.shape), given.dtype
+        place = self.images.key, self.encoded, context, tuple(rows.shape), rows.dtype
         met, contents = self.known.get(place, (None, []))
         if met is None or not met.same(self.images):
-            contents = _digests(given)
+            contents = _digests(rows)
             self.known[place] = self.images, contents
             if len(self.known) > IMAGE_SETS:
                 self.known.popitem(last=False)
         elif self.compared < COMPARED_ENCODINGS:
             self.compared += 1
-            found = _digests(given)
-            self.trusted, contents = found == contents, found
+            digests = _digests(rows)
+            self.trusted, contents = digests == contents, digests
         return contents
 
     def _bound(self, used: int) -> None:
@@ -162,11 +162,11 @@ def _size(encoding: Any) -> int:
 def _digests(rows: Tensor) -> list[str]:
     """Digest of each row, after one copy of all to the host."""
     form = f"{(1, *rows.shape[1:])} {rows.dtype}"
-    found = []
+    digests = []
     for row in rows.detach().cpu().contiguous().split(1):
         data = row.contiguous().view(torch.uint8).numpy().tobytes()
-        found.append(f"{form} {hashlib.blake2b(data, digest_size=16).hexdigest()}")
-    return found
+        digests.append(f"{form} {hashlib.blake2b(data, digest_size=16).hexdigest()}")
+    return digests
 
 
 def _fixed(leaf: Any, key: str) -> Any:

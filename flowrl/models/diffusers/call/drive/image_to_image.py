@@ -95,9 +95,9 @@ def clean_part(
         )
     size = float(noise.float().std() / drawn[-1].float().std())
     # of a flow, of alpha x0 + s noise, of x0 + (s / alpha) noise
-    known = [sigma, sigma / math.hypot(sigma, 1 - sigma)]
-    known += [sigma / (1 - sigma)] if sigma < 1 else []
-    if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):
+    possible_sizes = [sigma, sigma / math.hypot(sigma, 1 - sigma)]
+    possible_sizes += [sigma / (1 - sigma)] if sigma < 1 else []
+    if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in possible_sizes):
         raise UserError(
             f"{owner} starts from an image with noise of size {size:.4g} at the level "
             f"{sigma:.4g}: our samplers would start from another state"
@@ -114,12 +114,12 @@ def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[f
     """
     same = [values for values in drawn if values.numel() == first.numel()]
     sizes = [size for values in same if (size := _ratio(values, first)) is not None]
-    own = sizes[-1] if sizes else 1.0
-    own = 1.0 if math.isclose(own, 1.0, rel_tol=NEAR_STATE) else own
+    pipeline_size = sizes[-1] if sizes else 1.0
+    pipeline_size = 1.0 if math.isclose(pipeline_size, 1.0, rel_tol=NEAR_STATE) else pipeline_size
     if torch.equal(first, seen):
-        return own, 1.0
+        return pipeline_size, 1.0
     a, b = first.cpu().double().flatten(), seen.cpu().double().flatten()
-    return own, float(a @ b / (a @ a))
+    return pipeline_size, float(a @ b / (a @ a))
 
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:

@@ -102,12 +102,12 @@ class PartEntries:
     parts: tuple[Entry, ...]
 
     def arguments(self, x: Tensor) -> dict[str, Tensor]:
-        each = zip(self.parts, self.layout.unpack(x), strict=False)
-        return {name: v for entry, part in each for name, v in entry.arguments(part).items()}
+        pairs = zip(self.parts, self.layout.unpack(x), strict=False)
+        return {name: v for entry, part in pairs for name, v in entry.arguments(part).items()}
 
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
-        each = zip(self.parts, self.layout.unpack(x), strict=False)
-        return [patch for entry, part in each for patch in entry.patches(pipe, part, dtype)]
+        pairs = zip(self.parts, self.layout.unpack(x), strict=False)
+        return [patch for entry, part in pairs for patch in entry.patches(pipe, part, dtype)]
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class Doors:
     @classmethod
     def of(cls, kind: type, *, parts: bool) -> "Doors":
         """Names for the only state, or for parts of one, the shortest first."""
-        given = inspect.signature(kind.__call__).parameters
-        arguments = [n for n in given if ARGUMENT.fullmatch(n)] if parts else [MAIN]
+        parameters = inspect.signature(kind.__call__).parameters
+        arguments = [n for n in parameters if ARGUMENT.fullmatch(n)] if parts else [MAIN]
         methods = [n for n in dir(kind) if METHOD.fullmatch(n)] if parts else [PREPARE]
         return cls(
-            tuple(sorted((n for n in arguments if n in given), key=len)),
+            tuple(sorted((n for n in arguments if n in parameters), key=len)),
             tuple(sorted(methods, key=len)),
         )
 
@@ -178,9 +178,9 @@ def injected(
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)) + 0.5
     for argument in doors.arguments:
         entry = Entry(argument=argument, method=f"prepare_{argument}")
-        for each in (entry, replace(entry, size=size)):
-            if _same(step, x, each):
-                return each
+        for candidate in (entry, replace(entry, size=size)):
+            if _same(step, x, candidate):
+                return candidate
     for method in doors.methods:
         entry = _prepared_entry(step, x, method, prepared(method))
         if entry is not None:
@@ -221,19 +221,21 @@ def entered(
     `step` returns what the first step receives [1 d] of the parts that entries pass in. UserError
     for a part without one.
     """
-    known: list[Entry] = []
+    entries: list[Entry] = []
     for at, shape in enumerate(layout.shapes):
 
         def one(x: Tensor, entry: Entry, at: int = at) -> Tensor:
-            whole = [torch.zeros(1, *each) for each in layout.shapes]
+            whole = [torch.zeros(1, *part) for part in layout.shapes]
             whole[at] = x  # of the shape that is prepared, while places in it are looked for
-            given = replace(layout, shapes=tuple(tuple(each.shape[1:]) for each in whole))
-            return layout.unpack(step(Layout.pack(whole), PartEntries(given, (*known, entry))))[at]
+            trial_layout = replace(layout, shapes=tuple(tuple(state.shape[1:]) for state in whole))
+            return layout.unpack(
+                step(Layout.pack(whole), PartEntries(trial_layout, (*entries, entry)))
+            )[at]
 
-        doors = Doors.of(kind, parts=True).without(known)
-        known.append(injected(one, prepared, shape, doors, size=size, owner=kind.__name__))
-    names = tuple(_part_name(kind, entry) for entry in known)
-    return PartEntries(replace(layout, names=names), tuple(known))
+        doors = Doors.of(kind, parts=True).without(entries)
+        entries.append(injected(one, prepared, shape, doors, size=size, owner=kind.__name__))
+    names = tuple(_part_name(kind, entry) for entry in entries)
+    return PartEntries(replace(layout, names=names), tuple(entries))
 
 
 def _part_name(kind: type, entry: Entry) -> str:
@@ -258,14 +260,14 @@ def _places(
     """Return the position in a prepared row of each number that the step receives, digit by
     digit."""
     places = torch.arange(prepared[0].numel())
-    found, power = torch.zeros(0), 1
+    positions, power = torch.zeros(0), 1
     while power == 1 or power < len(places):
         digits = (places // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
         seen = step(digits, entry).cpu().double().flatten()
         if not bool((seen == seen.round()).all()) or seen.min() < 0 or seen.max() >= BASE:
             return None
-        found = seen * power + (found if power > 1 else 0)
+        positions = seen * power + (positions if power > 1 else 0)
         power *= BASE
-    index = found.long()
+    index = positions.long()
     fits = bool((index < len(places)).all()) and len(index.unique()) == len(index)
     return index if fits else None

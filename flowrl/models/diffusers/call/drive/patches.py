@@ -46,12 +46,12 @@ def _placed(kind: Any, device: torch.device) -> type:
 def _kept_positions(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """FLUX's kin compute positions of latents on the host in every call, and wait for their copy to
     the device. A clone of the first copy is returned, since some pipelines write to it."""
-    kept = lru_cache(POSITION_SETS)(real)
+    cached = lru_cache(POSITION_SETS)(real)
 
     def positions(*args: Any) -> torch.Tensor:
-        if any(isinstance(each, torch.Tensor) for each in args):
+        if any(isinstance(argument, torch.Tensor) for argument in args):
             return real(*args)
-        return kept(*args).clone()
+        return cached(*args).clone()
 
     return positions
 

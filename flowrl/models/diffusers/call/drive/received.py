@@ -87,8 +87,8 @@ def _joined(values: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _packed(values: Sequence[Tensor | None]) -> Tensor | None:
-    known = [value for value in values if value is not None]
-    return Layout.pack(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return Layout.pack(present) if len(present) == len(values) else None
 
 
 def _folded(value: Tensor, rows: int) -> Tensor:

@@ -188,12 +188,12 @@ def _step(kind: Any, control: Control, size: float, name: str) -> Any:
     names = tuple(signature.parameters)[1:]
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | named
-        more = {key: value for key, value in given.items() if key not in OURS_OF_STEP}
-        output, sample = given["model_output"], given["sample"]
+        arguments = dict(zip(names, args, strict=False)) | named
+        more = {key: value for key, value in arguments.items() if key not in OURS_OF_STEP}
+        output, sample = arguments["model_output"], arguments["sample"]
         if size != 1.0:
             output, sample = output / size, sample / size
-        seen = Received(output, given["timestep"], sample, more=more, scheduler=name)
+        seen = Received(output, arguments["timestep"], sample, more=more, scheduler=name)
         index = control.arrived()
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:
@@ -201,18 +201,18 @@ def _step(kind: Any, control: Control, size: float, name: str) -> Any:
             whole = seen if control.layout is None else control.whole(seen, kind.__name__)
             if whole is not None:
                 raise Stop(whole)
-            return Unmoved(given["sample"])
+            return Unmoved(arguments["sample"])
         if control.mode == "stop" and control.moved is not None:
             kind.step(self, *args, **named)  # it counts its steps
-            return Unmoved(torch.full_like(given["sample"], control.moved))
+            return Unmoved(torch.full_like(arguments["sample"], control.moved))
         if control.mode == "stop":
-            return Unmoved(given["sample"])
+            return Unmoved(arguments["sample"])
         # some loops write the next state into this one
-        kept = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
+        copied = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
         if control.mode == "own":
-            return _own_step(control, self, kind, kept, (args, named), size)
-        control.record(kept, kind.__name__)
-        return Unmoved(given["sample"])
+            return _own_step(control, self, kind, copied, (args, named), size)
+        control.record(copied, kind.__name__)
+        return Unmoved(arguments["sample"])
 
     step.__signature__ = signature  # type: ignore[attr-defined]
     return step
@@ -244,16 +244,16 @@ def _over(value: Tensor, size: float) -> Tensor:
 
 
 def _own_step(
-    control: Control, scheduler: Any, kind: Any, seen: Received, given: Any, size: float
+    control: Control, scheduler: Any, kind: Any, seen: Received, arguments: Any, size: float
 ) -> Any:
-    args, named = given
+    args, named = arguments
     state = _as_seen(scheduler, kind, seen.sample, seen.timestep)
     twin = copy.deepcopy(scheduler) if not control.records else None
     result = kind.step(scheduler, *args, **named)
     following, clean = _over(_moved(result), size), None
     if twin is not None:
-        given = inspect.signature(kind.step).bind(twin, *args, **named).arguments
-        again = kind.step(**given | {"return_dict": True})
+        arguments = inspect.signature(kind.step).bind(twin, *args, **named).arguments
+        again = kind.step(**arguments | {"return_dict": True})
         control.repeatable &= torch.equal(following, _over(_moved(again), size))
         clean = _clean(twin, seen, again)
         clean = None if clean is None else _over(clean, size)

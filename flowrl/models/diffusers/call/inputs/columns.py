@@ -43,21 +43,21 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
     """
     names = list(parameters)
     pictures = [name for name in images(names) if any(row.get(name) for row in rows)]
-    found = [*texts_of(names, rows), *pictures]
-    if not found:
+    columns = [*texts_of(names, rows), *pictures]
+    if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))
-    return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
+    return tuple({name: _value(name, row.get(name), at) for name in columns} for row, at in pairs)
 
 
 def instruction(prompt: str) -> str:
     """A prompt as JSON, for editors that take nothing else (Bria Fibo Edit): one that is no JSON
     object becomes the value of `edit_instruction`."""
     try:
-        known = isinstance(json.loads(prompt), dict)
+        is_json = isinstance(json.loads(prompt), dict)
     except json.JSONDecodeError:
-        known = False
-    return prompt if known else json.dumps({"edit_instruction": prompt})
+        is_json = False
+    return prompt if is_json else json.dumps({"edit_instruction": prompt})
 
 
 def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -89,9 +89,9 @@ def _picture(value: Any) -> Any:
     """The image or images of a cell: a path, bytes, or parquet's form {bytes, path}, or several of
     them. Other values, such as images from Python, are returned unchanged."""
     if isinstance(value, list | tuple):
-        files = [_file(each) for each in value]
-        known = [file for file in files if file is not None]
-        return open_images(tuple(known)) if len(known) == len(files) else value
+        files = [_file(cell) for cell in value]
+        paths = [file for file in files if file is not None]
+        return open_images(tuple(paths)) if len(paths) == len(files) else value
     file = _file(value)
     return value if file is None else _opened(file, *_stamps([file]))
 
@@ -157,29 +157,29 @@ def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list
 def image_form(value: Any) -> Any:
     """Size and mode of an image, or of each of several; any other value counts as its own form."""
     if isinstance(value, list):
-        return tuple(image_form(each) for each in value)
+        return tuple(image_form(image) for image in value)
     return (value.size, value.mode) if isinstance(value, Image.Image) else id(value)
 
 
-def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
+def merged_call(extras: Sequence[Extra], *, per_row: bool) -> dict[str, Any]:
     """Arguments of a single call: texts as a list; images shared by all rows once or once per row;
     other images once per row."""
     if not extras:
         return {}
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, value in extras[0].items():
         if TEXT_COLUMNS.fullmatch(name):
-            given[name] = [extra[name] for extra in extras]
+            arguments[name] = [extra[name] for extra in extras]
         else:
             shared = all(extra[name] is value for extra in extras)
-            given[name] = value if shared and not each else [extra[name] for extra in extras]
-    return given
+            arguments[name] = value if shared and not per_row else [extra[name] for extra in extras]
+    return arguments
 
 
 def another_image(value: Any) -> Any:
     """Noise in the form of an image, or of each of several; other values are returned unchanged."""
     if isinstance(value, list):
-        return [another_image(each) for each in value]
+        return [another_image(image) for image in value]
     if not isinstance(value, Image.Image):
         return value
     draws = torch.Generator().manual_seed(1)
@@ -193,7 +193,7 @@ def reshaped(value: Any, ratio: Fraction) -> Any:
     The shorter side keeps its length.
     """
     if isinstance(value, list):
-        return [reshaped(each, ratio) for each in value]
+        return [reshaped(image, ratio) for image in value]
     if not isinstance(value, Image.Image):
         return value
     side = min(value.size)
@@ -219,8 +219,10 @@ def placeholder_images(names: Iterable[str], width: int, height: int, frames: in
         pixels[: height // 2] = 255
         return Image.fromarray(pixels.numpy())
 
-    made: dict[str, Any] = {}
+    placeholders: dict[str, Any] = {}
     for name in names:
         make = mask if "mask" in name else picture
-        made[name] = [make() for _ in range(frames)] if VIDEO_COLUMNS.fullmatch(name) else make()
-    return made
+        placeholders[name] = (
+            [make() for _ in range(frames)] if VIDEO_COLUMNS.fullmatch(name) else make()
+        )
+    return placeholders

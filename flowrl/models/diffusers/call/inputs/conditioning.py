@@ -73,23 +73,23 @@ class Conditioning:
         """Select rows in the given order; rows may repeat. Rows that are already on a device with
         host-known indices are not copied there again. A device keeps the rows that it selected
         last, since a sample's steps ask for the same."""
-        given = torch.as_tensor(rows, dtype=torch.long)
-        index = on_host(given)
+        row_index = torch.as_tensor(rows, dtype=torch.long)
+        index = on_host(row_index)
         places = index.tolist()
         if places and not 0 <= min(places) <= max(places) < len(self.prompts):
             raise IndexError(f"rows {places} are not all among the {len(self.prompts)} rows")
         if (last := next(iter(self.taken), None)) is not None and last.serves(places):
             return last.made
-        there = {index.device: index, given.device: given}
+        index_by_device = {index.device: index, row_index.device: row_index}
         pairs = zip(self.layout.slots, self.values, strict=True)
-        values = tuple(_take(slot, value, index, there) for slot, value in pairs)
+        values = tuple(_take(slot, value, index, index_by_device) for slot, value in pairs)
         extras = tuple(self.extras[i] for i in places) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in places)
-        plain = None if self.plain is None else self.plain.take(given)
-        made = Conditioning(self.layout, values, prompts, extras, plain)
-        if any(isinstance(each, Tensor) and each.device.type != "cpu" for each in values):
-            self.taken[:] = [_Taken(places, made, _written(values))]
-        return made
+        plain = None if self.plain is None else self.plain.take(row_index)
+        conditioning = Conditioning(self.layout, values, prompts, extras, plain)
+        if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values):
+            self.taken[:] = [_Taken(places, conditioning, _written(values))]
+        return conditioning
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
@@ -134,9 +134,11 @@ def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
 
 def same_form(a: Calls, b: Calls) -> bool:
     """Whether two sets of outputs have the same form; a missing output matches anything."""
-    (counts, values), (others, against) = flatten(a), flatten(b)
+    (counts, values), (other_counts, against) = flatten(a), flatten(b)
     pairs = [(_form(v), _form(w)) for v, w in zip(values, against, strict=False)]
-    return counts == others and all(v == w for v, w in pairs if v is not None and w is not None)
+    return counts == other_counts and all(
+        v == w for v, w in pairs if v is not None and w is not None
+    )
 
 
 def _form(value: Any) -> Any:
@@ -169,15 +171,15 @@ def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayou
         [SHORT_PROMPT],
         [SHORT_PROMPT, LONG_PROMPT],
     ]
-    found = []
+    outputs = []
     for prompts in probes:
         more, values = flatten(encode(prompts))
         if more != counts:
             raise UserError(
                 f"{owner}: encode_prompt returns {more} outputs for {prompts}, not {counts}"
             )
-        found.append(values)
-    columns = zip(*found, strict=True)
+        outputs.append(values)
+    columns = zip(*outputs, strict=True)
     slots = tuple(_slot(column, f"{owner}: output {i}") for i, column in enumerate(columns))
     return EncodingLayout(counts, slots)
 
@@ -249,18 +251,20 @@ class _Taken(NamedTuple):
 
 
 def _written(values: Sequence[Any]) -> list[int]:
-    return [each._version for each in values if isinstance(each, Tensor)]
+    return [value._version for value in values if isinstance(value, Tensor)]
 
 
-def _take(slot: Slot, value: Any, index: Tensor, there: dict[torch.device, Tensor]) -> Any:
-    """`there`: the index on each device where it was needed before."""
+def _take(
+    slot: Slot, value: Any, index: Tensor, index_by_device: dict[torch.device, Tensor]
+) -> Any:
+    """`index_by_device`: the index on each device where it was needed before."""
     if slot.listed:
         return [value[i] for i in index.tolist()]
     if slot.axis is None or value is None:
         return value
-    if value.device not in there:
-        there[value.device] = sent(index, value.device)
-    index = there[value.device]
+    if value.device not in index_by_device:
+        index_by_device[value.device] = sent(index, value.device)
+    index = index_by_device[value.device]
     if slot.blocks == 1:
         return value.index_select(slot.axis, index)
     rows = value.shape[slot.axis] // slot.blocks

@@ -22,23 +22,25 @@ def data_sizes(
 ) -> tuple[float, ...]:
     """The size of each part's data in flow states; `schedulers` step the parts. UserError for
     levels that no shift explains."""
-    found = []
+    sizes = []
     for name in schedulers:
         part = schedule.beside.get(name, schedule)
         check_visits(schedule, part, name, owner)
         inner = [pair for pair in zip(schedule.sigmas, part.sigmas, strict=True) if 0 < pair[0] < 1]
         assert inner, "a trial with more than one step"
-        level, own = min(inner, key=lambda pair: abs(pair[0] - 0.5))
-        size = (level / (1 - level)) * ((1 - own) / own)
-        found.append(float(f"{size:.{SHIFT_DIGITS}g}"))
-    check_shifts(schedule, schedulers, found, owner)
-    return tuple(found)
+        level, part_level = min(inner, key=lambda pair: abs(pair[0] - 0.5))
+        size = (level / (1 - level)) * ((1 - part_level) / part_level)
+        sizes.append(float(f"{size:.{SHIFT_DIGITS}g}"))
+    check_shifts(schedule, schedulers, sizes, owner)
+    return tuple(sizes)
 
 
 def check_visits(schedule: PipelineSchedule, part: PipelineSchedule, name: str, owner: str) -> None:
     """UserError unless both begin at pure noise and visit as many levels in the same order."""
-    ends = [(each.sigmas[0], each.sigmas[-1]) for each in (schedule, part)]
-    orders = [[each.place(k) for k in range(len(each.sigmas) - 1)] for each in (schedule, part)]
+    ends = [(visited.sigmas[0], visited.sigmas[-1]) for visited in (schedule, part)]
+    orders = [
+        [visited.place(k) for k in range(len(visited.sigmas) - 1)] for visited in (schedule, part)
+    ]
     if part is not schedule and (ends != [(1.0, 0.0)] * 2 or orders[0] != orders[1]):
         raise UserError(
             f"{owner} steps a part of its state by {name}, whose levels {part.sigmas} do not go "

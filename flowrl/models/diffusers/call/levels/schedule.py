@@ -103,14 +103,14 @@ class PipelineSchedule:
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 if it is not there."""
-        found = [self._places.get(level, -1) for level in sigma.detach().float().tolist()]
-        return torch.tensor(found, dtype=torch.long)
+        indices = [self._places.get(level, -1) for level in sigma.detach().float().tolist()]
+        return torch.tensor(indices, dtype=torch.long)
 
     @cached_property
     def _places(self) -> dict[float, int]:
         """The index of each level, rounded to float32."""
-        known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
-        return {s: k for k, s in enumerate(known.tolist())}
+        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
+        return {s: k for k, s in enumerate(levels.tolist())}
 
     def place(self, index: int) -> int:
         """Index of the first call of `scheduler.step` at this level."""
@@ -152,13 +152,13 @@ class PipelineSchedule:
     def levels_of(self, sigma: Tensor) -> Tensor:
         """The entries [n] of a flow's own list of levels for these, in its dtype."""
         self._check_times()
-        own = sigma.detach().cpu().to(torch.float32)
-        return 1 - own if self.inverted else own
+        levels = sigma.detach().cpu().to(torch.float32)
+        return 1 - levels if self.inverted else levels
 
     def _check_times(self) -> None:
         """UserError if a flow's times are not those of its levels."""
-        known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
-        ours, times = (1 - known if self.rising else known) * self.train, self.timesteps.float()
+        levels = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
+        ours, times = (1 - levels if self.rising else levels) * self.train, self.timesteps.float()
         if bool(((ours - times).abs() > TIME_ROUNDING * self.train).any()):
             raise UserError(
                 f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so "
@@ -192,14 +192,14 @@ def _angle_levels(passed: Tensor) -> list[float]:
 
 def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float]:
     """The noise level at each visited timestep."""
-    own = vars(scheduler).get("sigmas")
+    listed_sigmas = vars(scheduler).get("sigmas")
     listed = scheduler.timesteps.detach().cpu()
-    if own is None and levels is None:
+    if listed_sigmas is None and levels is None:
         raise UserError(f"{type(scheduler).__name__} has no sigmas: its steps cannot be read")
-    if own is None:
+    if listed_sigmas is None:
         assert levels is not None
         return levels[passed.round().long()].tolist()
-    sigmas = torch.as_tensor(own).detach().cpu().double()
+    sigmas = torch.as_tensor(listed_sigmas).detach().cpu().double()
     places, start = [], 0
     for time in passed:
         same = torch.nonzero(listed[start:] == time)
@@ -214,10 +214,10 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
             "loops that step frames at different levels cannot be driven: this one steps at the "
             f"times {passed.tolist()}, but its {type(scheduler).__name__} has {listed.tolist()}"
         )
-    found = sigmas[places]
+    visited = sigmas[places]
     if levels is not None:  # its sigmas are s / alpha
-        found = found / (1 + found)
-    return found.tolist()
+        visited = visited / (1 + visited)
+    return visited.tolist()
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class UserLevels:
             )
         if "sigmas" not in inspect.signature(type(real).set_timesteps).parameters:
             raise UserError(f"model.sigmas: the {name} of {owner} takes no levels: leave it out")
-        known = {key: value for key, value in _AS_GIVEN.items() if key in real.config}
-        return type(real).from_config(real.config, **known)
+        settings = {key: value for key, value in _AS_GIVEN.items() if key in real.config}
+        return type(real).from_config(real.config, **settings)
 
     def check(self, schedule: PipelineSchedule, steps: int, owner: str) -> None:
         """UserError if the call visits other levels. A `strength` skips the first ones."""

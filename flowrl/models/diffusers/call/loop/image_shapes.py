@@ -20,14 +20,14 @@ def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> No
     if not sized_by_images(loop):
         return
     shapes = latent_shapes(loop, extras)
-    for i, (extra, place, own) in enumerate(zip(extras, places, shapes, strict=True)):
-        names, known = columns.images(extra), loop.start(loop.traits.steps).shape
-        if own in ((), known):
+    for i, (extra, place, shape) in enumerate(zip(extras, places, shapes, strict=True)):
+        names, run_shape = columns.images(extra), loop.start(loop.traits.steps).shape
+        if shape in ((), run_shape):
             continue
         if any(shapes[:i]) or not set(names) >= set(loop.traits.required):
             raise UserError(
-                f"{place}: {loop.name} takes no height and width, and makes latents {list(own)} "
-                f"from this image but {list(known)} from others: use images of one size"
+                f"{place}: {loop.name} takes no height and width, and makes latents {list(shape)} "
+                f"from this image but {list(run_shape)} from others: use images of one size"
             )
         loop.fit({name: extra[name] for name in names})
 
@@ -35,14 +35,14 @@ def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> No
 def latent_shapes(loop: Loop, extras: Sequence[Extra]) -> list[tuple[int, ...]]:
     """The shape of latents that each row's images lead to; empty without images. Found once for
     each form of images."""
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for extra in extras:
         form = tuple((name, _form(extra[name])) for name in columns.images(extra))
         if form and form not in loop.image_shapes:
             begun = loop.encode([SHORT_PROMPT], (extra,))
             loop.image_shapes[form] = tuple(loop.first(begun, loop.traits.steps).shape[1:])
-        found.append(loop.image_shapes[form] if form else ())
-    return found
+        shapes.append(loop.image_shapes[form] if form else ())
+    return shapes
 
 
 def sized_by_images(loop: Loop) -> bool:

@@ -57,10 +57,10 @@ def held_entries(loop: Loop, conditioning: Conditioning, steps: int) -> Held | N
         free |= dict.fromkeys(rows, mask == 1)
         clean |= dict.fromkeys(rows, nothing / (factor * (1 - sigmas[1])))
     part = picture(loop, conditioning, steps)
-    each = range(len(conditioning))
+    indices = range(len(conditioning))
     return Held(
-        torch.cat([free[i] for i in each]),
-        torch.cat([clean[i] for i in each]),
+        torch.cat([free[i] for i in indices]),
+        torch.cat([clean[i] for i in indices]),
         None if part is None else part.state,
         start.noise if part is None else sigmas[0],
         1.0 if last == 0 else 1 / float(scale(torch.tensor([last], dtype=torch.float64))),
@@ -72,20 +72,20 @@ def _after_first(loop: Loop, conditioning: Conditioning, steps: int, value: floa
     noise."""
     call = loop.traits.trial_call(conditioning, steps)
     with torch.no_grad(), its_own(loop.name, loop.call):
-        found = loop.driver.after_first(call, RecordedNoise(0.0), value)
-    found = found.to(torch.promote_types(found.dtype, torch.float32))
-    return found if len(found) == 1 else found[None]
+        state = loop.driver.after_first(call, RecordedNoise(0.0), value)
+    state = state.to(torch.promote_types(state.dtype, torch.float32))
+    return state if len(state) == 1 else state[None]
 
 
-def blends(loop: Loop, own: Sequence[Received], conditioning: Conditioning, steps: int) -> bool:
+def blends(loop: Loop, records: Sequence[Received], conditioning: Conditioning, steps: int) -> bool:
     """Whether the states of a recorded call change between steps only as held entries do, up to
     rounding."""
     held = held_entries(loop, conditioning, steps)
     if held is None:
         return False
     scheduler, rows = MeasuredScheduler.of(loop, steps), torch.arange(len(conditioning))
-    sigmas, start = scheduler.schedule.sigmas, own[0].sample / scheduler.factor(0)
-    for k, (before, after) in enumerate(pairwise(own), 1):
+    sigmas, start = scheduler.schedule.sigmas, records[0].sample / scheduler.factor(0)
+    for k, (before, after) in enumerate(pairwise(records), 1):
         assert before.following is not None
         factor: Any = scheduler.factor(k)
         ours = factor * held.put(before.following / factor, start, rows, sigmas[k])
@@ -105,11 +105,11 @@ def picture(loop: Loop, conditioning: Conditioning, steps: int) -> CleanPart | N
     for rows in columns.by_image(conditioning.extras):
         call = loop.trial(conditioning.take(rows[:1]), steps)
         with torch.no_grad(), its_own(loop.name, loop.call):
-            made = clean_part(lambda draws, c=call: _begun(loop, c, draws), sigma, loop.name)
-        if made is None:  # this image is zero
+            clean = clean_part(lambda draws, c=call: _begun(loop, c, draws), sigma, loop.name)
+        if clean is None:  # this image is zero
             return None
-        size = made.scale
-        parts |= dict.fromkeys(rows, made.state)
+        size = clean.scale
+        parts |= dict.fromkeys(rows, clean.state)
     return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), size)
 
 

@@ -130,8 +130,8 @@ class Loop:
     ) -> Conditioning:
         if self.traits.single:
             rows = [([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
-            each = [encoded(self.driver, self.traits, *row, scale) for row in rows]
-            return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+            encodings = [encoded(self.driver, self.traits, *row, scale) for row in rows]
+            return Conditioning(layout, (encodings,), tuple(prompts), tuple(extras))
         counts, values = flatten(encoded(self.driver, self.traits, prompts, extras, scale))
         assert counts == layout.counts
         check_constants(layout, values, self.name)
@@ -145,13 +145,13 @@ class Loop:
         Raises UserError if a required image is missing, and for a text that only other rows have
         and that cannot be replaced.
         """
-        found: Sequence[Extra] = ()
+        row_extras: Sequence[Extra] = ()
         if not self._columns.isdisjoint(set[str]().union(*meta)):
-            found = columns.extras(meta, self.driver.parameters)
-        if found:
-            each = zip(found, prompts, columns.places(meta), strict=True)
-            found = [self.missing.filled(self.traits, *row) for row in each]
-        rows = found or ({},) * len(prompts)
+            row_extras = columns.extras(meta, self.driver.parameters)
+        if row_extras:
+            triples = zip(row_extras, prompts, columns.places(meta), strict=True)
+            row_extras = [self.missing.filled(self.traits, *row) for row in triples]
+        rows = row_extras or ({},) * len(prompts)
         if rows and (rows[0] or self.traits.shared):
             return tuple({**self.traits.shared, **extra} for extra in rows)
         if rows and self.traits.required:
@@ -170,9 +170,9 @@ class Loop:
         """The loop of the same pipeline with other arguments of its call."""
         return Loop(self.pipe, call, self.levels, own_sampler=self.own_sampler)
 
-    def use_own_steps(self) -> None:
-        """Make samples by the scheduler's own steps from now on."""
-        self.own_sampler = True
+    def with_own_steps(self) -> "Loop":
+        """The loop of the same pipeline, whose samples are made by the scheduler's own steps."""
+        return Loop(self.pipe, self.call, self.levels, own_sampler=True)
 
     def shaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of latents that images determine alone: the first one that is named stays."""
@@ -226,8 +226,8 @@ class Loop:
                 self.levels.check(schedule, steps, self.name)
             drawn = draws.drawn
             if self.driver.layout is not None:  # each part draws its own
-                drawn = [torch.cat([each.flatten() for each in drawn])]
-            own, size = noise_sizes(first, seen, drawn)
+                drawn = [torch.cat([noise.flatten() for noise in drawn])]
+            pipeline_noise, size = noise_sizes(first, seen, drawn)
             self.driver.cut_behind(int(schedule.trig and not _ends(self.driver.scheduler, times)))
             if schedule.preserving:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
@@ -238,7 +238,7 @@ class Loop:
                 shape=tuple(first.shape[1:]),
                 dtype=first.dtype,
                 device=first.device,
-                noise=own * size,
+                noise=pipeline_noise * size,
                 scale=size,
             )
         return self._starts[steps]
@@ -266,10 +266,10 @@ class Loop:
     @property
     def layout(self) -> Layout | None:
         """The parts of flow states, with the sizes of their data; None for states of one tensor."""
-        found = self.driver.layout
-        if found is None or not self.driver.beside:
-            return found
-        return replace(found, data=self._data_sizes)
+        layout = self.driver.layout
+        if layout is None or not self.driver.beside:
+            return layout
+        return replace(layout, data=self._data_sizes)
 
     @cached_property
     def _data_sizes(self) -> tuple[float, ...]:
@@ -284,13 +284,13 @@ class Loop:
 
     def _beside(self, visited: Sequence[Received]) -> dict[str, PipelineSchedule]:
         """Schedules of the schedulers beside the main one that step parts, after a call."""
-        kind, found = self.traits.kind, dict[str, PipelineSchedule]()
+        kind, schedules = self.traits.kind, dict[str, PipelineSchedule]()
         for part, name in enumerate(self.driver.steppers):
             scheduler = self.driver.beside.get(name)
             if scheduler is not None:
                 times = [step.times[part] for step in visited]
-                found[name] = PipelineSchedule.of(scheduler, times, kind, self.name)
-        return found
+                schedules[name] = PipelineSchedule.of(scheduler, times, kind, self.name)
+        return schedules
 
     def _counts_end(self, steps: int) -> bool:
         """Whether a number of steps, whose lists are set, counts the last level too, at which no
@@ -356,11 +356,11 @@ class Loop:
         else:
             times, device = start.schedule.times(sigma), start.device
             same = bool((times == times[0]).all())  # asked on the CPU, where they are
-            there = sent(times[:1], device)[0] if same else sent(times, device)
+            timesteps = sent(times[:1], device)[0] if same else sent(times, device)
             levels = start.schedule.levels_of(sigma) if way.levels else None
             if levels is not None:
                 levels = sent(levels[:1], device)[0] if same else sent(levels, device)
-            target = Target(there, levels=levels, beside=self._times_beside(start, sigma, same))
+            target = Target(timesteps, levels=levels, beside=self._times_beside(start, sigma, same))
         call = self._at(x, conditioning, way)
         if not places.any():  # all at the first level
             call = replace(call, held=None)
@@ -371,18 +371,18 @@ class Loop:
     def _times_beside(self, start: Start, sigma: Tensor, same: bool) -> dict[str, Tensor]:
         """Times of the schedulers beside the main one at these levels of the state: all of them, or
         one where they are the same."""
-        found = dict[str, Tensor]()
+        by_scheduler = dict[str, Tensor]()
         if not start.schedule.beside:
-            return found
+            return by_scheduler
         places, levels = start.schedule.index(sigma), sigma.detach().cpu()
         for name, size in zip(self.driver.steppers, self._data_sizes, strict=True):
             part = start.schedule.beside.get(name)
             if part is not None:
                 times = part.times(own_level(levels, size), places)
-                found[name] = (
+                by_scheduler[name] = (
                     sent(times[:1], start.device)[0] if same else sent(times, start.device)
                 )
-        return found
+        return by_scheduler
 
     def decode(
         self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
@@ -391,8 +391,8 @@ class Loop:
         share their images. `graded` keeps the gradient with respect to x0 if the pipeline has
         one."""
         if self.traits.single and len(x0) > 1:
-            each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
-            return Decoded.joined([self.decode(*row, way, graded) for row in each])
+            row_pairs = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
+            return Decoded.joined([self.decode(*row, way, graded) for row in row_pairs])
         call = self._at(x0 if graded else x0.detach(), conditioning, way)
         with patched(finite_decoder(self.pipe)):
             loops = way.decodes_in_loop
@@ -402,7 +402,7 @@ class Loop:
     def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
         start, traits, guidance = self.start(way.steps), self.traits, way.guidance
         assert len(x) == len(conditioning)
-        given = self.arguments(conditioning.prompts, way.steps, guidance, conditioning.extras)
+        arguments = self.arguments(conditioning.prompts, way.steps, guidance, conditioning.extras)
         calls = conditioning.calls(guided=guidance is None or guidance > UNGUIDED)
         x = x.to(start.device, start.dtype)
-        return PipelineCall(given, calls, x, traits.entry, traits.stubs, traits.later)
+        return PipelineCall(arguments, calls, x, traits.entry, traits.stubs, traits.later)

@@ -73,13 +73,13 @@ class MeasuredScheduler:
             raise UserError(f"{self._refused}: it visits a level more than once")
         factors = [self.factor(k) for k in range(len(affine))]
         factors.append(float(scale(_one(sigmas[-1]))) * data_size(self.real))
-        found = []
+        coefficients = []
         for k, step in enumerate(affine):
             of_x, of_v = self._output(sigmas[k])
             a = step.of_x * factors[k] + step.of_output * of_x
             rest = (a, step.of_output * of_v, step.of_noise)
-            found.append(tuple(number / factors[k + 1] for number in rest))
-        return Scheduler(tuple(found), sigmas)
+            coefficients.append(tuple(number / factors[k + 1] for number in rest))
+        return Scheduler(tuple(coefficients), sigmas)
 
     def affine(self) -> list[Affine]:
         """The numbers a, b and c of each step. UserError for another form."""
@@ -89,21 +89,21 @@ class MeasuredScheduler:
             self._steps([pair] * self._count)
             for pair in ((zero, zero), (large, zero), (zero, large))
         )
-        found = []
+        affine_steps = []
         for k, drawn in enumerate(noise):
             of_noise = float((fresh[k] * drawn).sum() / drawn.square().sum())
             of_x, of_output = (
                 float((at[k].double() - fresh[k].double()).mean()) / LARGE
                 for at in (states, outputs)
             )
-            found.append(Affine(of_x, of_output, of_noise))
+            affine_steps.append(Affine(of_x, of_output, of_noise))
         drawn = torch.Generator().manual_seed(1)
         tried = [
             (torch.randn(self._shape, generator=drawn), torch.randn(self._shape, generator=drawn))
             for _ in noise
         ]
         for k, ended in enumerate(self._steps(tried)):
-            (x, output), a = tried[k], found[k]
+            (x, output), a = tried[k], affine_steps[k]
             ours = a.of_x * x + a.of_output * output + a.of_noise * noise[k]
             size = float(ended.abs().max()) + abs(a.of_x) + abs(a.of_output)
             if not float((ours - ended).abs().max()) <= NEAR * size:
@@ -111,7 +111,7 @@ class MeasuredScheduler:
                     f"{self._refused}: its step {k} is not a sum of its state, its prediction and "
                     "one draw of noise (it reads earlier steps, or clips)"
                 )
-        return found
+        return affine_steps
 
     @property
     def _refused(self) -> str:
@@ -125,10 +125,10 @@ class MeasuredScheduler:
     def _shape(self) -> tuple[int, ...]:
         return (1, *self.visited[0].sample.shape[1:])
 
-    def _steps(self, given: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def _steps(self, inputs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Results of the steps in order, from these states and outputs. Step k draws noise k."""
         scheduler, ended = copy.deepcopy(self.real), []
-        for k, (seen, (x, output)) in enumerate(zip(self.visited, given, strict=True)):
+        for k, (seen, (x, output)) in enumerate(zip(self.visited, inputs, strict=True)):
             time = torch.as_tensor(seen.timestep).cpu().flatten()[0]
             takes = inspect.signature(type(self.real).step).parameters
             more = {"generator": _generator(k)} if "generator" in takes else {}
@@ -160,9 +160,9 @@ class MeasuredScheduler:
         if kind in ("flow", "inverted"):
             return 0.0, float(self.loop.traits.sign)
         alpha, s = (1 - sigma) * size, sigma * size
-        known = {"epsilon": (1.0, 1 - sigma), "sample": (1.0, -sigma)}
-        known["v_prediction"] = (alpha - s, alpha * (1 - sigma) + s * sigma)
-        p, q = known[kind]
+        of_kind = {"epsilon": (1.0, 1 - sigma), "sample": (1.0, -sigma)}
+        of_kind["v_prediction"] = (alpha - s, alpha * (1 - sigma) + s * sigma)
+        p, q = of_kind[kind]
         return p * data_size(self.real), q * data_size(self.real)
 
 
@@ -185,7 +185,6 @@ def own_plans(loop: Loop, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]
             f"{loop.name}: kernel: scheduler takes the steps of one scheduler, and its loop has "
             f"{' and '.join(['scheduler', *loop.driver.beside])}: use another kernel"
         )
-    loop.use_own_steps()
     kernel = own_kernel(loop, steps)
     try:
         return tuple(bound_to(plan, kernel) for plan in plans)
@@ -201,23 +200,23 @@ def renews_noise(loop: Loop, steps: int) -> bool:
     the same marginals.
     """
     try:
-        here = _shares(own_kernel(loop, steps))
+        shares = _shares(own_kernel(loop, steps))
     except UserError:
         return False  # steps of another form, which Euler steps stand in for
-    if not any(here):
+    if not any(shares):
         return False
     try:
         few, many = (_median(_shares(own_kernel(loop, count))) for count in (FEW, MANY))
     except UserError:  # so many steps are refused
-        return min(here) > RENEWED
+        return min(shares) > RENEWED
     return many > SAME_SHARE * few
 
 
 def _shares(kernel: Scheduler) -> list[float]:
     """Fresh noise of each step as a share of the next level's noise, except the last step."""
     assert kernel.coefficients is not None and kernel.sigmas is not None
-    each = zip(kernel.coefficients[:-1], kernel.sigmas[1:-1], strict=True)
-    return [abs(std) / level for (_, _, std), level in each]
+    pairs = zip(kernel.coefficients[:-1], kernel.sigmas[1:-1], strict=True)
+    return [abs(std) / level for (_, _, std), level in pairs]
 
 
 def _median(values: Sequence[float]) -> float:

@@ -115,8 +115,8 @@ class Decoded(NamedTuple):
     def joined(cls, parts: Sequence["Decoded"]) -> "Decoded":
         """Concatenate rows."""
         media, sounds = torch.cat([part.media for part in parts]), [p.audio for p in parts]
-        known = [sound for sound in sounds if sound is not None]
-        return cls(media, Audio.joined(known) if known else None)
+        present = [sound for sound in sounds if sound is not None]
+        return cls(media, Audio.joined(present) if present else None)
 
     def take(self, rows: Tensor) -> "Decoded":
         media = self.media[sent(rows, self.media.device)]

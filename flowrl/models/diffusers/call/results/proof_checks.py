@@ -14,14 +14,16 @@ class NotFinitePartError(NotFiniteError):
     """A weight, or a decoder's output, is NaN or infinite."""
 
 
-def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
+def check_states(
+    owner: str, records: Sequence[Received], steps: int, visits: int, rows: int
+) -> None:
     """Check that there is one state per prompt and as many steps as scheduled."""
-    if len(own) != visits:
+    if len(records) != visits:
         raise UserError(
-            f"{owner} calls scheduler.step {len(own)} times in {steps} steps, but its loop "
+            f"{owner} calls scheduler.step {len(records)} times in {steps} steps, but its loop "
             f"{visits} times: pipelines with several states or loops cannot be driven"
         )
-    seen = {len(tensor) for step in own for tensor in (step.sample, step.output)}
+    seen = {len(tensor) for step in records for tensor in (step.sample, step.output)}
     if seen != {rows}:
         raise UserError(
             f"{owner} steps {sorted(seen)} states for {rows} prompts: pipelines with several "
@@ -52,10 +54,10 @@ def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
                 )
 
 
-def unbroken(owner: str, own: Sequence[Received]) -> str | None:
+def unbroken(owner: str, records: Sequence[Received]) -> str | None:
     """Why a loop is not a chain of steps: it changes its state between them. UserError for a loop
     with several states."""
-    for step, (received, after) in enumerate(pairwise(own)):
+    for step, (received, after) in enumerate(pairwise(records)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
         if shapes[0] != shapes[1]:

@@ -53,8 +53,8 @@ class EncodingCache:
     ) -> Conditioning:
         """Encode prompts, each alone or from the cache; the result is on `device`. Encodings may
         depend on the `size` of the samples."""
-        own = list(extras) if extras else [{}] * len(prompts)
-        pairs = zip(prompts, own, strict=True)
+        row_extras = list(extras) if extras else [{}] * len(prompts)
+        pairs = zip(prompts, row_extras, strict=True)
         rows = [self._row(encode, *row, size, bool(extras)) for row in pairs]
         return moved(Conditioning.cat(rows), device)
 
@@ -65,16 +65,16 @@ class EncodingCache:
         key = None if key is None else (*size, *key)
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
-            if (found := self._kept[key].read()) is not None:
-                return found
+            if (cached := self._kept[key].read()) is not None:
+                return cached
             self.bytes -= self._kept.pop(key).size  # its file is damaged
-        made = moved(encode([prompt], [extra] if extras else ()), torch.device("cpu"))
+        conditioning = moved(encode([prompt], [extra] if extras else ()), torch.device("cpu"))
         if key is not None:
-            self._keep(key, made)
-        return made
+            self._keep(key, conditioning)
+        return conditioning
 
-    def _keep(self, key: tuple[Any, ...], made: Conditioning) -> None:
-        size = byte_count(made)
+    def _keep(self, key: tuple[Any, ...], conditioning: Conditioning) -> None:
+        size = byte_count(conditioning)
         while self._kept and self.bytes + size > self.most:
             _, old = self._kept.popitem(last=False)
             self.bytes -= old.size
@@ -82,11 +82,11 @@ class EncodingCache:
                 old.file.unlink(missing_ok=True)
         if size > self.most:
             return
-        kept = CachedEncoding(made, size)
+        cached = CachedEncoding(conditioning, size)
         if self._folder is not None:
             self._written += 1
-            kept = kept.written(self._folder / f"{self._written}.pt")
-        self._kept[key], self.bytes = kept, self.bytes + size
+            cached = cached.written(self._folder / f"{self._written}.pt")
+        self._kept[key], self.bytes = cached, self.bytes + size
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def through_prompt(guided: Velocity, alone: Velocity, weight: float) -> Velocity
             value = guided(x, sigma, prompt)
         if not torch.is_grad_enabled():
             return value
-        own = alone(x, sigma, prompt)
-        return value + weight * (own - own.detach())
+        prediction = alone(x, sigma, prompt)
+        return value + weight * (prediction - prediction.detach())
 
     return velocity

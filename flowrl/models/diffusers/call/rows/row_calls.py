@@ -33,8 +33,8 @@ def rows_by_call(
     alike = by_image(extras, together) if extras else [list(range(len(sigma)))]
     groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
     if not mixed and len(sigma):
-        found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
-        levels = range(len(found) - 1, -1, -1)  # falling, as a loop
+        sigmas, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
+        levels = range(len(sigmas) - 1, -1, -1)  # falling, as a loop
         groups = [rows[place[rows] == i] for i in levels for rows in groups]
     return [part for group in groups if len(group) for part in group.split(size)]
 
@@ -49,8 +49,8 @@ def encoded_in_calls(
     chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
     parts: list[Conditioning] = []
     for rows in chunks:
-        some = [extras[i] for i in rows] if extras else ()
-        parts.append(encode([prompts[i] for i in rows], some))
+        row_extras = [extras[i] for i in rows] if extras else ()
+        parts.append(encode([prompts[i] for i in rows], row_extras))
     if len(parts) == 1:  # all rows, in their order
         return parts[0]
     order = torch.tensor([i for rows in chunks for i in rows]).argsort()
@@ -68,10 +68,10 @@ def velocity_in_calls(
 
     `prompt` are rows of the conditioning; `most` maps the number of rows to the limit per call.
     """
-    own, take = conditioning.extras, conditioning.take
+    extras, take = conditioning.extras, conditioning.take
 
     def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        chosen = [own[i] for i in on_host(prompt).tolist()] if own else []
+        chosen = [extras[i] for i in on_host(prompt).tolist()] if extras else []
         size = most(len(sigma))
         if way.mixed and not chosen and len(sigma) <= size:
             return evaluate(x, sigma, take(prompt), way).to(x.device, dtype)

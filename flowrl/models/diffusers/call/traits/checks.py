@@ -139,12 +139,12 @@ def needed_images(parameters: Parameters) -> list[list[str]]:
     control = [name for name in names if "control" in name and name not in masks]
     pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]
     choices = [empty, ["image"], moving[:1], control, *pairs, moving, still, names]
-    found: list[list[str]] = []
+    sets: list[list[str]] = []
     for choice in choices:
         whole = list(dict.fromkeys([*empty, *choice]))
-        if choice and set(whole) <= set(names) and whole not in found:
-            found.append(whole)
-    return found
+        if choice and set(whole) <= set(names) and whole not in sets:
+            sets.append(whole)
+    return sets
 
 
 def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
@@ -168,8 +168,8 @@ def arguments(
             hint = f": did you mean {close[0]}?" if close else ""
             raise UserError(f"{owner} takes no argument {key!r}{hint}")
         if key in OURS or key == guidance:
-            known = {guidance: "guidance", "sigmas": "model.sigmas"}
-            said = known.get(key, "flowrl itself")
+            setters = {guidance: "guidance", "sigmas": "model.sigmas"}
+            said = setters.get(key, "flowrl itself")
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
         if key in PARTIAL and call[key] is not None:
             raise UserError(
@@ -245,13 +245,13 @@ def from_pretrained(
     empty = (None, [None, None], (None, None))
     listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
     expected, _ = kind._get_signature_keys(kind)
-    given: dict[str, Any] = dict.fromkeys(set(expected) - listed)
+    load_arguments: dict[str, Any] = dict.fromkeys(set(expected) - listed)
     if quantized is not None:
         parts = [name for name in index if name in DENOISERS and name in listed]
         refuse_parts(kind.__name__, parts)
-        given |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
+        load_arguments |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
     with quantization.loading(quantized), complete_weights(source), _loaded(source):
-        pipe = kind.from_pretrained(source, dtype=dtype, **given)
+        pipe = kind.from_pretrained(source, dtype=dtype, **load_arguments)
     _check_whole(pipe, source)
     if scheduler:  # what is saved with the pipeline too
         pipe.scheduler = with_settings(pipe.scheduler, scheduler, kind.__name__)
@@ -273,7 +273,7 @@ def from_blocks(
         refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
     parts = [part for part in DENOISERS if part in pipe.components]
     refuse_parts(name, parts)
-    given = None
+    configurations = None
     if quantized is not None:
         if quantized.file is not None:
             raise UserError(
@@ -281,13 +281,13 @@ def from_blocks(
                 "another backend, or set model.form: classic"
             )
         libraries = {"diffusers": diffusers, "transformers": transformers}
-        given = {
+        configurations = {
             part: quantization.configuration(quantized, libraries[library], dtype)
             for part, library in [(p, "diffusers") for p in parts]
             + [(p, "transformers") for p in quantized.components]
         }
     with quantization.loading(quantized), complete_weights(source.place), _loaded(source.place):
-        pipe = source.load(dtype, given)
+        pipe = source.load(dtype, configurations)
     _check_whole(pipe, source.place)
     if scheduler:
         set_scheduler(pipe, with_settings(pipe.scheduler, scheduler, name))
@@ -309,11 +309,11 @@ def _loaded(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, FAILURES) or of_network(error) or _of_file_format(error)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+        expected = isinstance(error, FAILURES) or of_network(error) or _of_file_format(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
-        why = " ".join(str(error).split())[:300]
-        raise UserError(f"model.pipeline: {source} cannot be loaded: {why}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"model.pipeline: {source} cannot be loaded: {reason}") from error
 
 
 def _of_file_format(error: Exception) -> bool:

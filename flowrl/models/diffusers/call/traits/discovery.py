@@ -52,13 +52,13 @@ class Encoding:
     layout  the split of the outputs of `encode_prompt` into rows
     plain   the same without guidance, if it differs: older pipelines return negative prompts and
             prompts as one tensor, or prompts alone
-    each    images are passed once per row, not once per call
+    per_row whether images are passed once per row, not once per call
     shape   [*d] of one row's state in the loop
     """
 
     layout: EncodingLayout
     plain: EncodingLayout | None
-    each: bool
+    per_row: bool
     shape: tuple[int, ...]
 
 
@@ -142,26 +142,32 @@ class Traits:
         a pipeline that takes none.
         """
         assert len(extras) in (0, len(prompts))
-        given = dict(self.call)
-        for name, value in given.items():
+        arguments = dict(self.call)
+        for name, value in arguments.items():
             if columns.TEXT_COLUMNS.fullmatch(name) and isinstance(value, str):
-                given[name] = [value] * len(prompts)
+                arguments[name] = [value] * len(prompts)
         if extras:
-            given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
+            arguments |= columns.merged_call(
+                extras, per_row=self.encodings[tuple(extras[0])].per_row
+            )
         texts = [columns.instruction(prompt) if self.json else prompt for prompt in prompts]
-        given |= {"prompt": texts, "num_inference_steps": steps}
-        given |= {"output_type": self.form, "return_dict": False}
-        given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
+        arguments |= {"prompt": texts, "num_inference_steps": steps}
+        arguments |= {"output_type": self.form, "return_dict": False}
+        arguments |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
         if self.single:
-            texts = [name for name in given if columns.TEXT_COLUMNS.fullmatch(name) and given[name]]
-            given |= {name: given[name][0] for name in texts}
+            texts = [
+                name
+                for name in arguments
+                if columns.TEXT_COLUMNS.fullmatch(name) and arguments[name]
+            ]
+            arguments |= {name: arguments[name][0] for name in texts}
         if guidance is not None:
             if self.guidance is None and self.guider and guidance == GUIDER_OFF:
-                return given | {GUIDER: GUIDER_OFF}
+                return arguments | {GUIDER: GUIDER_OFF}
             if self.guidance is None:
                 raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
-            given[self.guidance] = float(guidance)
-        return given
+            arguments[self.guidance] = float(guidance)
+        return arguments
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
         """A call for trials, at their guidance scale: only its states are read, not its result."""
@@ -172,21 +178,21 @@ class Traits:
     @classmethod
     def of_origin(cls, origin: Origin) -> list[str]:
         """Names of the traits that are known in this way."""
-        return [each.name for each in fields(cls) if each.metadata["origin"] is origin]
+        return [trait.name for trait in fields(cls) if trait.metadata["origin"] is origin]
 
     @property
     def key(self) -> dict[str, Any]:
         """The arguments and what trials found, as plain data by which a kept proof is found."""
-        found = {name: getattr(self, name) for name in self.of_origin(Origin.KEY)}
+        values = {name: getattr(self, name) for name in self.of_origin(Origin.KEY)}
         levels = None if self.levels is None else self.levels.at(self.levels.trial)
-        return found | {"levels": levels}
+        return values | {"levels": levels}
 
     @property
     def proven(self) -> dict[str, Any]:
         """Traits that only the pipeline's own call shows, as plain data that `showing` reads."""
-        found = {name: getattr(self, name) for name in self.of_origin(Origin.PROVEN)}
-        dtypes = {k: str(v) for k, v in found.items() if isinstance(v, torch.dtype)}
-        return found | dtypes
+        values = {name: getattr(self, name) for name in self.of_origin(Origin.PROVEN)}
+        dtypes = {k: str(v) for k, v in values.items() if isinstance(v, torch.dtype)}
+        return values | dtypes
 
     def showing(self, **shown: Any) -> "Traits":
         """The same traits with what the pipeline's own call has shown, by name; dtypes may be
@@ -209,12 +215,12 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
     name, parameters = type(driver.pipe).__name__, driver.parameters
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
-    given = checks.arguments(name, call, parameters, guidance)
+    call_arguments = checks.arguments(name, call, parameters, guidance)
     steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
     traits = Traits(
         name,
-        {key: value for key, value in given.items() if not columns.images([key])},
-        columns.shared_images(given),
+        {key: value for key, value in call_arguments.items() if not columns.images([key])},
+        columns.shared_images(call_arguments),
         kind,
         guidance,
         steps if levels is None else levels.trial,
@@ -240,7 +246,7 @@ def with_images(driver: Driver, traits: Traits, images: Extra) -> Traits:
 def discover_encoding(driver: Driver, traits: Traits, extra: Extra) -> Encoding:
     """Determine how rows with extra arguments of these names are passed and encoded."""
     choices = (False, True) if columns.images(extra) else (False,)
-    return _first_to_work(partial(_encoding, driver, traits, extra, each) for each in choices)
+    return _first_to_work(partial(_encoding, driver, traits, extra, per_row) for per_row in choices)
 
 
 def encoded(
@@ -294,13 +300,13 @@ def _with_entry(driver: Driver, traits: Traits) -> Traits:
         return replace(traits, entry=entry, stubs=stubs and driver.takes_stubs(call))
 
 
-def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encoding:
+def _encoding(driver: Driver, traits: Traits, extra: Extra, per_row: bool) -> Encoding:
     """Probe the encoder with prompts, and the denoiser with two rows.
 
     Every text argument takes the probes' lengths, since a pipeline may omit a mask if all lengths
     are equal.
     """
-    traits = traits.knowing(extra, Encoding(SINGLE, None, each, ()))  # for the arguments
+    traits = traits.knowing(extra, Encoding(SINGLE, None, per_row, ()))  # for the arguments
     texts = [name for name in extra if columns.TEXT_COLUMNS.fullmatch(name)]
 
     def encode(scale: float, prompts: Sequence[str]) -> Calls:
@@ -319,7 +325,7 @@ def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encod
         parts = driver.parts(call)
     plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
     shape = tuple(first.sample.shape[1:]) if parts is None else (parts.size,)
-    return Encoding(guided, plain, each, shape)
+    return Encoding(guided, plain, per_row, shape)
 
 
 def _differs_unguided(driver: Driver, traits: Traits, rows: Sequence[Extra]) -> bool:

@@ -43,33 +43,33 @@ class MissingTexts:
         lacking = [name for name, value in extra.items() if value is None]
         if not lacking:
             return extra
-        given = {**_texts(traits.call), **_texts(extra)}
+        texts = {**_texts(traits.call), **_texts(extra)}
         for name in lacking:
-            if name in given:  # in the call
+            if name in texts:  # in the call
                 continue
-            key = tuple(given), name
+            key = tuple(texts), name
             if key not in self._known:
-                self._known[key] = self._source(traits, tuple(given), name)
+                self._known[key] = self._source(traits, tuple(texts), name)
             if (source := self._known[key]) is None:
                 raise UserError(
                     f"{place} has no {name}, but other rows have one, and {traits.name} does "
                     "not treat a missing text as an empty one: add one to every row, or set "
                     f"model.call.{name}"
                 )
-            given[name] = {EMPTY: EMPTY, PROMPT: prompt, **given}[source]
-        return {**extra, **{name: given[name] for name in lacking}}
+            texts[name] = {EMPTY: EMPTY, PROMPT: prompt, **texts}[source]
+        return {**extra, **{name: texts[name] for name in lacking}}
 
-    def _source(self, traits: Traits, given: Sequence[str], name: str) -> str | None:
-        """The text that encodes like a missing one: EMPTY, PROMPT, or one of the names `given`.
+    def _source(self, traits: Traits, names: Sequence[str], name: str) -> str | None:
+        """The text that encodes like a missing one: EMPTY, PROMPT, or one of `names`.
         None if unknown."""
         words = LONG_PROMPT.split()
-        texts = {other: " ".join(words[: i + 2]) for i, other in enumerate(given)}
+        texts = {other: " ".join(words[: i + 2]) for i, other in enumerate(names)}
         tried = {EMPTY: EMPTY, PROMPT: LONG_PROMPT, **texts}
 
-        def calls(own: Extra) -> Calls:
-            extra = {**traits.required, **own}
-            known = traits.knowing(extra, traits.encodings[tuple(traits.required)])
-            return encoded(self.driver, known, [LONG_PROMPT], (extra,) if extra else ())
+        def calls(row: Extra) -> Calls:
+            extra = {**traits.required, **row}
+            with_row = traits.knowing(extra, traits.encodings[tuple(traits.required)])
+            return encoded(self.driver, with_row, [LONG_PROMPT], (extra,) if extra else ())
 
         def same() -> Iterator[str]:
             without = calls(texts)
@@ -82,10 +82,10 @@ class MissingTexts:
                 except FAILURES:  # it cannot be called so
                     continue
 
-        found = list(same())
-        if len(found) == len(tried):  # it has no effect
+        sources = list(same())
+        if len(sources) == len(tried):  # it has no effect
             return EMPTY
-        return found[0] if len(found) == 1 else None
+        return sources[0] if len(sources) == 1 else None
 
 
 def _texts(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -94,8 +94,8 @@ def _texts(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _equal(a: Calls, b: Calls) -> bool:
-    (counts, values), (others, against) = flatten(a), flatten(b)
-    return counts == others and all(map(_same, values, against))
+    (counts, values), (other_counts, against) = flatten(a), flatten(b)
+    return counts == other_counts and all(map(_same, values, against))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -74,7 +74,7 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
     guided = _first_velocity(driver, traits, TRIAL_GUIDANCE)[1]
     if guided == 1:  # its scale is an input, or it has no negative prompt
         return CANDIDATES[0]
-    found: dict[int, float] = {}
+    scales: dict[int, float] = {}
     for scale in CANDIDATES:
         try:
             rows = _unguided_rows(driver, traits, scale)
@@ -83,9 +83,9 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
         except FAILURES:  # it cannot be called without guidance (Ideogram 4)
             continue
         if rows is not None:
-            found.setdefault(rows, scale)
-    if found:
-        return found[min(found)]
+            scales.setdefault(rows, scale)
+    if scales:
+        return scales[min(scales)]
     raise UserError(
         f"guidance none: {traits.name} also applies guidance at scales 1 and 0: give a number, "
         "or leave guidance out (null)"
@@ -113,7 +113,9 @@ def prompt_weight(
         raise UserError(f"{refused}makes one prediction at scale {scale:g}: leave it out")
     away, moved = (twice - plain) - 2 * (guided - plain), guided - plain
     dtypes = {
-        parameter.dtype for each in driver.denoisers.values() for parameter in each.parameters()
+        parameter.dtype
+        for denoiser in driver.denoisers.values()
+        for parameter in denoiser.parameters()
     }
     rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
     bound = CURVED * float(moved.abs().max()) + 16 * rounding * float(twice.abs().max())
@@ -143,8 +145,8 @@ def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
 def _first_velocity(driver: Driver, traits: Traits, scale: float | None) -> tuple[Tensor, int]:
     """Return the prediction at the first step of one row, and its number of evaluations."""
     prompts, extras = [SHORT_PROMPT], traits.blank.extras
-    given = traits.arguments(prompts, traits.steps, scale, extras)
-    call = PipelineCall(given, driver.encoded(given), stubs=traits.stubs)
+    arguments = traits.arguments(prompts, traits.steps, scale, extras)
+    call = PipelineCall(arguments, driver.encoded(arguments), stubs=traits.stubs)
     with torch.no_grad(), counted_rows(driver.denoisers) as rows:
         received = driver.received(call, Target(torch.empty(0), 0))
     return received.output, sum(rows)

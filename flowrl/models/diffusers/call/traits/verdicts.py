@@ -29,10 +29,10 @@ def swept_verdicts(version: str = diffusers.__version__) -> Verdicts:
 def refused_because(name: str) -> str | None:
     """Why no pipeline of a class can be driven with this version of diffusers, as far as the sweep
     found; None: it may be."""
-    found = swept_verdicts()
-    reason = found.get("refused", {}).get(name)
-    if reason is None and _FAILS in found.get("known", {}).get(name, ""):
-        reason = found["known"][name]
+    verdicts = swept_verdicts()
+    reason = verdicts.get("refused", {}).get(name)
+    if reason is None and _FAILS in verdicts.get("known", {}).get(name, ""):
+        reason = verdicts["known"][name]
     return None if reason is None or _OF_SETTINGS.search(reason) else reason
 
 
