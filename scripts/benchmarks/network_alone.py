@@ -29,8 +29,8 @@ def denoiser_calls(policy: PipelinePolicy, drive: Call) -> list[Call]:
 
 
 def network_alone(session: Session, rows: int) -> tuple[Call, Call]:
-    """All network calls of one velocity of so many rows: without gradients, and with backward, after
-    which gradients are dropped."""
+    """All network calls of one velocity of so many rows: without gradients, and with a backward
+    pass, after which gradients are dropped."""
     policy: Any = session.learner.policy
     steps = session.algorithm.steps
     batch = policy.open(["a red ball"], [{}], steps)

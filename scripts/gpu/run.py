@@ -21,14 +21,15 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from flowrl.errors import UserError  # noqa: E402
-from scripts.gpu.lines import Lines, read_lines, tree_state, versions  # noqa: E402
+from scripts.gpu.lines import Line, Lines, read_lines, tree_state, versions  # noqa: E402
 from scripts.gpu.stages import STAGES, Predicted, Stage, predictions  # noqa: E402
 
 CALL_SECONDS = 560.0  # of a call that may take ten minutes
@@ -44,6 +45,7 @@ class Visit:
     seconds   of this call
     rehearse  tiny sizes, on a pretended device
     injected  a fault by stage, for rehearsals: fail, hang or kill, after its first line
+    again     stages to run although they have ended
     """
 
     out: Path
@@ -52,12 +54,17 @@ class Visit:
     known: Sequence[Path] = ()
     seconds: float = CALL_SECONDS
     rehearse: bool = False
-    injected: Mapping[str, str] = ()  # type: ignore[assignment]
+    injected: Mapping[str, str] = field(default_factory=dict[str, str])
     again: Collection[str] = ()
+
+    @cached_property
+    def state(self) -> Line:
+        """The commit, and what differs from it, as the visit began."""
+        return tree_state()
 
     @property
     def lines(self) -> Lines:
-        return Lines(self.out / "lines.jsonl", {**tree_state(), **versions()})
+        return Lines(self.out / "lines.jsonl", {**self.state, **versions()})
 
     def left(self) -> list[Stage]:
         """The stages that have not ended on this commit, and those that are asked for again."""
@@ -66,7 +73,7 @@ class Visit:
             for line in read_lines([*self.known, self.lines.file])
             if line["kind"] == "ended"
         }
-        own = tuple(tree_state().values())
+        own = (self.state["commit"], self.state["differs"])
         return [s for s in self.stages if s.name in self.again or (s.name, *own) not in ended]
 
     def run(self) -> int:
@@ -111,7 +118,7 @@ class Visit:
         if stage.words:
             return stage.words
         rehearsed = ["--rehearse"] if self.rehearse else []
-        fault = dict(self.injected).get(stage.name)
+        fault = self.injected.get(stage.name)
         rehearsed += [] if fault is None else ["--inject", fault]
         return ["-m", "scripts.gpu.trial", stage.name, "--out", str(self.out), *rehearsed]
 

@@ -276,20 +276,21 @@ def costs(trial: Trial) -> None:
     """Seconds of a call without and with gradients at published sizes, by backend. Plain attention
     holds all scores, which Wan's length has no memory for."""
     for name, (rows, heads, length, width) in SIZES.items():
-        length = 64 if trial.rehearse else length
-        shape = (rows, heads, length, width)
+        shape = (rows, heads, 64 if trial.rehearse else length, width)
         given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
         whole = Inputs(*given[:3], None, given[3])
         for backend in BACKENDS:
-            if backend == "plain" and name == "Wan":
-                continue
-            what = f"{name}, {backend}"
-            with sdpa_kernel(BACKENDS[backend]), torch.no_grad():
-                if not trial.tried(what, lambda: one_call(whole)):
-                    continue
-                trial.timed(f"{what}, forward", lambda: one_call(whole))
-            with sdpa_kernel(BACKENDS[backend]):
-                trial.timed(f"{what}, with gradients", lambda: gradients(whole))
+            if backend != "plain" or name != "Wan":
+                cost(trial, f"{name}, {backend}", BACKENDS[backend], whole)
+
+
+def cost(trial: Trial, what: str, backend: SDPBackend, given: Inputs) -> None:
+    with sdpa_kernel(backend), torch.no_grad():
+        if not trial.tried(what, lambda: one_call(given)):
+            return
+        trial.timed(f"{what}, forward", lambda: one_call(given))
+    with sdpa_kernel(backend):
+        trial.timed(f"{what}, with gradients", lambda: gradients(given))
 
 
 def one_call(given: Inputs) -> str:

@@ -19,11 +19,10 @@ def measure(trial: Trial) -> None:
         rows = 1 if trial.rehearse else 4
         roots = session.learner.policy.roots().values()
         frozen, graded = network_alone(session, rows)
-        plain = [trial.timed(f"plain, {name}", call, rows=rows)
-                 for name, call in (("without gradients", frozen), ("with gradients", graded))]  # fmt: skip
+        calls = (("without gradients", frozen), ("with gradients", graded))
+        plain = [trial.timed(f"plain, {name}", call, rows=rows) for name, call in calls]
         if not trial.tried("compile", lambda: compiled(trial, session)):
             return
-        calls = (("without gradients", frozen), ("with gradients", graded))
         for (name, call), before in zip(calls, plain, strict=True):
             seconds = trial.wall(call)
             trial.measured(f"cold, {name}", seconds=seconds)

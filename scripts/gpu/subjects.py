@@ -147,23 +147,24 @@ def built(subject: Subject, run: RunSettings) -> Any:
     """The pipeline of published size, with random weights on the device."""
     described = describe(run.model)
     assert described is not None, "the table of public configurations has each subject"
-    return put_together(described.kind, described.configs, subject.encoders())
+    kinds = {
+        name: (getattr(diffusers, config["_class_name"]), config)
+        for name, config in described.configs.items()
+    }
+    return put_together(described.kind, kinds, subject.encoders())
 
 
 def built_tiny(subject: Subject) -> Any:
     """The tiny pipeline, its denoiser and decoder made again as those of published size are."""
     known = subject.tiny()
-    configs = {name: dict(vars(known)[name].config) for name in MADE}
+    kinds = {name: (type(vars(known)[name]), vars(known)[name].config) for name in MADE}
     rest = {name: part for name, part in known.components.items() if name not in MADE}
-    return put_together(type(known), configs, rest)
+    return put_together(type(known), kinds, rest)
 
 
-def put_together(kind: Any, configs: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
-    """A pipeline on the device, of parts and of models that are made from their configurations."""
-    made = {
-        name: random_model(getattr(diffusers, config["_class_name"]), config)
-        for name, config in configs.items()
-    }
+def put_together(kind: Any, models: Mapping[str, tuple[Any, Any]], parts: Mapping[str, Any]) -> Any:
+    """A pipeline on the device, of parts and of models that are made from class and settings."""
+    made = {name: random_model(*model) for name, model in models.items()}
     return kind(**parts, **made).to("cuda")
 
 

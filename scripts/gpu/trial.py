@@ -1,4 +1,6 @@
-"""A stage as a process: `python -m scripts.gpu.trial STAGE --out OUT`; scripts/gpu/run.py starts it.
+"""A stage as a process, which scripts/gpu/run.py starts.
+
+    python -m scripts.gpu.trial STAGE --out OUT
 
 With --rehearse the sizes are tiny and the device is pretended (tests/support/pretended_cuda), so
 seconds and bytes mean nothing. Exit code 1: a check has failed, or the stage has raised.
