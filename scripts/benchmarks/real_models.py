@@ -81,7 +81,7 @@ def clip_of_width(width: int, heads: int) -> CLIPTextConfig:
     return CLIPTextConfig(**config | {"num_hidden_layers": 1})
 
 
-def _numbered(words: int) -> PreTrainedTokenizerFast:
+def numbered(words: int) -> PreTrainedTokenizerFast:
     """A word for each token of the vocabulary: w0 pads, w1 stops."""
     inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -135,7 +135,7 @@ def save(name: str, seed: int, folder: Path) -> None:
     torch.set_default_dtype(torch.bfloat16)
     if name == "text":
         Qwen2ForCausalLM(Qwen2Config(**QWEN)).save_pretrained(folder)
-        _numbered(QWEN["vocab_size"]).save_pretrained(folder)
+        numbered(QWEN["vocab_size"]).save_pretrained(folder)
     else:
         PIPELINES[name]().save_pretrained(folder)
 

@@ -50,14 +50,19 @@ ARMS = ("base", "float32", "bfloat16", "bfloat16, merged", "autocast")
 
 @dataclass
 class Seconds:
+    """Least seconds of products and of other kernels, and the number of both."""
+
     products: float = 0.0
     passes: float = 0.0
+    kernels: float = 0.0
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.products + other.products, self.passes + other.passes)
+        return Seconds(
+            self.products + other.products, self.passes + other.passes, self.kernels + other.kernels
+        )
 
     def times(self, n: float) -> "Seconds":
-        return Seconds(n * self.products, n * self.passes)
+        return Seconds(n * self.products, n * self.passes, n * self.kernels)
 
 
 class Roofline(TorchDispatchMode):
@@ -70,6 +75,7 @@ class Roofline(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         counts = flop_registry.get(func._overloadpacket)
         tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+        self.seconds.kernels += bool(tensors) and name not in VIEWS
         if counts is not None:
             dtype = next(t.dtype for t in tensors if t.is_floating_point())
             self.seconds.products += counts(*args, **(kwargs or {}), out_val=out) / PEAK[dtype]
@@ -86,11 +92,13 @@ class Attention(torch.autograd.Function):
         ctx.mode, ctx.save = mode, (q, k, v)
         ctx.count = math.prod(q.shape[:-1]) * k.shape[-2] * q.shape[-1]
         mode.seconds.products += 4 * ctx.count / PEAK[q.dtype]
+        mode.seconds.kernels += 1
         return torch.empty_like(q)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.mode.seconds.products += 10 * ctx.count / PEAK[grads[0].dtype]
+        ctx.mode.seconds.kernels += 1
         return None, *(torch.empty_like(each) for each in ctx.save)
 
 

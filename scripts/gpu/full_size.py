@@ -22,14 +22,14 @@ from scripts.gpu.subjects import (
 from scripts.gpu.trial import GIB, Trial
 
 
-def whole_iteration(trial: Trial, subject: Subject) -> None:
+def whole_iteration(trial: Trial, subject: Subject, repeats: int = 3) -> None:
     """Measure the network's calls alone, which also warm up, and then one iteration; write a trace
     of three calls."""
     began = time.perf_counter()
     with opened(subject, rehearse=trial.rehearse) as session:
         held = torch.cuda.memory_allocated() / GIB
         trial.measured("opened", seconds=time.perf_counter() - began, GiB=held)
-        frozen, graded = alone(trial, session)
+        frozen, graded = alone(trial, session, repeats)
         torch.cuda.reset_peak_memory_stats()
         found = iteration(trial, session)
         peak = torch.cuda.max_memory_allocated() / GIB
@@ -46,12 +46,12 @@ def whole_iteration(trial: Trial, subject: Subject) -> None:
     forget()
 
 
-def alone(trial: Trial, session: Session) -> tuple[float, float]:
+def alone(trial: Trial, session: Session, repeats: int) -> tuple[float, float]:
     """Seconds per row of all network calls of a velocity: without gradients, and with backward."""
     rows = session.learner.policy.sizes.rows("sampling", 1)
     frozen, graded = network_alone(session, rows)
-    without = trial.timed("network, without gradients", frozen, repeats=3, rows=rows)
-    with_them = trial.timed("network, with gradients", graded, repeats=2, rows=rows)
+    without = trial.timed("network, without gradients", frozen, repeats=repeats, warm=1, rows=rows)
+    with_them = trial.timed("network, with gradients", graded, repeats=repeats, warm=1, rows=rows)
     return without / rows, with_them / rows
 
 

@@ -24,6 +24,7 @@ from flowrl.estimate.time import estimate_time  # noqa: E402
 from flowrl.settings import RunSettings  # noqa: E402
 from scripts.gpu import stage_beside, stage_flux, stage_savings, stage_wan  # noqa: E402
 from scripts.gpu.stage_attention import BACKENDS, GRID_SECONDS, SIZES  # noqa: E402
+from scripts.gpu.stage_noise import ROWS, VOCABULARY  # noqa: E402
 from scripts.gpu.stages import PREDICTED, Predicted  # noqa: E402
 from scripts.gpu.subjects import FLUX, SD35, WAN, Settings, Subject, settings  # noqa: E402
 from scripts.gpu.trial import GIB, TRACED  # noqa: E402
@@ -83,13 +84,13 @@ def two_precisions(subject: Subject, smaller: Settings) -> float:
     return 1.3 * sum(each)
 
 
-def full_size(subject: Subject, smaller: Settings) -> Predicted:
+def full_size(subject: Subject, smaller: Settings, repeats: int) -> Predicted:
     run = run_of(subject)
     without, with_them = calls_of(run)
     rows = run.train.call_sizes["sampling"]
     assert rows != "auto", "the rows per call of a subject are given"
     one, graded, whole = rows * without, rows * with_them, seconds_of(run)
-    calls = (5 + TRACED) * one + 4 * graded  # with those that warm up
+    calls = (1 + repeats + TRACED) * one + (1 + repeats) * graded  # one of each warms up
     return {
         "seconds": IMPORTS + CONTEXT + MADE + calls + whole + two_precisions(subject, smaller),
         "network, without gradients seconds": one,
@@ -147,6 +148,16 @@ def compiling() -> Predicted:
             "compiled beside plain, with gradients ratio": 0.85}  # fmt: skip
 
 
+def noise() -> Predicted:
+    """By the bytes that kernels read and write, at the bandwidth that such a card has shown."""
+    numbers = ROWS * VOCABULARY
+    return {"seconds": IMPORTS + CONTEXT + 12,
+            "noise of a token, by kernels seconds": 312 * numbers / RATES["copy rate"],
+            "noise of a token, compiled seconds": 4 * numbers / RATES["copy rate"],
+            "noise of a token, in one kernel seconds": 8 * numbers / RATES["copy rate"],
+            }  # fmt: skip
+
+
 def predicted() -> dict[str, Predicted]:
     """The figures of all stages, rounded to three digits."""
     start = {"seconds": IMPORTS + CONTEXT + 2 * TINY + 10, "imports seconds": IMPORTS,
@@ -155,8 +166,9 @@ def predicted() -> dict[str, Predicted]:
         "start": start,
         "attention": attention(),
         "beside": beside(),
-        "flux": full_size(FLUX, stage_flux.SMALLER),
-        "wan": full_size(WAN, stage_wan.SMALLER),
+        "flux": full_size(FLUX, stage_flux.SMALLER, 3),
+        "wan": full_size(WAN, stage_wan.SMALLER, 1),
+        "noise": noise(),
         "savings": savings(),
         "compile": compiling(),
     }

@@ -94,9 +94,11 @@ class Trial:
         torch.cuda.synchronize()
         return [first.elapsed_time(last) / 1000 for first, last in pairs]
 
-    def timed(self, what: str, call: Callable[[], Any], *, repeats: int = 5, **more: Any) -> float:
+    def timed(
+        self, what: str, call: Callable[[], Any], *, repeats: int = 5, warm: int = 2, **more: Any
+    ) -> float:
         """Measure a call's seconds, with their spread. Returns the median."""
-        found = spread(self.seconds(call, repeats))
+        found = spread(self.seconds(call, repeats, warm))
         self.measured(what, seconds=found["median"], spread=found, **more)
         return found["median"]
 

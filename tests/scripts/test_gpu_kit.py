@@ -1,5 +1,6 @@
 """The kit for a machine with one GPU: what ends early costs only itself, pages are of its lines."""
 
+import ctypes
 import json
 import signal
 import subprocess
@@ -9,11 +10,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from flowrl.errors import UserError
+from flowrl.models.description import describe
+from flowrl.models.diffusers.call.traits.checks import refuse_pipeline
 from flowrl.paths import PROJECT
-from scripts.gpu import pack, pages, run, stages
+from samplers.noise import row_keys
+from samplers.tokens import gumbel
+from scripts.gpu import pack, pages, run, stage_noise, stages, subjects
 from scripts.gpu.lines import Lines, read_lines, spread, tree_state
 from scripts.gpu.stages import START, Stage
 from tests.support.pretended_cuda import compiled
@@ -240,6 +246,33 @@ def _compiler():
         pytest.skip(str(error))
 
 
+@pytest.mark.usefixtures("_compiler")
+def test_the_one_kernel_of_noise_computes_what_the_many_do(tmp_path):
+    """Its text, which CUDA's compiler gets on a GPU, compiled for the CPU: the same hash, and
+    logarithms to their last digit."""
+    source = tmp_path / "noise.cpp"
+    source.write_text(
+        "#include <cmath>\n#include <cstring>\n"
+        "static unsigned int __float_as_uint(float x)"
+        "{ unsigned int y; std::memcpy(&y, &x, 4); return y; }\n"
+        f"{stage_noise.ONE_KERNEL}\n"
+        'extern "C" long long one(long long row, long long counter)'
+        "{ return noise<long long>(row, counter); }\n"
+    )
+    command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(tmp_path / "noise.so"), str(source)]
+    subprocess.run(command, check=True)
+    one = ctypes.CDLL(str(tmp_path / "noise.so")).one
+    one.restype, one.argtypes = ctypes.c_longlong, [ctypes.c_longlong] * 2
+    keys = row_keys([(0, 1), (0, 2), (7, 2**40)])
+    counters = stage_noise.counters_of(5, 1, 300, keys.device)[0]
+    raw = [[one(key, place) for place in counters.tolist()] for key in keys.tolist()]
+    found = torch.tensor(raw).view(torch.int32)[..., ::2].view(torch.float32)
+    wanted = gumbel(keys, 5, 300)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
+    assert float((found == wanted).float().mean()) > 0.5
+    assert torch.cuda.jiterator._create_jit_fn(stage_noise.ONE_KERNEL) is not None  # it is read
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 def test_the_whole_kit_is_rehearsed_and_faults_cost_only_their_stage(tmp_path):
@@ -283,6 +316,22 @@ def test_stages_rehearse_to_their_ends(tmp_path):
     assert made.run() == 0, (tmp_path / "log.txt").read_text()[-4000:]
     names = {path.name for path in tmp_path.iterdir()}
     assert {"trace_flux.json.gz", "trace_wan.json.gz", "lines.jsonl", "log.txt"} <= names
+
+
+@pytest.mark.parametrize("name", subjects.SUBJECTS)
+def test_a_subject_of_published_size_can_be_put_together(name, tmp_path):
+    """Its encoders fit its denoiser and its decoder, here on the meta device."""
+    subject = subjects.SUBJECTS[name]
+    run_settings = subjects.settings(subject, tmp_path)
+    known = describe(run_settings.model)
+    models = {part: known.component(part) for part in known.configs}
+    pipe = known.kind(**models, **subject.encoders())
+    refuse_pipeline(pipe)
+    widths = {each.weight.shape[-1] for each in models["transformer"].modules()
+              if isinstance(each, torch.nn.Linear)}  # fmt: skip
+    assert pipe.text_encoder is not None and 4096 in widths  # of T5's states
+    weights = sum(p.numel() for p in models["transformer"].parameters())
+    assert weights > {"sd35": 2e9, "flux": 1e10, "wan": 1.3e10}[name]
 
 
 @pytest.mark.slow
