@@ -34,6 +34,7 @@ from scripts.gpu.stages import STAGES, Predicted, Stage, predictions  # noqa: E4
 
 CALL_SECONDS = 560.0  # of a call that may take ten minutes
 TAIL = 2000  # characters of a failed stage's output in its line
+BUSY = 10.0  # times its limit a rehearsed stage may take: a machine without a GPU, and others on it
 INJECTED = ("fail", "hang", "kill")
 
 
@@ -46,6 +47,7 @@ class Visit:
     rehearse  tiny sizes, on a pretended device
     injected  a fault by stage, for rehearsals: fail, hang or kill, after its first line
     again     stages to run although they have ended
+    patience  factor of the stages' limits
     """
 
     out: Path
@@ -56,6 +58,7 @@ class Visit:
     rehearse: bool = False
     injected: Mapping[str, str] = field(default_factory=dict[str, str])
     again: Collection[str] = ()
+    patience: float = 1.0
 
     @cached_property
     def state(self) -> Line:
@@ -93,7 +96,8 @@ class Visit:
 
     def run_stage(self, stage: Stage, predicted: Predicted, remaining: float) -> str:
         """Run a stage within its limit, and write how it ended. Returns the outcome."""
-        lines, limit = self.lines, min(stage.limit(predicted), remaining)
+        limit = min(self.patience * stage.limit(predicted), remaining)
+        lines = self.lines
         lines.add(stage.name, "predicted", stage.about, predicted=predicted, limit=limit)
         print(f"{stage.name}: {predicted['seconds']:.0f} s predicted", flush=True)
         log, began = self.out / "log.txt", time.monotonic()
@@ -185,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
         visit = Visit(
             out=given.out, stages=stages, predicted=predictions(), known=given.known,
             seconds=given.seconds, rehearse=given.rehearse, injected=faults(given.inject),
-            again=again,
+            again=again, patience=BUSY if given.rehearse else 1.0,
         )  # fmt: skip
         return visit.run()
     except UserError as error:

@@ -37,7 +37,8 @@ from samplers import mean_log_prob
 from samplers.counter_noise import counter_normal
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning, EncodingLayout, Slot
 from samplers.host import host_copy, picked, sent, sent_together
-from samplers.kernels import CPS, Churn, FlowSDE, step
+from flowrl.contrib.fdfo import Churn
+from samplers.kernels import CPS, FlowSDE, step
 from samplers.noise import row_keys
 from samplers.tokens import AHEAD, gumbel, gumbel_ahead
 
@@ -110,8 +111,8 @@ with ledger.counting():
     numbers + numbers
     numbers.expand(5, 1000) * 2.0
     numbers[sent(torch.arange(3), "cuda")]
-sum_of_it, copies, taken = 2 * 4000, 4000 + 20000, 2 * 12 + 24  # read once; written; looked up
-assert ledger.total("kernel_bytes") == sum_of_it + copies + taken, ledger.counts
+added, expanded, moved, taken = 2 * 4000, 4000 + 20000, 2 * 24, 2 * 12
+assert ledger.total("kernel_bytes") == added + expanded + moved + taken, ledger.counts
 
 for noise in (counter_normal(row_keys([(0, 1), (0, 2)]), (3, 37), at) for at in ("cpu", "cuda")):
     drawn = noise.cpu() if noise.device.type == "cpu" else torch.testing.assert_close(
