@@ -33,9 +33,10 @@ from torch.utils.flop_counter import flop_registry
 from flowrl.estimate.flops import INPUTS, text_tokens
 from flowrl.estimate.sizes import RowShape, rows_per_state
 from flowrl.estimate.time import iteration_work
-from flowrl.models.description import describe
+from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import default_targets
 from flowrl.settings import PipelineSettings, RunSettings
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
@@ -156,13 +157,19 @@ def made(run: RunSettings) -> tuple[Any, Callable[[], dict[str, Any]]]:
     return model, inputs
 
 
+def guided_rows(known: Description, run: RunSettings, scale: GuidanceScale) -> float:
+    """Rows of the denoiser per state at a guidance scale, on average over the steps of a sample."""
+    rows = rows_per_state(known, scale, run.algorithm().steps)
+    return sum(rows) / len(rows)
+
+
 def iteration(run: RunSettings) -> dict[str, Seconds]:
     """Seconds of an iteration's calls of the denoiser, for each arm."""
     work, known = iteration_work(run), describe(run.model)
     assert known is not None
-    sampled = work.sampling * rows_per_state(known, run.guidance.sample)
-    trained = work.training * rows_per_state(known, run.training_guidance)
-    frozen = work.frozen * rows_per_state(known, run.training_guidance)
+    sampled = work.sampling * guided_rows(known, run, run.guidance.sample)
+    trained = work.training * guided_rows(known, run, run.training_guidance)
+    frozen = work.frozen * guided_rows(known, run, run.training_guidance)
     model, inputs = made(run)
     model.requires_grad_(False)
     free = call(model, inputs, False)

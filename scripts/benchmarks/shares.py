@@ -45,8 +45,9 @@ from flowrl.paths import run_file  # noqa: E402
 from flowrl.run.call_search import MOST_ROWS  # noqa: E402
 from flowrl.settings import LanguageSettings, RunSettings  # noqa: E402
 from flowrl.settings.read import override, read_run  # noqa: E402
+from scripts.benchmarks import roofline  # noqa: E402
 from scripts.benchmarks.real_models import QWEN, numbered  # noqa: E402
-from scripts.benchmarks.roofline import BANDWIDTH, PEAK, Seconds, adapted, call, counted, made  # noqa: E402
+from scripts.benchmarks.roofline import BANDWIDTH, PEAK, Seconds, counted  # noqa: E402
 from tests.support import runs, tiny_pipelines_image, tiny_pipelines_video  # noqa: E402
 
 PAGE = PROJECT / "docs" / "results" / "speed.md"
@@ -182,10 +183,10 @@ def image_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str
     work, count = iteration_work(run), flop_count(known, run.trained_model, run.algorithm().steps)
     assert count is not None
     rows_of = {kind: rows_per_call(run, model, kind) for kind in ("sampling", "training")}
-    network, inputs = made(run)
+    network, inputs = roofline.made(run)
     dtype = torch.bfloat16 if run.model.half_adapters else torch.float32
     if run.model.lora is not None:
-        network = adapted(network, run, dtype)
+        network = roofline.adapted(network, run, dtype)
     if run.model.dtype == "float32":
         network = network.float()
         given = inputs
@@ -194,19 +195,21 @@ def image_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str
             return {k: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
                     for k, v in given().items()}  # fmt: skip
 
-    plain, graded = call(network, inputs, False), call(network, inputs, True)
-    found = {}
+    plain, graded = roofline.call(network, inputs, False), roofline.call(network, inputs, True)
+    found, scale = {}, run.guidance.sample
     for phase, one, evaluations in (
         ("sampling", plain, work.sampling), ("training", graded, work.training)
     ):  # fmt: skip
         rows = rows_of[phase]
-        guided = sizes.rows_per_state(known, run.guidance.sample)
+        guided = roofline.guided_rows(
+            known, run, run.training_guidance if phase == "training" else scale
+        )
         of_call = one.times(rows * guided)
         of_call.kernels = one.kernels  # rows of a call share its kernels
         found[phase] = shared(of_call, own[phase], rows * model.latent, evaluations / rows)
     if work.frozen:
         rows = rows_of["training"]
-        of_call = plain.times(rows * sizes.rows_per_state(known, run.guidance.sample))
+        of_call = plain.times(rows * roofline.guided_rows(known, run, run.training_guidance))
         of_call.kernels = plain.kernels
         more = shared(of_call, Own(0, 0, 0), 0, work.frozen / rows)
         found["training"] = {name: found["training"][name] + more[name] for name in SHARES}

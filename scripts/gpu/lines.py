@@ -88,16 +88,18 @@ def spread(values: Sequence[float]) -> Line:
 def tree_state() -> Line:
     """The commit of this tree, and a digest of what differs from it: empty if nothing does. A copy
     of the tree without git has what was written when it was packed."""
-    if not (PROJECT / ".git").exists():
+    try:
+        commit = git("rev-parse", "HEAD").strip()
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
         if not COMMIT.is_file():
             raise UserError(
                 f"{COMMIT}: this copy of the tree has neither git nor that file: run "
                 "scripts/gpu/pack.py where the tree comes from"
-            )
+            ) from error
         return json.loads(COMMIT.read_text())
     differs = git("diff", "HEAD") + git("status", "--porcelain")
     digest = hashlib.sha256(differs.encode()).hexdigest()[:12] if differs.strip() else ""
-    return {"commit": git("rev-parse", "HEAD").strip(), "differs": digest}
+    return {"commit": commit, "differs": digest}
 
 
 def git(*words: str) -> str:

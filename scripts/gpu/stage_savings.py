@@ -6,7 +6,7 @@ network's call captured as a CUDA graph, which flowrl does not do.
 
 import torch
 
-from flowrl.models.call_sizes import CallKind
+from flowrl.models.call_sizes import CallKind, CallTooLarge
 from flowrl.run.call_search import search_sizes
 from flowrl.session.session import Session
 from scripts.benchmarks.network_alone import network_alone
@@ -42,7 +42,7 @@ def rows_per_call(trial: Trial, session: Session) -> None:
                 found = trial.seconds(call, repeats=3, warm=1)
                 trial.measured(what, seconds=spread(found)["median"], spread=spread(found),
                                each=spread(found)["median"] / number)  # fmt: skip
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, CallTooLarge):
                 trial.measured(what, fits=False)
             forget()
 

@@ -19,6 +19,7 @@ from flowrl.models.diffusers.call.traits.checks import refuse_pipeline
 from flowrl.paths import PROJECT
 from samplers.noise import row_keys
 from samplers.tokens import gumbel
+from scripts.gpu import lines as kept_lines
 from scripts.gpu import pack, pages, run, stage_noise, stages, subjects
 from scripts.gpu.lines import Lines, read_lines, spread, tree_state
 from scripts.gpu.stages import START, Stage
@@ -128,6 +129,15 @@ def test_lines_refuse_what_is_no_line(tmp_path):
     with pytest.raises(UserError, match="stage, kind and what"):
         read_lines([file])
     assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "least": 1.0, "most": 3.0, "number": 3}
+
+
+def test_a_copy_without_git_knows_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_lines, "PROJECT", tmp_path)
+    monkeypatch.setattr(kept_lines, "COMMIT", tmp_path / "commit.json")
+    with pytest.raises(UserError, match="neither git nor that file"):
+        kept_lines.tree_state()
+    (tmp_path / "commit.json").write_text('{"commit": "c", "differs": "d"}')
+    assert kept_lines.tree_state() == {"commit": "c", "differs": "d"}
 
 
 def test_every_stage_is_predicted_and_may_take_three_times_that():
