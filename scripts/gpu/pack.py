@@ -77,8 +77,8 @@ def pinned() -> dict[str, str]:
 
 
 def verdict(need: Requirement, there: Machine, carried: Mapping[str, str]) -> str:
-    """How a need is met: carried, there, unknown (there, in a version that nobody has seen), wrong
-    (in a version that does not do) or lacking. A carried wheel comes before what is there."""
+    """The way in which a need is met: carried, there, unknown (there, in a version that nobody has
+    seen), wrong (in a version that does not do) or lacking. A carried wheel comes first."""
     name = canonicalize_name(need.name)
     if name in carried:
         return "carried" if need.specifier.contains(carried[name], prereleases=True) else "wrong"

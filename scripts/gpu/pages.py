@@ -72,7 +72,7 @@ def first_hour(lines: Sequence[Line]) -> str:
 
 
 def section(lines: Sequence[Line]) -> str:
-    """What each visit found."""
+    """The findings of each visit."""
     parts = [seen(v) if v[0]["kind"] == "seen" else visit(v) for v in visits(lines)]
     return "\n\n".join(parts)
 

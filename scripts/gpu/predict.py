@@ -3,8 +3,8 @@
     python scripts/gpu/predict.py            # two minutes; commit what it writes
     python scripts/gpu/predict.py --check    # exit code 1 if the file is another
 
-Seconds and bytes of runs are those of `flowrl plan` on one H200, at 40 % of its peak; the frozen
-encoders that a stage leaves out are taken off. Rates of the device are what such a card has shown.
+Seconds and bytes of runs are those of `flowrl plan` on one H200, at 40 % of its peak, without the
+encoders, which a stage replaces by small ones. Rates of the device are what such a card has shown.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def compiling() -> Predicted:
 
 
 def noise() -> Predicted:
-    """By the bytes that kernels read and write, at the bandwidth that such a card has shown."""
+    """Bytes that kernels read and write, over the bandwidth that such a card has shown."""
     numbers = ROWS * VOCABULARY
     return {"seconds": IMPORTS + CONTEXT + 12,
             "noise of a token, by kernels seconds": 312 * numbers / RATES["copy rate"],

@@ -1,4 +1,4 @@
-"""Which backends of attention return a wrong gradient, in the smallest case, and what each costs.
+"""Find backends of attention that return a wrong gradient, in the smallest case, and their costs.
 
 First two public cases of cuDNN's backward pass, then the calls of a tiny FLUX.1 whose gradient was
 NaN in bfloat16 on an H200, then a grid of dtypes, widths of heads, lengths, masks and scores. Each

@@ -64,8 +64,8 @@ def measure(trial: Trial) -> None:
 
 def close(trial: Trial, what: str, found: Tensor, wanted: Tensor) -> None:
     """Check noise against the CPU's: logarithms may differ in their last digit."""
-    apart = float((found.cpu() - wanted).abs().max())
-    trial.check(f"noise {what}: as on the CPU", apart <= 1e-5, apart=apart)
+    difference = float((found.cpu() - wanted).abs().max())
+    trial.check(f"noise {what}: as on the CPU", difference <= 1e-5, difference=difference)
 
 
 def compiled() -> Way:

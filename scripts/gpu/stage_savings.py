@@ -51,7 +51,7 @@ def merged_adapters(trial: Trial, session: Session) -> None:
     """The network's call with its adapters, and with adapters merged into its weights."""
     rows = 1 if trial.rehearse else 4
     frozen, _ = network_alone(session, rows)
-    apart = trial.timed("adapters beside the weights", frozen, rows=rows)
+    separate = trial.timed("adapters beside the weights", frozen, rows=rows)
     merging = session.learner.merging
 
     def placed() -> None:
@@ -61,7 +61,7 @@ def merged_adapters(trial: Trial, session: Session) -> None:
     trial.measured("merging itself", seconds=trial.wall(placed))
     with merging.merged():
         together = trial.timed("adapters merged", frozen, rows=rows)
-    trial.measured("merged beside not", ratio=together / apart)
+    trial.measured("merged beside not", ratio=together / separate)
 
 
 def graph(trial: Trial, session: Session) -> None:

@@ -237,8 +237,8 @@ def same_gradients(trial: Trial, what: str, found: dict[str, UpdateFigures]) -> 
     is fast but wrong fails here."""
     half, whole = found["bfloat16"]["grad_norm"], found["float32"]["grad_norm"]
     finite = all(math.isfinite(value) for each in found.values() for value in each.values())
-    apart = abs(half / whole - 1) if whole else math.inf
+    difference = abs(half / whole - 1) if whole else math.inf
     return trial.check(
-        f"{what}: bfloat16 beside float32", finite and apart <= SAME_NORM,
-        apart=apart, allowed=SAME_NORM, **found,
+        f"{what}: bfloat16 beside float32", finite and difference <= SAME_NORM,
+        difference=difference, allowed=SAME_NORM, **found,
     )  # fmt: skip

@@ -32,7 +32,7 @@ GIB = 2**30
 
 @dataclass
 class Trial:
-    """What a stage gets: the device, where lines go, and its predictions.
+    """A stage's view of its run: the device, where lines go, and its predictions.
 
     inject  a fault after the first measured line, for rehearsals: fail, hang or kill
     failed  the checks that have failed

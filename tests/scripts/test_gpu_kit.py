@@ -220,7 +220,7 @@ def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch,
                 figures={"seconds": 29.0, "GiB": 37.9, "spread": spread([28.0, 30.0])})  # fmt: skip
     visited.add("start", "measured", "copy", figures={"rate": 4.3e12}, predicted={})
     visited.add("start", "tried", "compile", works=False, why="no Triton | here")
-    visited.add("wan", "checked", "gradients", passed=False, figures={"apart": 0.5})
+    visited.add("wan", "checked", "gradients", passed=False, figures={"difference": 0.5})
     visited.add("attention", "measured", "default", predicted={}, figures={"setting": "unmasked"})
     visited.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0})
     known = tmp_path / "gpu.jsonl"
@@ -234,7 +234,7 @@ def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch,
         "| flux | iteration | 29 s (28 s to 30 s), 37.9 GiB | 31 s |",
         "| start | copy | 4.3 TB/s |  |",
         "| start | compile | does not work: no Triton / here |  |",
-        "| wan | gradients | **failed**: apart 0.5 |  |",
+        "| wan | gradients | **failed**: difference 0.5 |  |",
         "| flux | the whole stage | timeout after 90 s | 40 s |",
         "What follows for `model.cudnn_attention`: `unmasked`.",
     ):
