@@ -95,7 +95,7 @@ def _torch_defaults() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = rounds
         torch.backends.cuda.enable_cudnn_sdp(attends)
-        vars(functional)["scaled_dot_product_attention"] = attention
+        functional.scaled_dot_product_attention = attention
         if device.type != "cpu" and not of_with:
             torch.set_default_device(device)
         if torch.get_num_threads() != threads:

@@ -119,11 +119,10 @@ def masked_without_cudnn(
 def cudnn_attention(use: bool | Literal["unmasked"]) -> None:
     """Allow or forbid cuDNN's attention in this process, or allow it in calls without a mask."""
     torch.backends.cuda.enable_cudnn_sdp(use is not False)
-    named = vars(functional)  # where models look it up
-    if use == "unmasked":
-        named["scaled_dot_product_attention"] = masked_without_cudnn
-    elif named["scaled_dot_product_attention"] is masked_without_cudnn:
-        named["scaled_dot_product_attention"] = PLAIN_ATTENTION
+    if use == "unmasked":  # models look it up there in every call
+        functional.scaled_dot_product_attention = masked_without_cudnn
+    elif functional.scaled_dot_product_attention is masked_without_cudnn:
+        functional.scaled_dot_product_attention = PLAIN_ATTENTION
 
 
 def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
