@@ -86,11 +86,12 @@ def seen(lines: Sequence[Line]) -> str:
 
 def visit(lines: Sequence[Line]) -> str:
     """The table of a visit of the kit: figures beside their predictions, checks, what failed."""
-    first = next((line for line in lines if "card" in line), lines[0])
+    first, total = lines[0], minutes(lines)
     changed = f", changed ({first['differs']})" if first.get("differs") else ""
     where = (
         f"One {first.get('card')} (torch {first['torch']}, CUDA {first.get('cuda')}, cuDNN "
-        f"{first.get('cudnn')}), {minutes(lines)} minutes of stages at {first['commit'][:12]}"
+        f"{first.get('cudnn')}), stages of {total} minute{'' if total == 1 else 's'} at "
+        f"{first['commit'][:12]}"
         f"{changed}; predictions are of that commit, networks have random weights."
     )
     rows = [row for line in lines for row in rows_of(line)]
@@ -106,7 +107,10 @@ def visit(lines: Sequence[Line]) -> str:
 def rows_of(line: Line) -> Iterator[tuple[str, str, str, str]]:
     stage, what = line["stage"], line["what"].replace("|", "/")
     if line["kind"] == "measured":
-        figures = {n: v for n, v in line["figures"].items() if n not in ("spread", "ratios")}
+        left_out = ("spread", "ratios")  # a spread stands in brackets behind its median
+        figures = {
+            n: v for n, v in line["figures"].items() if n not in left_out and v not in ("", None)
+        }
         found = ", ".join(shown(what, n, v, line["figures"]) for n, v in figures.items())
         expected = ", ".join(shown(what, n, v, {}) for n, v in line["predicted"].items())
         yield stage, what, found, expected
@@ -127,16 +131,15 @@ def shown(what: str, name: str, value: Any, beside: Mapping[str, Any]) -> str:
         return f"{name} " + " ".join(shown(what, n, v, {}) for n, v in value.items())
     if isinstance(value, list):
         return f"{name}: {'; '.join(map(str, value[:1])) or 'none'}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
+        return f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+    if not isinstance(value, int | float):
         return f"{name} {value}"
     if name == "seconds":
-        found = seconds(value)
-        spread = beside.get("spread")
-        return (
-            f"{found} ({seconds(spread['least'])} to {seconds(spread['most'])})"
-            if spread
-            else found
-        )
+        around = beside.get("spread", {"number": 1})
+        if around["number"] == 1:
+            return seconds(value)
+        return f"{seconds(value)} ({seconds(around['least'])} to {seconds(around['most'])})"
     if name == "rate":
         unit, size = UNITS[what.split()[0]]
         return f"{value / size:.3g} {unit}"
@@ -170,6 +173,14 @@ def written(page: str, text: str, lines: Sequence[Line]) -> str:
     return text
 
 
+def device_of(lines: Sequence[Line]) -> Line:
+    """The card and its software, of a visit's lines. UserError for lines of several."""
+    found = [{n: line[n] for n in ("card", "cuda", "cudnn")} for line in lines if "card" in line]
+    if any(each != found[0] for each in found):
+        raise UserError("--add: these are lines of several devices: add each device's own")
+    return found[0] if found else {}
+
+
 def add(file: Path) -> None:
     """Append a visit's lines to those that are known. UserError for a rehearsal's."""
     lines = read_lines([file])
@@ -177,10 +188,11 @@ def add(file: Path) -> None:
         raise UserError(f"--add {file}: there are no lines in it")
     if any(line.get("rehearsal") for line in lines):
         raise UserError(f"--add {file}: these are lines of a rehearsal, which no page reports")
-    known = Lines(KNOWN)
+    known, device = Lines(KNOWN), device_of(lines)
     for line in lines:
         if line["kind"] != "predicted":  # stands beside what was measured
-            rest = {n: v for n, v in line.items() if n not in ("stage", "kind", "what")}
+            own = {**device, **line}  # how a stage ended is written by a process without the device
+            rest = {n: v for n, v in own.items() if n not in ("stage", "kind", "what")}
             known.add(line["stage"], line["kind"], line["what"], **rest)
 
 

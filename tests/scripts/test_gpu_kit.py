@@ -222,7 +222,8 @@ def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch,
     visited.add("start", "tried", "compile", works=False, why="no Triton | here")
     visited.add("wan", "checked", "gradients", passed=False, figures={"difference": 0.5})
     visited.add("attention", "measured", "default", predicted={}, figures={"setting": "unmasked"})
-    visited.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0})
+    outer = Lines(visited.file, {n: about[n] for n in ("torch", "commit", "differs")})
+    outer.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0})
     known = tmp_path / "gpu.jsonl"
     known.write_text(pages.KNOWN.read_text())
     monkeypatch.setattr(pages, "KNOWN", known)
@@ -239,7 +240,15 @@ def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch,
         "What follows for `model.cudnn_attention`: `unmasked`.",
     ):
         assert row in text, row
-    assert text.count("| flux | iteration") == 1
+    assert text.count("| flux | iteration") == 1 and text.count("One H300") == 1
+    assert "stages of 2 minutes at cccccccccccc;" in text
+    other = Lines(tmp_path / "two.jsonl", about | {"rehearsal": False})
+    other.add("flux", "measured", "iteration", figures={}, predicted={})
+    Lines(other.file, about | {"card": "H400"}).add(
+        "wan", "measured", "x", figures={}, predicted={}
+    )
+    with pytest.raises(UserError, match="several devices"):
+        pages.add(other.file)
     rehearsed = Lines(tmp_path / "rehearsed.jsonl", {**about, "rehearsal": True})
     rehearsed.add("flux", "measured", "iteration", figures={}, predicted={})
     assert pages.main(["--add", str(rehearsed.file)]) == 1
