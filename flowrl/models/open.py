@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -66,12 +66,16 @@ def compiles(run: RunSettings, device: torch.device) -> bool:
     return run.model.compiles is True or (run.model.compiles == "auto" and device.type == "cuda")
 
 
-def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: bool) -> None:
+def set_kernels(
+    device: torch.device, *, tf32: bool | None, cudnn_attention: bool | Literal["unmasked"]
+) -> None:
     """Allow or forbid TF32 (None leaves it unchanged) and cuDNN's attention on a CUDA device, for
     the whole process."""
     if device.type != "cuda":
         return
-    torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+    from flowrl.models import savings
+
+    savings.cudnn_attention(cudnn_attention)
     if tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
