@@ -181,9 +181,14 @@ def test_an_iteration_of_a_far_future_takes_no_memory(tmp_path: Path) -> None:
 def test_a_record_with_more_numbers_than_a_page_holds_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_folder, "MOST_NUMBERS", 10)
+    monkeypatch.setattr(run_folder, "MOST_METRIC_NUMBERS", 10)
     with pytest.raises(UserError, match=r"metrics\.jsonl has more than 10 numbers"):
         RunFolder.read(run)
+
+
+def test_an_empty_list_of_files_is_damage(run: Path) -> None:
+    (run / "checkpoints" / "000002" / atomic.CONTENTS).write_text("{}")
+    assert atomic.damage(run / "checkpoints" / "000002") == "files.json lists no file"
 
 
 def test_all_checkpoints_damaged_is_one_sentence(run: Path) -> None:
