@@ -11,10 +11,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 MOST_LINE = 2**22  # bytes of a line of a record
+MOST_FILE_LINES = 1_000_000  # of a record
 _MOST_VALUES = 5_000_000  # of a JSON text; each takes about a hundred bytes of memory
 _VALUES = (b",", b"[", b"{")
 
@@ -33,9 +35,14 @@ def bounded_text(path: Path, most: int) -> str:
 
 def bounded_lines(path: Path, most: int, *, links: bool = True) -> Iterator[bytes]:
     """The lines of a plain file of at most `most` bytes, without their ends, one at a time. OSError
-    for another file, and for a line of more than MOST_LINE bytes."""
+    for another file, for more than MOST_FILE_LINES lines, and for one of more than MOST_LINE
+    bytes."""
     with _opened(path, most, links) as file:
-        while line := file.readline(MOST_LINE + 1):
+        for number in count(1):
+            if not (line := file.readline(MOST_LINE + 1)):
+                return
+            if number > MOST_FILE_LINES:
+                raise OSError(errno.EFBIG, f"more than {MOST_FILE_LINES} lines", str(path))
             if len(line) > MOST_LINE:
                 raise OSError(errno.EFBIG, f"a line of more than {MOST_LINE} bytes", str(path))
             yield line.removesuffix(b"\n")
