@@ -1,7 +1,7 @@
 """Reading small files that anybody may have written: within limits of bytes and values.
 
-What flowrl wrote into a folder may come back from another machine, cut, or made by hand. Whoever
-reads it says how large it can be at most; a pipe or a device, which might never end, is no file.
+What flowrl wrote into a folder may come back from another machine, cut, or made by hand. A reader
+says how large it can be at most; a pipe or a device, which might never end, is no file.
 Errors are those of a file that cannot be read: OSError, and ValueError for its content.
 """
 
@@ -11,12 +11,13 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-MIB = 2**20
 MOST_LINE = 2**22  # bytes of a line of a record
-MOST_VALUES = 5_000_000  # of a JSON text; each takes about a hundred bytes of memory
+MOST_FILE_LINES = 1_000_000  # of a record
+_MOST_VALUES = 5_000_000  # of a JSON text; each takes about a hundred bytes of memory
 _VALUES = (b",", b"[", b"{")
 
 
@@ -34,9 +35,14 @@ def bounded_text(path: Path, most: int) -> str:
 
 def bounded_lines(path: Path, most: int, *, links: bool = True) -> Iterator[bytes]:
     """The lines of a plain file of at most `most` bytes, without their ends, one at a time. OSError
-    for another file, and for a line of more than MOST_LINE bytes."""
+    for another file, for more than MOST_FILE_LINES lines, and for one of more than MOST_LINE
+    bytes."""
     with _opened(path, most, links) as file:
-        while line := file.readline(MOST_LINE + 1):
+        for number in count(1):
+            if not (line := file.readline(MOST_LINE + 1)):
+                return
+            if number > MOST_FILE_LINES:
+                raise OSError(errno.EFBIG, f"more than {MOST_FILE_LINES} lines", str(path))
             if len(line) > MOST_LINE:
                 raise OSError(errno.EFBIG, f"a line of more than {MOST_LINE} bytes", str(path))
             yield line.removesuffix(b"\n")
@@ -52,9 +58,9 @@ def bounded_json(
 
 def parsed_json(data: bytes, restored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """The value of a JSON text in UTF-8. ValueError, also for one that is nested too deep or has
-    more than MOST_VALUES values."""
-    if len(data) > MOST_VALUES and sum(map(data.count, _VALUES)) > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES} values")
+    more than _MOST_VALUES values."""
+    if len(data) > _MOST_VALUES and sum(map(data.count, _VALUES)) > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES} values")
     try:
         return json.loads(data.decode("utf-8"), object_hook=restored)
     except RecursionError as error:

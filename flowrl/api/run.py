@@ -272,7 +272,7 @@ class Run:
         path = None if self.folder is None else self.folder / record.METRICS
         if path is None or not path.exists():
             return []
-        lines = (json_object(line) for line in bounded_lines(path, record.MOST_RECORD))
+        lines = (json_object(line) for line in bounded_lines(path, record.MOST_METRICS))
         return [dict(line) for line in lines if line is not None]
 
     @property

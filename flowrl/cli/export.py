@@ -25,7 +25,7 @@ from flowrl.models.diffusers.lora.lora_formats import (
     write_adapter,
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
-from flowrl.models.saved_weights import loaded, reading
+from flowrl.models.saved_weights import load_saved, reading
 from flowrl.paths import new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
@@ -182,7 +182,7 @@ def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
 
     with explained(run, trains=False):
         policy: Any = load_policy(run, device_of(run))
-        loaded(weights, "export", lambda: policy.load_weights(weights))
+        load_saved(weights, "export", lambda: policy.load_weights(weights))
     if isinstance(policy, PipelinePolicy):
         policy.frozen.rest()
         for denoiser in policy.denoisers:

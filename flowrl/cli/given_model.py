@@ -14,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
-from flowrl.models.saved_weights import loaded
+from flowrl.models.saved_weights import load_saved
 from flowrl.paths import find
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS, damage, numbered_folders
@@ -56,7 +56,7 @@ def load_into(policy: Model, run: RunSettings, chosen: Path | None) -> None:
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
     elif chosen is not None:
-        loaded(chosen, "the weights", lambda: policy.load_weights(chosen))
+        load_saved(chosen, "the weights", lambda: policy.load_weights(chosen))
 
 
 def weights_folder(folder: Path, weights: str) -> Path:

@@ -16,7 +16,7 @@ from flowrl.prompts.files import (
 )
 from rewards.perception.contents import file_unlike_its_name
 
-MOST_TABLE = 2**30  # bytes of a table of texts
+_MOST_TABLE = 2**30  # bytes of a table of texts
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -55,7 +55,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    text = utf8_text(bounded_bytes(path, MOST_TABLE))
+    text = utf8_text(bounded_bytes(path, _MOST_TABLE))
     if suffix in (".csv", ".tsv"):
         return list(cell_rows(text, "\t" if suffix == ".tsv" else ",").rows)
     if suffix == ".json":

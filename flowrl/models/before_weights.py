@@ -15,7 +15,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.complete_weights import check_components, check_fits
+from flowrl.models.complete_weights import check_component_files, check_fits
 from flowrl.models.description import Description, describe, local_folder
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
@@ -89,7 +89,7 @@ def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
         return
     _check_savings(run, m, kind, described)
     if folder is not None and described.modular is None:
-        check_components(folder, denoisers)
+        check_component_files(folder, denoisers)
     if m.lora is not None and m.lora.start is None:
         for denoiser in denoisers.values():
             chosen_targets(denoiser, m.lora.targets)

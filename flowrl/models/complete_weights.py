@@ -74,7 +74,7 @@ def _quantized(folder: Path, place: str) -> bool:
     return "quantization_config" in read_json(folder / "config.json", place)
 
 
-def check_components(folder: Path, known: Mapping[str, nn.Module] = {}) -> None:
+def check_component_files(folder: Path, known: Mapping[str, nn.Module] = {}) -> None:
     """UserError, before any weights load, for files of a pipeline's components that lack weights,
     or are another model's. `known`: components on torch's meta device; others are built there, as
     far as their classes can be."""

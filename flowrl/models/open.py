@@ -11,7 +11,7 @@ import torch
 from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
-from flowrl.models.complete_weights import check_components
+from flowrl.models.complete_weights import check_component_files
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
@@ -92,7 +92,7 @@ def _pipeline(
     from flowrl.models.diffusers.policy import PipelinePolicy, SchedulerUse
 
     if m.form == "classic" and (folder_of := find(m.pipeline)).is_dir():
-        check_components(folder_of)
+        check_component_files(folder_of)
     user_levels = None
     if m.sigmas is not None:
         user_levels = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)

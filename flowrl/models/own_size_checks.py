@@ -14,11 +14,10 @@ from flowrl.models.description import Description
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.traits.checks import OURS, needed_images
-from flowrl.prompts.row_sizes import RowSize
+from flowrl.settings.sections.run import SIZES
 
 _ANY = 1024  # pixels: a multiple of what all pipelines ask for
 _PROMPT = "a"
-SIZES = RowSize._fields
 
 
 class OwnSizeChecks:

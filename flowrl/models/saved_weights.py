@@ -1,7 +1,7 @@
 """Folders and files of weights that a run, or a tool, has saved: adapters, whole models, teachers.
 
-Whoever loads them asks here first, and reads them inside of `reading`, so that a damaged file is
-one sentence with its name and the way on, whatever the library that reads it raises.
+A loader asks here first, and reads them inside of `reading`, so that a damaged file is one sentence
+with its name and the way on, for whatever error the library that reads it raises.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ def reading(place: Path | str, what: str) -> Iterator[None]:
         ) from error
 
 
-def loaded(place: Path, what: str, load: Callable[[], T]) -> T:
-    """What `load` reads from a place that `check_saved` takes. UserErrors begin with `what`."""
+def load_saved(place: Path, what: str, load: Callable[[], T]) -> T:
+    """The result of `load` for a place that `check_saved` takes. UserErrors begin with `what`."""
     check_saved(place, what)
     with reading(place, what):
         return load()

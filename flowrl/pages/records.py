@@ -21,7 +21,7 @@ STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
 MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
 MOST_RECORDS = 4 * MOST_EVALUATIONS  # of a kind that are read: the newest
 MOST_RECORD_BYTES = 2**25  # of a file
-MOST_LINES = 10_000  # of starts or alarms that are read: the newest
+_MOST_LINES = 10_000  # of starts or alarms that are read: the newest
 MOST_TEXT = 4000  # letters of a text, and a tenth of that of a prompt
 _NUMBERED = re.compile(r"(evaluation|tree)-(\d{6,})\.json")
 MediaKind = Literal["image", "video", "text"]
@@ -233,7 +233,7 @@ def _records(run: Path, kind: str) -> list[Any]:
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    records = deque[Any](maxlen=MOST_LINES)
+    records = deque[Any](maxlen=_MOST_LINES)
     with suppress(OSError):
         for line in plain_lines(run, run / RECORDS_FOLDER / name, MOST_RECORD_BYTES):
             with suppress(ValidationError):  # a kill may leave the last line torn

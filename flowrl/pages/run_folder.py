@@ -31,10 +31,10 @@ from flowrl.settings.sections.recipe import RECIPE_SETTINGS
 from flowrl.settings.words.scores import is_trained
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
-METRICS = "metrics.jsonl"
-LARGEST = 1e100  # of a page's numbers: differences of larger ones overflow
+_METRICS = "metrics.jsonl"
+_LARGEST = 1e100  # of a page's numbers: differences of larger ones overflow
 LAST = 2**40  # iteration of a page: beyond it, curves have no room between two
-MOST_NUMBERS = 8_000_000  # of a record that is read: a hundred thousand lines of eighty
+MOST_METRIC_NUMBERS = 8_000_000  # of a record that is read: a hundred thousand lines of eighty
 MetricLine = Mapping[str, float]
 MOST_ANSWERS, MOST_ANSWER_BYTES = 5, 2**20
 _PLAIN = TypeAdapter[Any](Any)
@@ -162,22 +162,22 @@ class RunFolder:
 def _metrics(folder: Path) -> Iterator[MetricLine]:
     """Lines with their finite numbers. Unreadable lines, and a file that is no plain one, are left
     out. UserError for more numbers than a page can hold."""
-    file, numbers = folder / METRICS, 0
+    file, numbers = folder / _METRICS, 0
     with suppress(OSError):
         for text in plain_lines(folder, file):
             line = json_object(text) if b"iteration" in text else None
             if line is None or not isinstance(line.get("iteration"), int):
                 continue
-            found = {name: float(value) for name, value in line.items() if _finite(value)}
-            if not 0 <= found.get("iteration", -1) <= LAST:
+            finite = {name: float(value) for name, value in line.items() if _finite(value)}
+            if not 0 <= finite.get("iteration", -1) <= LAST:
                 continue
-            numbers += len(found)
-            if numbers > MOST_NUMBERS:
+            numbers += len(finite)
+            if numbers > MOST_METRIC_NUMBERS:
                 raise UserError(
-                    f"{file} has more than {MOST_NUMBERS} numbers, which no page can show: move it "
-                    "away"
+                    f"{file} has more than {MOST_METRIC_NUMBERS} numbers, which no page can show: "
+                    "move it away"
                 )
-            yield found
+            yield finite
 
 
 def _votes(folder: Path) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _votes(folder: Path) -> Iterator[str]:
 
 def _finite(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and -LARGEST <= value <= LARGEST
+    return number and -_LARGEST <= value <= _LARGEST
 
 
 def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

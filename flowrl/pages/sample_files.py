@@ -18,7 +18,7 @@ from flowrl.pages.stack import from_template
 from rewards import Samples
 from rewards.perception.files import open_image_file
 
-MOST_TABLE = 2**26  # bytes of saved texts
+_MOST_TABLE = 2**26  # bytes of saved texts
 Line = dict[str, Any]
 
 
@@ -127,7 +127,7 @@ def _saved_image(path: Path) -> Image.Image | None:
 def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
     """Read saved lines, by prompt; unreadable lines are left out."""
     lines: defaultdict[str, deque[Line]] = defaultdict(deque)
-    for text in bounded_lines(path, MOST_TABLE):
+    for text in bounded_lines(path, _MOST_TABLE):
         with suppress(ValueError, TypeError, KeyError):
             line = parsed_json(text)
             fields = {"text": str(line["text"]), "score": line["score"]}

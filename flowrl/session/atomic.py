@@ -154,6 +154,8 @@ def damage(folder: Path) -> str | None:
         return f"{CONTENTS} is not readable ({reason(error)})"
     if not isinstance(wanted, dict):
         return f"{CONTENTS} is not a list of files"
+    if not wanted:
+        return f"{CONTENTS} lists no file"
     here = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     for name, entry in wanted.items():  # all sizes first: they take no time
         if not isinstance(entry, list) or len(entry) != 2:

@@ -20,7 +20,7 @@ from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
 from flowrl.models.rewritten import REWRITER, RewrittenPolicy
-from flowrl.models.saved_weights import loaded
+from flowrl.models.saved_weights import load_saved
 from flowrl.paths import find
 from flowrl.processes import context_parallel
 from flowrl.processes.launch import sharding
@@ -237,7 +237,7 @@ def load_policy(
         policy.train_all()
     elif m.lora.start is not None:
         start, place = m.lora.start, "model.lora.from"
-        loaded(find(start), place, lambda: policy.begin_from(start))
+        load_saved(find(start), place, lambda: policy.begin_from(start))
     else:
         policy.add_lora(
             rank=m.lora.rank,

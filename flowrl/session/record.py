@@ -15,8 +15,8 @@ from flowrl.session.atomic import reason
 from flowrl.whole_file import flushed, write_whole
 
 METRICS = "metrics.jsonl"
-MOST_RECORD = 2**28  # bytes: a hundred thousand iterations with eighty metrics
-MOST_SAID = 20  # warnings of lines of one file
+MOST_METRICS = 2**28  # bytes: a hundred thousand iterations with eighty metrics
+_MOST_SAID = 20  # warnings of lines of one file
 
 
 class JsonlTracker(GeneralTracker):
@@ -68,16 +68,16 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     damaged = 0  # the number of a damaged line, until a line follows it
     said = 0
     for number, line in enumerate(_lines(path), 1):
-        if damaged and (said := said + 1) <= MOST_SAID:
+        if damaged and (said := said + 1) <= _MOST_SAID:
             warn(f"{path}, line {damaged} is damaged and was left out; the lines after it are kept")
         done = iteration_of(line)
         damaged = number if done is None else 0
         if done is not None and done <= iteration:
-            if done in kept and (said := said + 1) <= MOST_SAID:
+            if done in kept and (said := said + 1) <= _MOST_SAID:
                 warn(f"{path}, line {number} has iteration {done} again; only this one was kept")
             kept[done] = line.decode()
-    if said > MOST_SAID:
-        warn(f"{path}: {said - MOST_SAID} further lines are damaged or double")
+    if said > _MOST_SAID:
+        warn(f"{path}: {said - _MOST_SAID} further lines are damaged or double")
     if missing := _missing(sorted(kept), iteration):
         warn(
             f"{path} has no line for {_spans(missing)} of the {iteration} iterations that the "
@@ -89,7 +89,7 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        yield from bounded_lines(path, MOST_RECORD) if path.exists() else ()
+        yield from bounded_lines(path, MOST_METRICS) if path.exists() else ()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}; move it away") from error
 

@@ -23,7 +23,7 @@ from rewards.types import parts_of
 from samplers.noise import generator
 
 ANSWERS_FILE = "row_answers.jsonl"  # in flowrl's cache
-MOST_ANSWERS = 2**28  # bytes of a file of answers
+_MOST_ANSWERS = 2**28  # bytes of a file of answers
 RANK = {"unknown": 0, "yes": 1, "no": 2}  # of answers, when several rewards have one
 SHOWN = 10  # rows that a message names
 TRAINING_ROWS = "prompts.train"
@@ -71,7 +71,7 @@ def read_lines(file: Path) -> Iterator[Mapping[str, Any]]:
     if not file.is_file():
         return
     try:
-        for text in bounded_lines(file, MOST_ANSWERS):
+        for text in bounded_lines(file, _MOST_ANSWERS):
             if (line := json_object(text)) is not None:
                 yield line
     except OSError as error:

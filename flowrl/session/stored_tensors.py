@@ -15,7 +15,7 @@ def stored_weights(file: Path) -> Mapping[str, Tensor]:
 
 
 def stored_torch(file: Path) -> Any:
-    """What `torch.save` wrote, in memory of its own. ValueError likewise."""
+    """The contents of a file of `torch.save`, in memory of its own. ValueError likewise."""
     return _own(stored_in("the checkpoint", file))
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from flowrl.losses.averages import TEACHER
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
-from flowrl.models.saved_weights import loaded
+from flowrl.models.saved_weights import load_saved
 from flowrl.paths import find
 from flowrl.session.policies import NamedWeights
 from flowrl.settings import RunSettings
@@ -23,7 +23,7 @@ def load_teachers(run: RunSettings, policy: Policy) -> dict[str, NamedWeights]:
     for task, source in run.teachers.folders.items():
         place, folder = f"teachers.folders.{task}", find(source)
         read = partial(teacher_weights, policy, folder, place)
-        found[policy_name(task)] = loaded(folder, place, read)
+        found[policy_name(task)] = load_saved(folder, place, read)
     return found
 
 

@@ -38,7 +38,7 @@ from rewards.rights import (
     texts_in,
 )
 
-MOST_MARK = 2**24  # bytes
+_MOST_MARK = 2**24  # bytes
 STATE_VARIABLE = "FLOWRL_STATE"
 Trust = bool | str | Collection[str]
 ALL_PARTS: frozenset[str] = frozenset(RunSettings.model_fields)
@@ -261,7 +261,7 @@ def recorded(folder: Path) -> Record | None:
     if path in _remembered:
         return _remembered[path]
     try:
-        text = bounded_text(_mark(path), MOST_MARK)
+        text = bounded_text(_mark(path), _MOST_MARK)
     except (OSError, UnicodeDecodeError):
         return None
     if text == f"{path}\n":

@@ -46,7 +46,7 @@ from rewards.fitted.scoring import FittedScores
 from rewards.types import Samples, parts_of
 
 ASK, USED, VERSIONS, MARK = "ask", "used.jsonl", "versions", "samples.sha256"
-MOST_MARK, MOST_USED = 2**10, 2**27  # bytes
+_MOST_MARK, MOST_USED = 2**10, 2**27  # bytes
 WATCHED = 60  # random votes whose agreement with the fit is watched
 FALLEN = 3.0  # standard errors by which it must have fallen for an alarm
 CHUNK = 64  # samples per call of the features
@@ -224,7 +224,7 @@ class RunVotes:
         folder = self.folder / f"{pairs.iteration:06d}"
         mark = hashlib.sha256(np.ascontiguousarray(pairs.features).tobytes()).hexdigest()
         known = folder / MARK
-        if not known.is_file() or bounded_bytes(known, MOST_MARK) != mark.encode():
+        if not known.is_file() or bounded_bytes(known, _MOST_MARK) != mark.encode():
             if folder.exists():
                 shutil.move(folder, _free(folder))  # of other samples
             self._write(folder, pairs, media)

@@ -29,8 +29,8 @@ class _Damaged(Exception):
 
 
 def gguf_damage(opened: IO[bytes], size: int) -> str:
-    """What is wrong with a GGUF file; empty if its header is whole and its size is the one that the
-    header says. The values of settings and tensors are not read."""
+    """A clause on what is wrong with a GGUF file; empty if its header is whole and its size is the
+    one that the header says. The values of settings and tensors are not read."""
     opened.seek(0)
     if opened.read(4) != _MAGIC:
         return "is not a GGUF file"

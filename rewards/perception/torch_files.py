@@ -35,8 +35,9 @@ _MAKERS = {
 
 
 def torch_damage(opened: IO[bytes], size: int) -> str:
-    """What is wrong with a file of `torch.save`; empty if nothing is seen. Of an archive, reads the
-    directory and the pickle, not the tensors; a file of another beginning is left to its reader."""
+    """A clause on what is wrong with a file of `torch.save`; empty if nothing is seen. Of an
+    archive, reads the directory and the pickle, not the tensors; a file of another beginning is
+    left to its reader."""
     opened.seek(0)
     begin = opened.read(2**12)
     if not any(begin):
@@ -88,8 +89,8 @@ def _archive_damage(archive: zipfile.ZipFile, size: int) -> str:
 
 
 def _asks_for(pickle: bytes) -> str | None:
-    """What a pickle asks for that could make more than the file holds; None for tensors in plain
-    containers. torch itself refuses what is none of its own."""
+    """The name in a pickle of something that could make more than the file holds; None for tensors
+    in plain containers. torch itself refuses what is none of its own."""
     strings = list[str]()
     for operation, argument, _ in pickletools.genops(pickle):
         named: tuple[str, str] | None = None

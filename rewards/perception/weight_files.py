@@ -25,7 +25,7 @@ from rewards.perception.torch_files import TORCH_ERRORS, check_within, torch_dam
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 TORCH_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MOST_HEADER = 2**25  # bytes of a safetensors header: a quarter of a million tensors
-MOST_TEXT = 2**26  # bytes of a configuration or vocabulary
+_MOST_TEXT = 2**26  # bytes of a configuration or vocabulary
 _ZERO_TAIL = 2**23  # bytes: a shorter end of zeros may be a layer's
 _LOOKS = 64  # blocks that are read of such an end
 _LOOK = 4096  # bytes
@@ -97,8 +97,8 @@ def damage_of(file: Path) -> str:
 
 
 def _safetensors_damage(file: Path, opened: IO[bytes], size: int) -> str:
-    """What is wrong with a safetensors file; empty if nothing is seen. The library's own reader has
-    the last word on names, types, shapes and places of tensors."""
+    """A clause on what is wrong with a safetensors file; empty if nothing is seen. The library's
+    own reader has the last word on names, types, shapes and places of tensors."""
     opened.seek(0)
     length = int.from_bytes(opened.read(8), "little")
     if length > MOST_HEADER and length <= size - 8:
@@ -123,7 +123,7 @@ def _safetensors_damage(file: Path, opened: IO[bytes], size: int) -> str:
 
 
 def _end(entry: Any) -> int | None:
-    """Where a tensor of a header ends, in bytes; None if the entry does not say it."""
+    """The place at which a tensor of a header ends, in bytes; None if the entry does not say it."""
     offsets = entry.get("data_offsets") if isinstance(entry, Mapping) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or type(offsets[1]) is not int:
         return None
@@ -156,7 +156,7 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
         raise ValueError(
             f"{folder} has {first[0]}, but no {index}, which says where each tensor is: {_AGAIN}"
         )
-    listed = read_index(folder / index)
+    listed = shard_index(folder / index)
     named = set(listed.values())
     if lacking := sorted(named - {path.name for path in folder.iterdir()}):
         raise ValueError(f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {_AGAIN}")
@@ -174,7 +174,7 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
             )
 
 
-def read_index(file: Path) -> dict[str, str]:
+def shard_index(file: Path) -> dict[str, str]:
     """The file of each tensor, by an index of shards. ValueError, which names the file, if it is
     damaged or names a file outside of its folder."""
     try:
@@ -194,9 +194,9 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def misfit(file: Path, model: Mapping[str, Tensor]) -> str:
-    """How the tensors of a safetensors file differ in shape or kind from a model's of the same
-    names, as a clause; empty if they do not, and for a file with other names, which a loader
-    converts. The model may be on torch's meta device."""
+    """A clause on how the tensors of a safetensors file differ in shape or kind from a model's of
+    the same names; empty if they do not, and for a file with other names, which a
+    loader converts. The model may be on torch's meta device."""
     header = safetensors_header(file) or {}
     header.pop("__metadata__", None)
     if not header.keys() <= model.keys():
@@ -211,9 +211,9 @@ def misfit(file: Path, model: Mapping[str, Tensor]) -> str:
 
 
 def adapter_damage(file: Path) -> str:
-    """What is wrong with the tensors of a whole safetensors file of adapters, by its header, as a
-    clause with the fix: none at all, half of a product, or no floating-point numbers. Empty if
-    nothing is seen; tensors with other names than adapters' are left to their reader."""
+    """A clause on what is wrong with the tensors of a whole safetensors file of adapters, by its
+    header, with the fix: none at all, half of a product, or no floating-point numbers.
+    Empty if nothing is seen; tensors with other names than adapters' are left to their reader."""
     header = safetensors_header(file) or {}
     header.pop("__metadata__", None)
     if not header:
@@ -273,8 +273,8 @@ def check_texts_beside(folder: Path) -> None:
 
 def _check_json(file: Path) -> None:
     size = file.stat().st_size
-    if size > MOST_TEXT:
-        raise ValueError(f"{file} cannot be read: it has {size} bytes, more than {MOST_TEXT}")
+    if size > _MOST_TEXT:
+        raise ValueError(f"{file} cannot be read: it has {size} bytes, more than {_MOST_TEXT}")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

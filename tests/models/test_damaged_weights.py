@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
 from flowrl.models.before_weights import check_before_weights
-from flowrl.models.saved_weights import loaded, tensors_and_settings
+from flowrl.models.saved_weights import load_saved, tensors_and_settings
 from flowrl.settings import PipelineSettings
 from flowrl.settings.checks.machine import check_model
 from flowrl.settings.checks.model_files import check_saved
@@ -35,8 +35,11 @@ def sources(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     halves = {f"a.lora_{x}.weight": torch.ones(2, 2) for x in "AB"}
     save_file(halves, adapter / "a.safetensors")
     (adapter / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 2}')
-    torch.save({"a": torch.ones(40), "b": {"c": torch.ones(3)}}, adapter / "adapter_model.bin")
-    return {"pipeline": pipeline, "language": tiny_lm.write(place / "lm"), "adapter": adapter}
+    older = Path(shutil.copytree(adapter, place / "older"))
+    (older / "a.safetensors").unlink()
+    torch.save({"a": torch.ones(40), "b": {"c": torch.ones(3)}}, older / "adapter_model.bin")
+    language = tiny_lm.write(place / "lm")
+    return {"pipeline": pipeline, "language": language, "adapter": adapter, "older": older}
 
 
 def plan_pipeline(folder: Path) -> None:
@@ -103,7 +106,7 @@ MEMBERS: dict[str, tuple[str, str, Callable[[Path], None], dict[str, Any]]] = {
         saved,
         ANY | HEADERS | {n: d for n, d in MISFITS.items() if n != "another shape"},
     ),
-    "peft's form": ("adapter", "adapter_model.bin", saved, ANY | TORCH),
+    "peft's form": ("older", "adapter_model.bin", saved, ANY | TORCH),
     "its settings": (
         "adapter",
         "adapter_config.json",
@@ -141,6 +144,7 @@ def test_whole_folders_are_taken(sources: dict[str, Path], tmp_path: Path) -> No
     plan_pipeline(tmp_path / "pipeline")
     plan_language(tmp_path / "language")
     saved(tmp_path / "adapter")
+    saved(tmp_path / "older")
 
 
 @pytest.mark.parametrize("damage", [*ANY, *TORCH])
@@ -290,13 +294,13 @@ def test_what_a_library_raises_for_weights_is_a_sentence(tmp_path: Path) -> None
         raise RuntimeError("size mismatch for a:\n copying a param")
 
     with pytest.raises(UserError, match=r"it: .* does not fit this model, .*load other weights"):
-        loaded(tmp_path, "it", fails)
+        load_saved(tmp_path, "it", fails)
 
     def exhausted() -> None:
         raise torch.OutOfMemoryError("no more")
 
     with pytest.raises(torch.OutOfMemoryError):
-        loaded(tmp_path, "it", exhausted)
+        load_saved(tmp_path, "it", exhausted)
 
 
 def test_a_header_without_tensors_beside_whole_files_is_one(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "nested": lambda f: f.write_text("[" * 200_000),
     "many values": lambda f: f.write_text("[" + "0," * 7_000_000 + "0]"),
     "a long line": lambda f: f.write_text('{"iteration": "' + "x" * (MOST_LINE + 9) + '"}\n'),
+    "many lines": lambda f: f.write_text("{}\n" * 1_500_000),
     "large numbers": lambda f: f.write_text(
         "".join(f'{{"iteration": {n}, "reward": {n}}}\n' for n in (10**400, -(10**4000), 2**70))
     ),
@@ -91,7 +92,7 @@ FILES = (
     "checkpoints/000002/optimizer.pt",
 )
 QUICK = {("a pipe", name) for name in FILES[::2]} | {("a terabyte", name) for name in FILES[1::2]}
-QUICK |= {(harm, "metrics.jsonl") for harm in HARMS}
+QUICK |= {(harm, "metrics.jsonl") for harm in HARMS if harm != "many lines"}
 
 
 def cases() -> list[object]:
@@ -181,9 +182,14 @@ def test_an_iteration_of_a_far_future_takes_no_memory(tmp_path: Path) -> None:
 def test_a_record_with_more_numbers_than_a_page_holds_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_folder, "MOST_NUMBERS", 10)
+    monkeypatch.setattr(run_folder, "MOST_METRIC_NUMBERS", 10)
     with pytest.raises(UserError, match=r"metrics\.jsonl has more than 10 numbers"):
         RunFolder.read(run)
+
+
+def test_an_empty_list_of_files_is_damage(run: Path) -> None:
+    (run / "checkpoints" / "000002" / atomic.CONTENTS).write_text("{}")
+    assert atomic.damage(run / "checkpoints" / "000002") == "files.json lists no file"
 
 
 def test_all_checkpoints_damaged_is_one_sentence(run: Path) -> None:
@@ -199,6 +205,11 @@ def test_bounded_readers(tmp_path: Path) -> None:
     file.write_bytes(b'{"a": 1}\n\n{"b": [2]}')
     assert bounded_bytes(file, 99).startswith(b'{"a"')
     assert list(bounded_lines(file, 99)) == [b'{"a": 1}', b"", b'{"b": [2]}']
+    file.write_bytes(b"\n" * 1_000_001)
+    with pytest.raises(OSError, match="more than 1000000 lines"):
+        for _ in bounded_lines(file, 2**30):
+            pass
+    file.write_bytes(b'{"a": 1}\n\n{"b": [2]}')
     for most in (0, 10):
         with pytest.raises(OSError, match="more than the"):
             bounded_bytes(file, most)

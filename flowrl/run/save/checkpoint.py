@@ -19,7 +19,7 @@ from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.save.feature_state import FeatureState, read_features, taken_from
 from flowrl.run.save.model_state import (
-    check_model,
+    check_saved_model,
     model_moments,
     model_numbers,
     model_weights,
@@ -171,7 +171,8 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
 
 
 def aside(checkpoint: Path) -> Path:
-    """Where a damaged checkpoint is kept, so that nothing takes its place before it was seen."""
+    """The name under which a damaged checkpoint is kept, so that nothing takes its place before it
+    was seen."""
     return checkpoint.with_name(f"damaged-{checkpoint.name}")
 
 
@@ -223,7 +224,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
                 f"{bad} of {checkpoint} is not finite (NaN or infinity); {_without(checkpoint)}"
             )
         for each in session.learner.chain:
-            check_model(each, weights, optimizers[each.name])
+            check_saved_model(each, weights, optimizers[each.name])
         for each in session.learner.chain:
             own = state[each.name] if each.name else state
             restore_model(each, own, weights, optimizers[each.name])
@@ -244,7 +245,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
 
 
 def _without(checkpoint: Path) -> str:
-    """How a run goes on without one of its checkpoints."""
+    """The way on for a run without one of its checkpoints."""
     folder = checkpoint.parent.parent
     others = [each for each in numbered_folders(checkpoint.parent) if each < checkpoint]
     before = next((each for each in reversed(others) if damage(each) is None), None)

@@ -46,7 +46,7 @@ def own_weights(
     return weights
 
 
-def check_model(
+def check_saved_model(
     learner: Learner, weights: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]
 ) -> None:
     """ValueError for a model's weights or optimizer state that do not fit it. Changes nothing."""

@@ -25,7 +25,7 @@ from flowrl.session.session import Session
 from flowrl.whole_file import write_whole
 from rewards import Samples, Scores
 
-MOST_TABLE = 2**26  # bytes of a table of samples
+_MOST_TABLE = 2**26  # bytes of a table of samples
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
 TABLE = "table.jsonl"
 
@@ -210,7 +210,7 @@ def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
     if path.exists():
         earlier = [
             line.decode()
-            for line in bounded_lines(path, MOST_TABLE)
+            for line in bounded_lines(path, _MOST_TABLE)
             if (done := iteration_of(line)) is not None
             and iteration - KEPT_ITERATIONS < done < iteration
         ]

@@ -6,14 +6,14 @@ from flowrl.errors import UserError
 from flowrl.estimate.sizes import SizeLimits
 from flowrl.models.description import Description, describe
 from flowrl.models.image_check import check_images
-from flowrl.models.own_size_checks import SIZES, OwnSizeChecks
+from flowrl.models.own_size_checks import OwnSizeChecks
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
 from flowrl.run.watch.text_facts import pipeline_call
 from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.sections.data import PromptPlace
-from flowrl.settings.sections.run import asks_intermediate
+from flowrl.settings.sections.run import SIZES, asks_intermediate
 
 
 def check_rows_of(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:
@@ -65,7 +65,8 @@ def check_own_sizes(run: RunSettings) -> None:
 
 
 def unknown_sizes(run: RunSettings) -> str | None:
-    """What no file of the model says of the sizes that it can generate; None if all is known."""
+    """A sentence on what no file of the model says of the sizes that it can generate; None if all
+    is known."""
     if not isinstance(run.model, PipelineSettings) or (described := describe(run.model)) is None:
         return None
     unknown = list[str]()

@@ -30,7 +30,7 @@ _VOCABULARIES = (
     "sentencepiece.bpe.model", "spm.model", "sentencepiece.model",
 )  # fmt: skip
 ANOTHER = "load other weights, such as those of another checkpoint, or copy the folder again"
-_SUFFIXES = (".safetensors", ".bin", ".pt")
+_SUFFIXES = (".safetensors", ".bin")  # of saved weights, the first that a folder has
 _LIBRARIES = ("diffusers", "transformers")  # whose models have a config.json
 NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
 
@@ -189,7 +189,9 @@ def check_saved(place: Path, what: str) -> None:
         return
     inside = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     for folder in (place, *(inside if (place / PIPELINE_INDEX).exists() else ())):
-        files = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
+        found = sorted(folder.iterdir())
+        each = ([path for path in found if path.suffix == suffix] for suffix in _SUFFIXES)
+        files = next(filter(None, each), [])  # those beside them are not read
         _check_files(files, what)
         try:
             check_texts_beside(folder)

@@ -29,7 +29,7 @@ from flowrl.models.diffusers.lora.lora import (
     writes_adapters,
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
-from flowrl.models.saved_weights import loaded, tensors_and_settings
+from flowrl.models.saved_weights import load_saved, tensors_and_settings
 from flowrl.paths import find
 from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
@@ -46,7 +46,7 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
     """
     for i, adapter in enumerate(adapters):
         place = f"model.adapters, {i + 1}"
-        loaded(find(adapter.path), place, partial(_merge, pipe, adapter, place))
+        load_saved(find(adapter.path), place, partial(_merge, pipe, adapter, place))
 
 
 def _merge(pipe: Any, adapter: FrozenAdapter, place: str) -> None:
