@@ -299,9 +299,10 @@ def test_the_whole_kit_is_rehearsed_and_faults_cost_only_their_stage(tmp_path):
     names = [stage.name for stage in stages.STAGES]
     injected = {"flux": "kill", "wan": "fail", "compile": "hang"}
     predicted = {name: {"seconds": 0.1} for name in names}
-    those = [Stage(s.name, s.about, 60.0 if s.name == "compile" else 600.0) for s in stages.STAGES]
+    hangs = 120.0  # seconds until it is ended
+    those = [Stage(s.name, s.about, hangs if s.name == "compile" else 600) for s in stages.STAGES]
     for stage in those:
-        predicted[stage.name]["seconds"] = 200.0 if stage.most > 60 else 20.0
+        predicted[stage.name]["seconds"] = stage.most / 3
     made = run.Visit(tmp_path, those, predicted, seconds=3000, rehearse=True, injected=injected)
     assert made.run() == 1
     lines = made.lines.read()
