@@ -116,8 +116,8 @@ def _misfit(signature: inspect.Signature, count: int, named: Mapping[str, object
 
 
 def _wanted(annotation: Any, value: object) -> str:
-    """The kind of value that an annotation of texts, paths and lists wants; empty for one that fits,
-    and for annotations of other kinds, which the call itself checks."""
+    """The kind of value that an annotation of texts, paths and lists wants; empty for one that
+    fits, and for annotations of other kinds, which the call itself checks."""
     members = (
         get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     )
