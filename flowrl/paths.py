@@ -55,6 +55,9 @@ def shipped_path(name: str) -> Path:
     Works in any working folder; a file of the user with this name is not looked at. UserError for
     a name that does not exist, with the names beside it.
     """
+    if not isinstance(name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(f"flowrl.path: {name!r:.100} is not a name, such as flowrl/demo/shapes-sd3")
+    name = str(name)
     found = own_file(Path(name))
     if found is not None and ".." not in Path(name).parts and found.exists():
         return found

@@ -17,6 +17,7 @@ torch.set_num_threads(1)  # several test processes on few cores: one thread each
 
 os.environ["FLOWRL_STATE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # folders that were begun
 os.environ["FLOWRL_CACHE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # of processes that stay
+os.environ["FLOWRL_NOTIFY"] = "off"  # no test sends notices by the configuration of who runs it
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from flowrl.api.calls import checked_arguments
+from flowrl.api.calls import checked_arguments, public_call
 from flowrl.cli.runs import RunLine, run_lines
 from flowrl.errors import UserError
 from flowrl.evaluation.suites import Suite, Suites, list_suites, load_suite
@@ -12,6 +12,7 @@ from flowrl.evaluation.suites import Suite, Suites, list_suites, load_suite
 Shell = Literal["bash", "zsh", "fish"]
 
 
+@public_call
 def new_run(
     folder: str | Path,
     *,
@@ -36,6 +37,7 @@ def new_run(
     return given.folder / "run.yaml"
 
 
+@public_call
 def convert(file: str | Path, *, out: str | Path, config: str | Path | None = None) -> Path:
     """Write a single file of weights, in the names of the model's original code, as a pipeline's
     folder, or the denoiser of a pipeline's folder as such a file. `out` is returned. No network is
@@ -57,6 +59,7 @@ def convert(file: str | Path, *, out: str | Path, config: str | Path | None = No
     return convert_file(checked_arguments(Convert, values, {}, "flowrl.convert"))
 
 
+@public_call
 def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
     """The runs in these folders, or in `runs`: how far each is, its state, best score and alarms.
     The last one that did something is first. pandas.DataFrame takes the list. UserError for a
@@ -65,6 +68,7 @@ def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
     return run_lines([Path(each) for each in given])
 
 
+@public_call
 def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
     """The algorithms by what they rest on, as a text; or one of them, by its name or
     FILE.py:FUNCTION, with the types, defaults and source of its settings.
@@ -79,6 +83,7 @@ def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
     return recipe_text(given[0]) if given else recipe_list(all)
 
 
+@public_call
 def suites(
     name: str = "", *, out: str | Path | None = None, get: str | Path | None = None
 ) -> Suite | None:
@@ -93,6 +98,7 @@ def suites(
     return load_suite(name) if name and get is None else None
 
 
+@public_call
 def schema() -> dict[str, Any]:
     """The JSON schema of a run's file, for editors."""
     from flowrl.cli.schema import read_schema
@@ -100,6 +106,7 @@ def schema() -> dict[str, Any]:
     return read_schema()["run"]
 
 
+@public_call
 def completion_script(shell: Shell) -> str:
     """The script that completes commands, options and runs in a shell: bash, zsh or fish."""
     from flowrl.cli.completion import SHELLS
@@ -109,6 +116,7 @@ def completion_script(shell: Shell) -> str:
     return SHELLS[shell]
 
 
+@public_call
 def doctor(
     folder: str | Path | None = None,
     *,

@@ -1,8 +1,13 @@
 """Arguments of calls that stand for commands: checked as the command line checks its words."""
 
+import inspect
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import wraps
+from pathlib import Path
+from types import UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -10,8 +15,11 @@ from flowrl.errors import UserError
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.read import Overrides
 from flowrl.settings.words.sentences import plain_message
+from flowrl.settings.words.values import short_repr
 
 T = TypeVar("T")
+P = ParamSpec("P")
+_LISTS = (Sequence, Iterable)
 
 
 def checked_arguments(
@@ -45,3 +53,84 @@ def setting_words(settings: Overrides) -> list[str]:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(texts_of_paths(value))
+
+
+def public_call(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of the Python API, which answers arguments that it does not have, and paths and
+    lists that are none, with a UserError in place of a TypeError from within."""
+    return _checked(function, f"flowrl.{function.__name__}", 0)
+
+
+def public_calls(kind: type[T]) -> type[T]:
+    """A class of the Python API, all of whose public methods are as `public_call` makes them."""
+    for name, member in list(vars(kind).items()):
+        at = f"flowrl.{kind.__name__}" + ("" if name == "__init__" else f".{name}")
+        if isinstance(member, classmethod):
+            setattr(kind, name, classmethod(_checked(member.__func__, at, 1)))
+        elif inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, _checked(member, at, 1))
+    return kind
+
+
+def _checked(function: Callable[P, T], at: str, own: int) -> Callable[P, T]:
+    """`own`: arguments that the caller does not write, such as self."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            raise UserError(f"{at}: {_misfit(signature, len(args), kwargs, own)}") from None
+        for name, value in list(given.items())[own:]:
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            if wanted := _wanted(parameter.annotation, value):
+                raise UserError(f"{at}: {name} must be {wanted}, not {short_repr(value)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _misfit(signature: inspect.Signature, count: int, named: Mapping[str, object], own: int) -> str:
+    """Why arguments do not fit a signature."""
+    parameters = list(signature.parameters.values())[own:]
+    names = [each.name for each in parameters]
+    placed = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    if unknown := [name for name in named if name not in names]:
+        near = get_close_matches(unknown[0], names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
+        return f"there is no argument {unknown[0][:100]!r}; {hint}"
+    if count - own > len(placed):
+        by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+        few = f"at most {len(placed)} arguments come" if placed else "no argument comes"
+        rest = f"; name the others: {', '.join(by_name)}" if by_name else ""
+        return f"{few} without a name{rest}"
+    written = {each.name for each in placed[: count - own]}
+    if twice := [name for name in named if name in written]:
+        return f"{twice[0]} is given twice"
+    needed = [each.name for each in parameters if each.default is each.empty]
+    missing = [name for name in needed if name not in written and name not in named]
+    return f"{' and '.join(missing)} must be given"
+
+
+def _wanted(annotation: Any, value: object) -> str:
+    """The kind of value that an annotation of texts, paths and lists wants; empty for one that
+    fits, and for annotations of other kinds, which the call itself checks."""
+    members = (
+        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    )
+    kinds = [get_origin(member) or member for member in members]
+    if bool in kinds and set(kinds) <= {bool, str, Collection}:
+        return "" if isinstance(value, bool | str | Collection) else "True, False or names"
+    if not all(kind in (str, Path, type(None), *_LISTS) for kind in kinds):
+        return ""
+    if value is None and type(None) in kinds:
+        return ""
+    texts = str in kinds or Path in kinds
+    lists = any(kind in _LISTS for kind in kinds)
+    if (lists and isinstance(value, Iterable)) or (texts and isinstance(value, str | Path)):
+        return ""
+    one = "a path" if Path in kinds else "a text"
+    return f"{one} or a list" if texts and lists else one if texts else "a list"

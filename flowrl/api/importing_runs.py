@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from flowrl.api.calls import public_call
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.writing import write_import
 
 
+@public_call
 def import_run(
     what: str | Path,
     *,

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from PIL.Image import Image
 
-from flowrl.api.calls import checked_arguments, setting_words
+from flowrl.api.calls import checked_arguments, public_call, public_calls, setting_words
 from flowrl.api.given import Given
 from flowrl.api.parts import (
     GivenPrompts,
@@ -93,6 +93,7 @@ class Exported:
     address: str | None = None
 
 
+@public_calls
 class Run:
     """A run: its settings, and once it has begun its folder.
 
@@ -859,6 +860,7 @@ class Run:
 ROWS_REFUSED = "training rows that nothing can win: the lines above name them"
 
 
+@public_call
 def compare(runs: Sequence[str | Path | Run], *, out: str | Path = Path("comparison.html")) -> Path:
     """Write two to twelve runs on one page: scores with paired intervals over prompts, curves, the
     same samples side by side, and the settings that differ. Returns the page's path. UserError for

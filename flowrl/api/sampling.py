@@ -11,6 +11,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from flowrl.api.calls import public_call
 from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.run import Run, check_counts
 from flowrl.api.untouched import untouched
@@ -91,6 +92,7 @@ class SampledPlan:
         )
 
 
+@public_call
 def sample(
     model: PipelineSource,
     prompts: str | Sequence[str],
@@ -150,6 +152,7 @@ class SteeredSamples:
     evaluations: int
 
 
+@public_call
 def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     model: PipelineSource,
     prompts: str | Sequence[str],

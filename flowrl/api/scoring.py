@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.api.calls import checked_arguments
+from flowrl.api.calls import checked_arguments, public_call
 from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.untouched import untouched
 from flowrl.cli.serve import Serve, run_reward_server
@@ -32,6 +32,7 @@ class RewardEvaluation:
     results: Mapping[str, Any]
 
 
+@public_call
 def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the command
     data: str | Path,
     rewards: Sequence[GivenReward],
@@ -87,6 +88,7 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
     return RewardEvaluation(folder, json.loads((folder / "evaluation.json").read_text()))
 
 
+@public_call
 def serve_reward(  # noqa: PLR0913 one keyword for each option of the command
     reward: GivenReward,
     *,
@@ -130,6 +132,7 @@ def _is_object(spec: Mapping[str, Any], read: GivenRewards) -> bool:
     return spec.get("label") in read.objects
 
 
+@public_call
 def score(
     folder: str | Path,
     rewards: Sequence[str | Path | Mapping[str, Any]],

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrl.api.calls import public_call
 from flowrl.api.given import PLACE
 from flowrl.api.parts import GivenPrompts, GivenReward
 from flowrl.api.run import GivenLora, Run
@@ -13,6 +14,7 @@ from flowrl.settings.read import run_from
 from flowrl.settings.trust import Trust
 
 
+@public_call
 def recipe(name: str, **settings: Any) -> dict[str, Any]:
     """A recipe with its settings, for `train(recipe=...)`. `flowrl recipes NAME` lists the
     settings.
@@ -30,6 +32,7 @@ def recipe(name: str, **settings: Any) -> dict[str, Any]:
     return given
 
 
+@public_call
 def train(  # noqa: PLR0913 one call has all of a run
     model: Any = None,
     *,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flowrl.api.calls import checked_arguments
+from flowrl.api.calls import checked_arguments, public_call
 from flowrl.api.untouched import untouched
 from flowrl.cli.vote import Vote, ask_for_votes
+from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where
 from flowrl.settings.trust import Trust
 from flowrl.votes.answer import VoteAnswer
@@ -29,6 +30,7 @@ class CollectedVotes:
     answer: VoteAnswer
 
 
+@public_call
 def vote(  # noqa: PLR0913 one keyword for each option of the command
     source: str | Path | Sequence[str | Path],
     *,
@@ -79,6 +81,7 @@ def vote(  # noqa: PLR0913 one keyword for each option of the command
     return CollectedVotes(folder, folder / "votes.jsonl", answer)
 
 
+@public_call
 def fit_reward(  # noqa: PLR0913 one keyword for each option of the command
     votes: str | Path | CollectedVotes,
     features: Sequence[str | Mapping[str, Any]] = ("clip",),
@@ -106,6 +109,11 @@ def fit_reward(  # noqa: PLR0913 one keyword for each option of the command
     chunk, frames  samples per call, and frames of a video
     options   these keywords as a mapping, which take precedence: {"robust": 0}
     """
+    if not isinstance(votes, str | Path | CollectedVotes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(
+            "flowrl.fit_reward: votes must be a path, or what flowrl.vote returned, not "
+            f"{votes!r:.80}"
+        )
     table = votes.folder if isinstance(votes, CollectedVotes) else Path(votes)
     words = tuple(each if isinstance(each, str) else json.dumps(dict(each)) for each in features)
     values = {

@@ -34,6 +34,7 @@ from flowrl.launching.own_python import python_environment
 from flowrl.paths import find, run_file
 from flowrl.run.model_proof import StartProof
 from flowrl.session.learner import load_policy
+from flowrl.session.notices import NOTICES_VARIABLE
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import RunSettings
@@ -273,9 +274,8 @@ def sharded(config: str, device: str, folder: Path) -> str:
                "-m", "flowrl", "train", DEMO, "--folder", str(folder), "--model.device", device,
                *SMALL_DEMO, *QUIET, "--train.iterations", "1",
                "--evaluate.samples", "8"]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=python_environment(), check=False
-    )
+    quiet = python_environment() | {NOTICES_VARIABLE: "off"}
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
         raise Failed(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])

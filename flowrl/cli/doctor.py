@@ -19,7 +19,9 @@ from packaging.requirements import Requirement
 from flowrl.cli import app
 from flowrl.cli.installed import torchvision_misfit
 from flowrl.paths import CACHE_VARIABLE, PROJECT, cache_folder
+from flowrl.session.notices import NOTICES_VARIABLE, STATES, configured_receiver, try_receiver
 from flowrl.settings.command_line.arguments import Word
+from rewards.configuration import configuration_file
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -65,7 +67,8 @@ class Finding(NamedTuple):
 @dataclass
 class Doctor:
     """Check Python, devices, memory, versions, extras, the hub and its cache, write access and
-    launchers. Exit code 1 if something that every run needs is missing. With a run's folder: which
+    launchers, and send a test to whatever your configuration has for notices of runs. Exit code 1
+    if something that every run needs is missing. With a run's folder: which
     rights its run.yaml asks for, and whether they are granted; exit code 1 if one is not. Nothing
     that the folder names is imported."""
 
@@ -103,6 +106,7 @@ def findings() -> Iterator[Finding]:
     why = f"proofs are not cached; set {CACHE_VARIABLE}"
     yield _write_access("proof cache", cache_folder() / "proofs", why)
     yield _launchers()
+    yield _notices()
 
 
 def print_findings() -> int:
@@ -326,3 +330,22 @@ def _launchers() -> Finding:
     if lost:
         detail += f"; no {' and no '.join(lost)} next to {sys.executable}: one process only"
     return Finding("note" if lost else "ok", "launchers", detail)
+
+
+def _notices() -> Finding:
+    """The user's command or webhook for notices, which gets one with the state `test`."""
+    where = "docs/interruptions.md, Notices"
+    try:
+        receiver = configured_receiver()
+    except ValueError as error:
+        return Finding("note", "notices", f"none are sent: {error}")
+    if receiver is None:
+        off = os.environ.get(NOTICES_VARIABLE) == "off"
+        none = f"{NOTICES_VARIABLE} is off" if off else f"no [notify] in {configuration_file()}"
+        return Finding("note", "notices", f"none: {none} ({where})")
+    why, seconds = try_receiver(receiver)
+    if why:
+        return Finding("note", "notices", f"{receiver} did not take a test: {why} ({where})")
+    states = ", ".join(state for state in STATES if state in receiver.states)
+    detail = f"{receiver} took a test in {seconds:.1f} s; it gets {states or 'nothing else'}"
+    return Finding("ok", "notices", detail)

@@ -122,12 +122,35 @@ class _Parent:
             if (newest := newest_checkpoint(self.folder)) != reached:
                 left, reached = self.restarts, newest
             if not left:
-                _say(f"{_cause(code)}; all of {RESTARTS} {self.restarts} are used {_since(newest)}")
+                said = (
+                    f"{_cause(code)}; all of {RESTARTS} {self.restarts} are used {_since(newest)}"
+                )
+                if sender := self._report(code, said):
+                    os.waitpid(sender, 0)  # a scheduler may end what outlives this process
                 return words, ended
             left -= 1
             words = self._again(words)
             at = f"resumes from checkpoint {newest}" if newest else "begins again"
-            _say(f"{_cause(code)}; it {at} (restart {self.restarts - left} of {self.restarts})")
+            restart = f"restart {self.restarts - left} of {self.restarts}"
+            self._report(code, f"{_cause(code)}; it {at} ({restart})")
+
+    def _report(self, code: int, said: str) -> int:
+        """Say what ended a child, and send it to a user who wants notices if the child could not,
+        because a signal has killed it: in a process of its own, since that imports torch. Returns
+        that process, or 0."""
+        _say(said)
+        sender = os.fork() if code < 0 else -1
+        if sender == 0:
+            try:
+                from flowrl.session.notices import open_notices
+
+                notices = open_notices(self.folder, lambda text: _say(f"warning: {text}"))
+                if notices is not None:
+                    notices.send("failed", said)
+                    notices.close()
+            finally:
+                os._exit(0)
+        return max(sender, 0)
 
     def _again(self, words: list[str]) -> list[str]:
         if not (self.folder / "run.yaml").is_file() or split_keys(words, (RESUME,))[0]:

@@ -13,6 +13,7 @@ import psutil
 
 from flowrl.drill.same_end import trained_until
 from flowrl.launching.own_python import python_environment
+from flowrl.session.notices import NOTICES_VARIABLE
 
 POLL_SECONDS = 0.02
 KILLED_SECONDS = 10.0  # until a killed process has given back its memory
@@ -50,6 +51,7 @@ class DrilledProgram:
     def environment(self) -> dict[str, str]:
         found = python_environment(self.own)
         found |= {"FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
+        found[NOTICES_VARIABLE] = "off"  # of what happens to copies
         if self.processes > 1:
             found.setdefault("OMP_NUM_THREADS", "1")
         return found

@@ -6,6 +6,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
+from flowrl.errors import UserError
 from flowrl.importing.leaves import Leaves, Secret, Unresolved
 from flowrl.settings.words.names import setting_called
 
@@ -21,6 +22,7 @@ class LeafKind(StrEnum):
     UNKNOWN = "not understood"
 
 
+MOST_COUNT = 10**6
 TO_READ = (LeafKind.EFFECT, LeafKind.UNKNOWN)  # these stand at the top
 
 
@@ -66,6 +68,26 @@ class RunDraft:
         self._asked.add(name)
         value = self.given.get(name, self.defaults.get(name))
         return None if isinstance(value, Unresolved) else value
+
+    def check_counts(self, *names: str) -> None:
+        """UserError for a leaf that batches or steps are computed with and that is no whole number
+        from 1 to a million: a variable without a value, a text, 0. A leaf that is neither given nor
+        has a default is not looked at."""
+        for name in names:
+            value = self.given.get(name, self.defaults.get(name))
+            self._asked.add(name)
+            if value is None:
+                continue
+            if isinstance(value, Unresolved):
+                raise UserError(
+                    f"{name}: {value!r} is a value that the input does not hold, and the run is "
+                    "computed with it: write the number itself"
+                )
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not 1 <= value <= MOST_COUNT:
+                raise UserError(
+                    f"{name}: {str(value)[:100]!r} is no whole number from 1 to {MOST_COUNT:,}"
+                )
 
     def under(self, prefix: str) -> list[str]:
         """The names of all leaves below a path."""

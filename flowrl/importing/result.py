@@ -60,8 +60,10 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
 
     UserError, in one sentence, for an input that has no counterpart.
     """
-    if devices is not None and devices < 1:
-        raise UserError(f"--devices: {devices} is not a number of processes of at least 1")
+    if devices is not None and not (type(devices) is int and devices >= 1):
+        raise UserError(
+            f"--devices: {str(devices)[:100]} is not a number of processes of at least 1"
+        )
     source = read_source(what, of)
     notes = list(source.notes)
     if devices is None:

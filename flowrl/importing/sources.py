@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from flowrl.errors import UserError
@@ -24,6 +25,10 @@ IMPORTERS: Mapping[str, Peer] = {
     for peer in (FLOW_GRPO, FLOW_FACTORY, TRL, VERL, SIMPLE_TUNER)
 }
 _SPELLINGS = {"simple_tuner": "simpletuner", "flowfactory": "flow_factory"}
+_TRL_OTHERS = (
+    "dpo", "kto", "sft", "reward", "gkd", "orpo", "cpo", "online_dpo", "nash_md", "xpo", "ppo",
+    "vllm-serve", "prm",
+)  # fmt: skip
 _LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "uv", "nohup", "exec", "srun", "env", "poetry")
 _LISTS = (
     "reward_funcs",
@@ -203,9 +208,7 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
     sure = [each for each in programs if each[1][0] != "script"]
     found = sure or programs
     if not found:
-        raise UserError(
-            "the command runs no program of flow_grpo, Flow-Factory, TRL, VERL or SimpleTuner"
-        )
+        raise UserError(_no_program(script))
     words, (kind, at) = found[0]
     notes = []
     if len(found) > 1:
@@ -223,6 +226,19 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
     }
     leaves, peer, said = _of_program(kind, words, at, folder)
     return {**leaves, **more, **secrets}, peer, [*notes, *said]
+
+
+def _no_program(script: Script) -> str:
+    """Why none of a script's commands is read."""
+    for words in script.commands:
+        for before, word in pairwise(words):
+            named = word.removeprefix("trl.scripts.") if before == "-m" else word
+            if (before.endswith("trl") or named != word) and named in _TRL_OTHERS:
+                return (
+                    f"trl {named} is no program that flowrl reads, which are trl grpo and trl rloo"
+                    + ("; pairs are given data here: docs/given_data.md" if named == "dpo" else "")
+                )
+    return "the command runs no program of flow_grpo, Flow-Factory, TRL, VERL or SimpleTuner"
 
 
 def _program(words: Sequence[str], folder: Path) -> tuple[str, int] | None:

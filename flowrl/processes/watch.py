@@ -369,13 +369,33 @@ def _print(text: str) -> None:
     print(f"flowrl: {text}", file=sys.stderr, flush=True)
 
 
-def _end(text: str) -> None:
+_before_end: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def before_end(call: Callable[[str], None]) -> Iterator[None]:
+    """Have this called with the reason, in bounded time, where a thread ends this process at once
+    inside the body."""
+    _before_end.append(call)
+    try:
+        yield
+    finally:
+        _before_end.remove(call)
+
+
+def end_process(text: str, code: int) -> None:
     """End this process at once: its main thread is inside a call that nothing can interrupt. What
     it has saved is whole."""
     try:
         _print(text)
+        for call in _before_end:
+            call(text)
     finally:
-        os._exit(ENDED_BY_WATCH)
+        os._exit(code)
+
+
+def _end(text: str) -> None:
+    end_process(text, ENDED_BY_WATCH)
 
 
 class AwakeClock:

@@ -1,9 +1,10 @@
 """Start a run in a new folder, or resume one from its newest checkpoint."""
 
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,7 @@ from flowrl.iteration.open import timed_units
 from flowrl.models.open import with_guider
 from flowrl.paths import folder_taken, numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched_processes
+from flowrl.processes.watch import before_end
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
@@ -24,6 +26,7 @@ from flowrl.run.watch.until import early_end
 from flowrl.session import record, start_record
 from flowrl.session.atomic import appear, held, reason, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
+from flowrl.session.notices import Notices, closing_notices, open_notices
 from flowrl.session.row_checks import with_rows_checked
 from flowrl.session.session import (
     SampleSource,
@@ -65,14 +68,19 @@ def _start(
     run = live.placed(run, place)
     with held_together(place, state, lambda _: shutil.rmtree(place)):
         try:
-            with explained(run), on_cluster(run, state) as cluster:
+            with (
+                ends_noticed(place, state, False) as notices,
+                explained(run),
+                on_cluster(run, state) as cluster,
+            ):
                 with not_alone():
                     accelerator = open_accelerator(run, place)
                     agreed(state, lambda: open_trackers(run, place, accelerator, 0))
                     session = open_session(run, place, accelerator, live, rewards_of(cluster))
                     session = with_asking(with_rows_checked(session, begun=False))
+                    session = replace(session, notices=notices.sender)
                 with with_workers(session, cluster) as session:
-                    return train_session(session, cache=cache)
+                    return notices.ended(train_session(session, cache=cache))
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
             if state.is_main_process and ours:  # nothing was trained in it
@@ -99,11 +107,16 @@ def _folder_state(run: RunSettings, folder: Path) -> FolderState:
     if not (folder / "run.yaml").is_file():
         raise UserError(f"{folder} exists, but has no run.yaml: choose another --folder")
     newest = checkpoint.newest(folder, lambda _: None)
-    has_ended = newest is not None and (
+    return "finished" if _finished(run, folder, newest) else "begun"
+
+
+def _finished(run: RunSettings, folder: Path, newest: Path | None) -> bool:
+    """Whether a run has ended with this checkpoint, its newest, and left its weights."""
+    done = newest is not None and (
         int(newest.name) >= run.train.iterations
         or bool(early_end(run, checkpoint.progress_of(newest)))
     )
-    return "finished" if has_ended and (folder / run.exported).is_dir() else "begun"
+    return done and (folder / run.exported).is_dir()
 
 
 def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
@@ -172,7 +185,8 @@ def _resume(run: RunSettings, folder: Path, cache: bool, live: Live, state: Part
             count = state.num_processes
             for line in agreed(state, lambda: start_record.changes(run, folder, saved, count)):
                 terminal.say(line)
-        with resumable(folder), explained(run):
+        done = _finished(run, folder, newest)
+        with ends_noticed(folder, state, done) as notices, resumable(folder), explained(run):
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
@@ -185,9 +199,63 @@ def _resume(run: RunSettings, folder: Path, cache: bool, live: Live, state: Part
                     agreed(state, lambda: open_trackers(run, folder, accelerator, first))
                     session = open_session(run, folder, accelerator, live, rewards_of(cluster))
                     session = with_rows_checked(session, begun=newest is not None)
-                    session = with_asking(session)
+                    session = replace(with_asking(session), notices=notices.sender)
                 with with_workers(session, cluster) as session:
-                    return train_session(session, newest, cache)
+                    return notices.ended(train_session(session, newest, cache))
+
+
+@dataclass(frozen=True)
+class EndNotices:
+    """Sends the user how a start ends, once: by its result, or by an error.
+
+    sender       None: the user wants no notices, or this is not the main process
+    done_before  whether the run had finished before this start, so that its end is no news
+    """
+
+    sender: Notices | None
+    done_before: bool
+
+    def ended(self, result: Result) -> Result:
+        """Return the result of a training, once its notice is on its way."""
+        if self.sender is None:
+            return result
+        if result.done and not self.done_before:
+            self.sender.send("finished", "the run is done")
+        elif result.signal is not None:
+            name = signal.Signals(result.signal).name
+            self.sender.send("stopped", f"the run was stopped by {name}, and is saved")
+        return result
+
+    def failed(self, error: BaseException) -> None:
+        if self.sender is None:
+            return
+        if isinstance(error, UserError):
+            self.sender.send("failed", str(error))
+        elif isinstance(error, Exception):
+            self.sender.send("failed", f"{type(error).__name__}: {error}")
+        else:  # a second Ctrl-C
+            self.sender.send("stopped", f"the run was stopped at once ({type(error).__name__})")
+
+    def cut_off(self, sentence: str) -> None:
+        """Send a last notice, and wait for it: this process ends after it."""
+        if self.sender is not None:
+            self.sender.send("failed", sentence)
+            self.sender.close()
+
+
+@contextmanager
+def ends_noticed(folder: Path, state: PartialState, done_before: bool) -> Iterator[EndNotices]:
+    """Open the notices of a start, and send how it ends. The folder's lock is held, so that of two
+    starts only the one that trains sends anything."""
+    terminal = record.Terminal(state.is_main_process)
+    sender = open_notices(folder, terminal.warn) if state.is_main_process else None
+    notices = EndNotices(sender, done_before)
+    with closing_notices(sender), before_end(notices.cut_off):
+        try:
+            yield notices
+        except BaseException as error:
+            after(error, lambda: notices.failed(error), None)
+            raise
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from flowrl.prompts import DATA_SET, Draws, PromptSet
 from flowrl.session.given_samples import GivenSamples
 from flowrl.session.learner import Learner
 from flowrl.session.live import NOTHING_LIVE, Live
+from flowrl.session.notices import Notices
 from flowrl.session.record import JsonlTracker, Terminal
 from flowrl.session.start_record import StartRecord
 from flowrl.session.waiting import scores_in_turn
@@ -103,6 +104,7 @@ class Session:
     source: SampleSource | None = None  # None: this process samples what it has just drawn
     asking: AsksPeople | None = None  # None: the run asks nobody
     placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
+    notices: Notices | None = None  # on the main process, of a user who wants some
 
     @property
     def run(self) -> RunSettings:

@@ -55,10 +55,11 @@ from torch import Tensor
 from rewards.answers.code_tests import Tests, function_name, read_tests
 from rewards.answers.programs import last_program, with_library
 from rewards.checks.winnable import Winnable
+from rewards.configuration import configuration_file
 from rewards.perception.media import expect
 from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
-from rewards.sandbox.external import configuration_file, configured
+from rewards.sandbox.external import configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
 from rewards.types import NEEDED_COLUMN, Inline, Reward, Samples, cell
 

@@ -13,13 +13,12 @@ import select
 import signal
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from rewards.configuration import configuration_file, configured_section, passed_on
 from rewards.sandbox.run import (
     END_SECONDS,
     SANDBOX_FOLDER,
@@ -30,9 +29,6 @@ from rewards.sandbox.run import (
     read_verdicts,
 )
 
-CONFIGURATION_VARIABLE = "FLOWRL_CONFIG"
-# of the run's variables, what commands such as docker and bwrap need to work
-PASSED_ON = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINER_HOST")
 # sent in this order: each imports only those before it
 SENT_SOURCES = ("channel", "values", "mappings", "program", "remote", "judge", "weak_tests", "away")
 BOOT = """\
@@ -58,44 +54,21 @@ class Ended(Exception):
     """A process has closed its end."""
 
 
-def configuration_file() -> Path:
-    """The user's configuration: FLOWRL_CONFIG, or flowrl/config.toml in XDG_CONFIG_HOME or
-    ~/.config."""
-    own, base = os.environ.get(CONFIGURATION_VARIABLE), os.environ.get("XDG_CONFIG_HOME")
-    return Path(own or Path(base or "~/.config") / "flowrl" / "config.toml").expanduser()
-
-
 def configured() -> "External":
     """The external sandbox of the user's configuration.
 
     ValueError without one, for a file that others can write, and for one of another form.
     """
-    file = configuration_file()
+    file, section = configuration_file(), configured_section("sandbox")
     example = '[sandbox] command = ["bwrap", ..., "python3"]'
-    if not file.is_file():
+    if section is None:
         raise ValueError(
             f"isolation: external needs {example} in your configuration, {file}: see "
             "docs/code_rewards.md"
         )
-    status = file.stat()
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-        raise ValueError(
-            f"{file} belongs to another user, or others can write it: it names a command that "
-            f"runs as you, so make it your own (chown, chmod go-w)"
-        )
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{file}: {error}") from error
-    section = tree.get("sandbox")
-    command = section.get("command") if isinstance(section, dict) else None
+    command = section.get("command")
     words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
-    if (
-        not words
-        or words != command
-        or set(tree) != {"sandbox"}
-        or set(section or ()) != {"command"}
-    ):
+    if not words or words != command or set(section) != {"command"}:
         raise ValueError(f"{file}: write {example}, a list of words, and nothing else")
     return External(tuple(words))
 
@@ -122,7 +95,7 @@ class External:
         """Read what the command writes to standard error without a program."""
         try:
             done = subprocess.run(
-                [*self.command, "-I", "-c", ""], env=_environment(), stdin=subprocess.DEVNULL,
+                [*self.command, "-I", "-c", ""], env=passed_on(), stdin=subprocess.DEVNULL,
                 capture_output=True, timeout=START_SECONDS, check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -193,7 +166,7 @@ class External:
         first = b"%8d%b%12d%b" % (len(loader), loader, len(body), body)
         try:
             process = subprocess.Popen(
-                [*self.command, "-I", "-c", BOOT], env=_environment(), bufsize=0,
+                [*self.command, "-I", "-c", BOOT], env=passed_on(), bufsize=0,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
@@ -207,10 +180,6 @@ class External:
             yield started
         finally:
             started.end()
-
-
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 class _Process:

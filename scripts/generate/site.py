@@ -36,6 +36,9 @@ CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 ARXIV = re.compile(r"(<a\b.*?</a>|<h[1-6]\b.*?</h[1-6]>)|\barXiv:(\d{4}\.\d{4,5})", re.DOTALL)
 NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
+# the search finds their words after those of the guides
+BEHIND_GUIDES = ("reference.md", "changelog.md", "contributing.md", "architecture.md")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages. docs/index.md is the first page; links to the README lead there."""
@@ -58,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["toc"]
+    if here in BEHIND_GUIDES:
+        page.meta["search"] = {"boost": 0.2}
     if here == "recipes.md":  # a list that leads to the pages with their curves
         head, mark, rest = markdown.partition("\n## ")
         names = METHOD.findall(markdown)

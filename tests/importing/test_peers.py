@@ -443,3 +443,145 @@ def test_a_reward_file_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -
     check_own_scoring(run, {})
     with pytest.raises(UserError, match="No module named 'no_such_library'"):
         check_rewards(run)
+
+
+def leaf(run: ImportedRun, name: str) -> tuple[str, dict]:
+    """The kind of a leaf, and the settings that it became."""
+    (line,) = [line for line in run.lines if line.name == name]
+    return line.kind.value, dict(line.settings)
+
+
+SMALL_FACTORY = """
+model: {model_name_or_path: a/b, finetune_type: lora, lora_rank: 4, lora_alpha: 4}
+data: {dataset_dir: d}
+rewards: [{name: a, reward_model: PickScore}]
+train: {trainer_type: TRAINER, group_size: 4, unique_sample_num_per_epoch: 8, LEAF}
+"""
+TRL_WORDS = "--model_name_or_path m --dataset_name a/b --reward_funcs accuracy_reward"
+VERL_WORDS = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a "
+    "actor_rollout_ref.model.path=m"
+)
+NO_COUNTS = {
+    "trl grpo": (f"trl grpo {TRL_WORDS} --num_generations", "num_generations"),
+    "trl rows": (f"trl grpo {TRL_WORDS} --per_device_train_batch_size", "per_device_train_batch"),
+    "trl rloo": (f"trl rloo {TRL_WORDS} --gradient_accumulation_steps", "gradient_accumulation"),
+    "verl": (f"{VERL_WORDS} data.train_batch_size", "data.train_batch_size"),
+    "verl mini": (f"{VERL_WORDS} actor_rollout_ref.actor.ppo_mini_batch_size", "ppo_mini_batch"),
+    "SimpleTuner": ("simpletuner train --model_type=lora --distillation_method=flow_dpo "
+                    "--model_family=flux --train_batch_size", "train_batch_size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["$ROWS", "many", "0", "2.5", "true", "1000000000", "[4]"])
+@pytest.mark.parametrize("what", NO_COUNTS)
+def test_a_count_that_is_none_is_one_sentence(what, value) -> None:
+    """Batches are computed with it: it was a TypeError, a division by zero, or a list of 10^9."""
+    words, name = NO_COUNTS[what]
+    with pytest.raises(UserError, match=name) as refused:
+        imported(f"{words}={value}", "trl" if what.startswith("trl") else None, 1)
+    assert "write the number itself" in str(refused.value) or "no whole number" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize("name", [
+    "num_inference_steps", "group_size", "gradient_step_per_epoch", "per_device_batch_size",
+    "gradient_accumulation_steps", "unique_sample_num_per_epoch",
+])  # fmt: skip
+@pytest.mark.parametrize("value", ["many", 0, 2.5, True, 10**9])
+def test_a_count_of_flow_factory_that_is_none_is_one_sentence(name, value, tmp_path) -> None:
+    tree = parse_yaml(SMALL_FACTORY.replace("TRAINER", "grpo").replace(", LEAF", ""), "factory")
+    tree["train"][name] = value
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=f"train.{name}: .* is no whole number from 1 to"):
+        imported(str(file), "flow-factory", 4)
+
+
+def switches() -> list[tuple[str, str]]:
+    """The settings of Flow-Factory that are on or off by default, with the trainers that know
+    them."""
+    from flowrl.importing.peers import flow_factory
+
+    return [
+        (trainer, name)
+        for trainer, own in flow_factory._OWN.items()
+        for name, value in own.items()
+        if isinstance(value, bool) and name.startswith("train.")
+    ]
+
+
+@pytest.mark.parametrize(("trainer", "name"), switches())
+@pytest.mark.parametrize("value", [True, False])
+def test_a_known_switch_is_understood_in_both_positions(trainer, name, value, tmp_path) -> None:
+    text = SMALL_FACTORY.replace("TRAINER", trainer)
+    leaf_text = f"{name.partition('.')[2]}: {str(value).lower()}, per_device_batch_size: 4"
+    file = tmp_path / "run.yaml"
+    file.write_text(text.replace("LEAF", leaf_text))
+    assert leaf(imported(str(file), "flow-factory", 4), name)[0] != UNKNOWN
+
+
+def test_options_of_a_launcher_do_not_take_pythons() -> None:
+    run = imported(
+        "accelerate launch --num_processes 2 --config_file zero2.yaml -m trl.scripts.grpo "
+        f"{TRL_WORDS} --num_generations=8 --per_device_train_batch_size=8 --epsilon -0.5",
+        "trl==1.16.0", 2,
+    )  # fmt: skip
+    (launcher,) = [line for line in run.lines if line.name == "(launcher) config_file"]
+    assert launcher.value == "zero2.yaml"
+    assert [line.value for line in run.lines if line.name == "epsilon"] == [-0.5]
+
+
+def test_another_program_of_trl_is_named() -> None:
+    for command in ("trl dpo --beta 0.2", "python -m trl.scripts.dpo --beta 0.2"):
+        with pytest.raises(UserError, match=r"trl dpo is no program that flowrl reads.*given data"):
+            imported(f"{command} {TRL_WORDS}", "trl==1.16.0", 1)
+
+
+def test_a_script_may_compute_its_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "GROUP = 4 * 2\n"
+        "args = GRPOConfig(num_generations=GROUP, per_device_train_batch_size=GROUP + 8,\n"
+        "    max_steps=10 // 0, learning_rate=1 / 100, max_completion_length=HUGE * 2)\n"
+        'GRPOTrainer(model="m", reward_funcs=["a/b"], args=args, train_dataset="d")\n'
+    )
+    with pytest.raises(UserError, match=r"max_completion_length: HUGE .* write the number itself"):
+        imported(str(tmp_path / "train.py"), "trl==1.16.0", 1)
+    text = (tmp_path / "train.py").read_text().replace("HUGE * 2", "32 * 2")
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(UserError, match="dataset_name"):
+        imported(str(tmp_path / "train.py"), "trl==1.16.0", 1)
+    data = 'train_dataset=load_dataset("a/b", split="train")'
+    (tmp_path / "train.py").write_text(text.replace('train_dataset="d"', data))
+    run = imported(str(tmp_path / "train.py"), "trl==1.16.0", 1)
+    assert leaf(run, "num_generations") == (SAME, {"recipe.group": 8})
+    assert leaf(run, "learning_rate") == (SAME, {"train.lr": 0.01})
+    assert leaf(run, "max_steps")[0] == UNKNOWN
+
+
+UNLIKE = {
+    "lora_type": ("lycoris", "standard"),
+    "caption_dropout_probability": (0.1, 0),
+    "delete_unwanted_images": (True, False),
+    "ema_decay": (None, 0.99),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_changes_the_training_of_simple_tuner_is_no_matter_of_speed(name, tmp_path) -> None:
+    other, alike = UNLIKE[name]
+    for value, kind in ((other, EFFECT), (alike, NONE)):
+        if value is None:
+            continue
+        (tmp_path / "data.json").write_text(json.dumps([
+            {"id": "a", "instance_data_dir": "/win", "conditioning_data": ["b"]},
+            {"id": "b", "conditioning_type": "reference_strict", "instance_data_dir": "/lose"},
+        ]))  # fmt: skip
+        tree = {
+            "model_type": "lora", "model_family": "flux", "distillation_method": "flow_dpo",
+            "data_backend_config": str(tmp_path / "data.json"), "max_train_steps": 3, name: value,
+        }  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(tree))
+        assert leaf(imported(str(tmp_path / "config.json"), "simpletuner", 1), name)[0] == kind

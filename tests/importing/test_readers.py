@@ -134,6 +134,28 @@ def test_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: 
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 if FOO else 7", "not FOO", "FOO and 7", "0 or FOO", "FOO or 7", "-FOO", "FOO + 1",
+        'f"{FOO}/x"', 
+        "FOO == '1'", "int(FOO)", "str(FOO)", "bool(FOO)", "os.path.join(FOO, 'x')", "max(FOO, 1)",
+        "os.path.dirname(FOO)",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("variable", ["os.environ.get('FOO')", "os.environ['FOO']"])
+def test_nothing_is_decided_by_what_the_file_does_not_hold(tmp_path, text, variable) -> None:
+    """A condition counted it as true, and texts took its name as the value."""
+    (tmp_path / "c.py").write_text(PYTHON.format(body=f"c.a = {text.replace('FOO', variable)}"))
+    assert isinstance(evaluated_config(tmp_path / "c.py", "one")[0]["a"], Unresolved)
+
+
+def test_and_and_or_are_their_values(tmp_path) -> None:
+    body = "c.a = None or 5\n    c.b = 3 and 4\n    c.d = 0 and 4\n    c.e = 1 or os.environ['X']"
+    (tmp_path / "c.py").write_text(PYTHON.format(body=body))
+    assert evaluated_config(tmp_path / "c.py", "one")[0] == {"a": 5, "b": 4, "d": 0, "e": 1}
+
+
 def test_an_environment_variable_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rewards import load
+from rewards.configuration import CONFIGURATION_VARIABLE
 from rewards.load import check_reward
-from rewards.sandbox.external import CONFIGURATION_VARIABLE, External, configured
+from rewards.sandbox.external import External, configured
 from rewards.sandbox.run import ProgramResult, SandboxLimits
 from tests.rewards.test_rewards_code import PLAIN, block, of
 from tests.rewards.test_rewards_sandbox import FORGED
@@ -93,7 +94,7 @@ def test_the_reward_runs_behind_the_configured_command(tmp_path, monkeypatch) ->
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "write .sandbox. command"),
+    ("", "isolation: external needs .sandbox. command"),
     ("[sandbox]", "write .sandbox. command"),
     ('[sandbox]\ncommand = "bwrap python3"', "a list of words"),
     ('[sandbox]\ncommand = ["a"]\nnetwork = true', "and nothing else"),

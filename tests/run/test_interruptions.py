@@ -1,5 +1,6 @@
 """What ends a run before its time: what is said, the exit code, what is whole, and going on."""
 
+import json
 import math
 import os
 import shutil
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.iteration import update
 from flowrl.losses.base import reduced
 from flowrl.run import train
 from flowrl.run.save import checkpoint
+from flowrl.run.save.failures import _stop
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session import atomic
 from flowrl.session.atomic import held, sums
@@ -428,3 +430,29 @@ def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
     assert [line["iteration"] for line in lines(folder)] == [0]
     assert flowrl("train", "--resume", folder, "--trust") == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
+
+
+def test_the_last_lines_of_a_collapsed_run_say_whose_weights_are_best(tmp_path) -> None:
+    """Its loss is no longer finite: the last alarm, and the weights that are worth keeping."""
+    (tmp_path / "run.yaml").write_text("recipe: {name: nft}\ntrain: {iterations: 9}\n")
+    (tmp_path / "checkpoints" / "000002").mkdir(parents=True)
+    broken = NotFiniteError("no finite gradient in three consecutive optimizer steps")
+    assert "best weights" not in str(_stop(tmp_path, broken))
+    (tmp_path / "best" / "000000").mkdir(parents=True)
+    assert f"The best weights are untouched in {tmp_path / 'best'}. " in str(
+        _stop(tmp_path, broken)
+    )
+    scores = {0: 0.75, 2: 0.0}
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"iteration": at, "held_out/redness": score, "alarms": at / 2}) + "\n"
+            for at, score in scores.items()
+        )
+    )
+    said = str(_stop(tmp_path, broken)).splitlines()
+    assert said[0] == f"{broken}." and said[1] == "1 alarm."
+    assert said[2] == (
+        "The best weights are the base model's, with redness 0.750: "
+        f"flowrl sample {tmp_path} PROMPT --weights best"
+    )
+    assert said[3].startswith(f"They are untouched in {tmp_path / 'best'}. Checkpoint 000002 is")

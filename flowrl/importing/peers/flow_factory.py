@@ -145,6 +145,13 @@ def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
 def _read(d: RunDraft) -> None:
     """Fill the draft from the leaves of a file."""
     trainer = str(d.value("train.trainer_type")).lower()
+    d.check_counts(
+        "train.per_device_batch_size", "train.unique_sample_num_per_epoch", "train.group_size",
+        "train.gradient_step_per_epoch", "train.num_inference_steps",
+        "scheduler.num_sde_steps", "train.num_inner_epochs",
+    )  # fmt: skip
+    if d.value("train.gradient_accumulation_steps") != "auto":
+        d.check_counts("train.gradient_accumulation_steps")
     _model(d)
     _sampling(d, trainer)
     {
@@ -617,9 +624,7 @@ def _crd(d: RunDraft) -> None:
         d.lose("train.sampling_model_decay", "the recipe has its own decay of the sampling average")
     d.lose_unless("train.old_model_decay", ("0-0.25-0.005-0.999",), "the recipe's own decay")
     d.lose_unless("train.use_old_for_loss", (True,), "implicit rewards are relative to the average")
-    d.lose("train.adaptive_logp", "terms are not weighted by their error") if d.value(
-        "train.adaptive_logp"
-    ) and d.has("train.adaptive_logp") else None
+    d.lose_unless("train.adaptive_logp", (False,), "terms are not weighted by their error")
     d.lose_unless("train.kl_cfg", (1, 1.0), "the reference has the training's guidance")
     d.lose_unless("train.reward_adaptive_kl", (False,), "the KL's weight is constant")
     d.lose_unless(

@@ -61,6 +61,10 @@ def _read(d: RunDraft) -> None:
             "sample alone, for which flowrl has no "
             "recipe: see rwr, which weighs samples by their rewards (flowrl recipes rwr)"
         )
+    d.check_counts(
+        "sample.train_batch_size", "sample.num_image_per_prompt", "sample.num_batches_per_epoch",
+        "sample.num_steps", "train.batch_size",
+    )  # fmt: skip
     _model(d)
     _batches(d)
     if algorithm == "dpo":

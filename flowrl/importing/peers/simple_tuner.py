@@ -23,12 +23,21 @@ _FAMILIES = {
     "qwen_image": "Qwen/Qwen-Image", "z_image": "Tongyi-MAI/Z-Image",
     "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
 }  # fmt: skip
+# leaves that the patterns below would take, with the values that do not change what is trained
+_UNLIKE = {
+    "lora_type": (("standard", None), "adapters are LoRA's here: LyCORIS trains other ones"),
+    "caption_dropout_probability": ((0, 0.0, None), "captions are never left out"),
+    "training_scheduler_timestep_spacing": (("trailing", None), "levels are drawn evenly"),
+    "delete_unwanted_images": ((False, None), "all rows of the file of pairs are read"),
+    "delete_problematic_images": ((False, None), "all rows of the file of pairs are read"),
+    "ignore_final_epochs": ((False, None), "a run ends after train.iterations"),
+}
 _TIMINGS = (
     "hub_*", "push_*", "report_to", "tracker_*", "disable_bucket_pruning", "vae_batch_size",
     "vae_*", "write_batch_size", "fuse_qkv_projections", "quantize_via", "attention_mechanism",
     "logging_*", "dataloader_*", "caption_*", "text_encoder_batch_size",
     "image_processing_batch_size", "debug_*", "aws_*", "metadata_*", "delete_*", "compress_*",
-    "preserve_*", "cache_*", "skip_file_discovery", "print_*", "override_*", "lora_type",
+    "preserve_*", "cache_*", "skip_file_discovery", "print_*", "override_*",
     "num_eval_images", "push_to_hub", "configure_*", "accelerator_*", "num_processes",
     "training_*", "ignore_*", "validation_prompt_library", "validation_disable_*",
     "validation_num_*",
@@ -52,11 +61,14 @@ def _read(d: RunDraft) -> None:
     if d.value("model_type") not in ("lora",):
         raise UserError("model_type: Flow-DPO of SimpleTuner trains adapters: set it to lora")
     d.write("model_type", {}, "model.lora has its settings")
+    d.check_counts("train_batch_size", "gradient_accumulation_steps")
     _model(d)
     _method(d)
     _optimizer(d)
     _pairs(d)
     d.lose_folders("output_dir", "tracker_run_name")
+    for name, (alike, why) in _UNLIKE.items():
+        d.lose_unless(name, alike, why)
     for name in d.matching(*_TIMINGS):
         d.lose(name, "changes speed, memory or logs", effect=False)
 
@@ -241,7 +253,7 @@ def _optimizer(d: RunDraft) -> None:
             {"evaluate.average": d.value("ema_decay") or 0.995},
             "per iteration, one step",
         )
-    elif d.has("use_ema"):
+    else:
         d.lose([x for x in ("use_ema", "ema_decay") if d.has(x)], "off", effect=False)
     for name, setting in (
         ("checkpoint_step_interval", "checkpoint.every"),

@@ -143,6 +143,10 @@ def _read(d: RunDraft) -> None:
     trainer = str(d.value(TRAINER) or "GRPO")
     if d.has(TRAINER):
         d.tell(TRAINER, {"recipe.name": "text"}, "the trainer's class")
+    d.check_counts(
+        "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations",
+        "num_iterations", "generation_batch_size", "steps_per_generation", "max_completion_length",
+    )  # fmt: skip
     _model(d)
     _sampling(d)
     _loss(d, trainer)

@@ -140,6 +140,10 @@ def _read(d: RunDraft) -> None:
             f"{_ROLLOUT}.multi_turn.enable",
             "several turns are model.environment, code of yours: docs/language.md",
         )
+    d.check_counts(
+        "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size", f"{_ACTOR}.ppo_epochs",
+        f"{_ROLLOUT}.n", "data.max_response_length",
+    )  # fmt: skip
     _model(d)
     _sampling(d)
     _advantage(d, estimator)

@@ -35,6 +35,9 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 _DICTS = ("ml_collections.ConfigDict", "ConfigDict", "config_dict.ConfigDict")
 _PLACES = {"os.getcwd": ""}
+_PATHS = (
+    "os.path.join", "posixpath.join", "os.path.dirname", "os.path.abspath", "os.path.expanduser",
+)  # fmt: skip
 
 
 class Fields(dict[str, Any]):
@@ -155,7 +158,7 @@ class _Evaluator:
                 raise _Return(None if node.value is None else self.value(module, names, node.value))
             case ast.If():
                 test = self.value(module, names, node.test)
-                if isinstance(test, Unresolved):
+                if isinstance(test, Unresolved | Secret):
                     raise self.unknown(module, node, "a condition that the file does not decide")
                 for each in node.body if test else node.orelse:
                     self.run(module, names, each)
@@ -231,36 +234,59 @@ class _Evaluator:
                 return {each(k): each(v) for k, v in zip(node.keys, node.values, strict=True) if k}
             case ast.BinOp():
                 return self.binary(module, node, type(node.op), each(node.left), each(node.right))
-            case ast.UnaryOp(op=ast.USub()):
-                return -each(node.operand)
-            case ast.UnaryOp(op=ast.Not()):
-                return not each(node.operand)
-            case ast.BoolOp():
-                values = [each(inner) for inner in node.values]
-                return (all if isinstance(node.op, ast.And) else any)(values)
+            case ast.UnaryOp() | ast.BoolOp() | ast.IfExp():
+                return self.decided(module, node, each)
             case ast.Compare():
                 left, held = each(node.left), True
                 for op, inner in zip(node.ops, node.comparators, strict=True):
                     right = each(inner)
-                    if isinstance(left, Unresolved) or isinstance(right, Unresolved):
+                    if any(isinstance(side, Unresolved | Secret) for side in (left, right)):
                         return Unresolved(ast.unparse(node))
                     held = held and _COMPARE[type(op)](left, right)
                     left = right
                 return held
-            case ast.IfExp():
-                return each(node.body) if each(node.test) else each(node.orelse)
             case ast.JoinedStr():
-                return "".join(
-                    str(each(v.value)) if isinstance(v, ast.FormattedValue) else str(each(v))
+                inserted = [
+                    each(v.value) if isinstance(v, ast.FormattedValue) else each(v)
                     for v in node.values
-                )
+                ]
+                if any(isinstance(part, Unresolved | Secret) for part in inserted):
+                    return Unresolved(ast.unparse(node))
+                return "".join(map(str, inserted))
             case ast.Call():
                 return self.called(module, names, node)
             case _:
                 raise self.unknown(module, node, ast.unparse(node))
 
+    def decided(
+        self,
+        module: _Module,
+        node: ast.UnaryOp | ast.BoolOp | ast.IfExp,
+        each: Callable[[ast.expr], Any],
+    ) -> Any:
+        """A negation, `and`, `or` or `x if y else z`; unresolved where a part that decides is."""
+        value: Any = None
+        if isinstance(node, ast.BoolOp):
+            for inner in node.values:
+                value = each(inner)
+                if isinstance(value, Unresolved | Secret):
+                    return Unresolved(ast.unparse(node))
+                if bool(value) is isinstance(node.op, ast.Or):
+                    break
+            return value
+        value = each(node.test if isinstance(node, ast.IfExp) else node.operand)
+        if isinstance(value, Unresolved | Secret):
+            return Unresolved(ast.unparse(node))
+        if isinstance(node, ast.IfExp):
+            return each(node.body if value else node.orelse)
+        if isinstance(node.op, ast.Not):
+            return not value
+        if isinstance(node.op, ast.USub) and isinstance(value, int | float):
+            return -value
+        raise self.unknown(module, node, ast.unparse(node))
+
     def binary(self, module: _Module, node: ast.AST, op: type[ast.operator], a: Any, b: Any) -> Any:
-        if isinstance(a, Unresolved) or isinstance(b, Unresolved):
+        if isinstance(a, Unresolved | Secret) or isinstance(b, Unresolved | Secret):
             return Unresolved(ast.unparse(node))
         if op is ast.Pow and isinstance(a, int | float) and isinstance(b, int | float):
             if abs(b) > 64 or abs(a) > 1e6:
@@ -286,6 +312,8 @@ class _Evaluator:
             return Fields(given[0] if given else named)
         if name in _PLACES:
             return _PLACES[name]
+        if name in (*_PATHS, *_CALLS) and any(isinstance(g, Unresolved | Secret) for g in given):
+            return Unresolved(ast.unparse(node))
         if name in ("os.path.join", "posixpath.join"):
             return "/".join(str(part).rstrip("/") for part in given if str(part))
         if name in ("os.path.dirname", "os.path.abspath", "os.path.expanduser"):

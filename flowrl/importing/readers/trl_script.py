@@ -2,7 +2,9 @@
 docstring. The script is not run."""
 
 import ast
+import operator
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ _PEFT = {
     "target_modules": "lora_target_modules", "use_rslora": "use_rslora", "use_dora": "use_dora",
     "modules_to_save": "lora_modules_to_save",
 }  # fmt: skip
+MOST_NUMBER = 1e12  # on either side of an operation in a script
 _SKIPPED = (
     "args",
     "eval_dataset",
@@ -166,9 +169,21 @@ class TrlScript:
             self.leaves[name] = guarded(name, value)
 
 
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
 def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
+    """A constant, a name that has one, or their sum, difference, product or quotient."""
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id]
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        sides = [_literal(side, names) for side in (node.left, node.right)]
+        numbers = all(isinstance(s, int | float) and abs(s) <= MOST_NUMBER for s in sides)
+        if numbers and (sides[1] or not isinstance(node.op, ast.Div | ast.FloorDiv)):
+            return _ARITHMETIC[type(node.op)](*sides)
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

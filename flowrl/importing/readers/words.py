@@ -10,6 +10,7 @@ from flowrl.importing.readers.shell import OPEN
 from flowrl.settings.file.strict_yaml import parse_yaml
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+([eE][-+]?\d+)?")
+_OPTION = re.compile(r"--|-[A-Za-z]$")  # of a library, or a short one, such as -m of Python
 _WORDS: Mapping[str, Any] = {
     "true": True, "false": False, "none": None, "null": None, "~": None,
 }  # fmt: skip
@@ -43,13 +44,13 @@ def options(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[Leaves, li
     while i < len(words):
         word = words[i]
         i += 1
-        if not word.startswith("--") or len(word) < 3:
+        if not word.startswith("--") or len(word) < 3:  # a short option and its word are no leaves
             rest += _plain_word(word, found)
             continue
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
         values = [text] if equals else []
-        while not equals and i < len(words) and not words[i].startswith("--"):
+        while not equals and i < len(words) and not _OPTION.match(words[i]):
             values.append(words[i])
             i += 1
         if name in lists and values:

@@ -7,6 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 from flowrl.errors import NotFiniteError, Stopped, UserError, after
+from flowrl.pages.run_folder import RunFolder
+from flowrl.pages.run_page import last_words
 from flowrl.processes.meeting import lost
 from flowrl.session.atomic import numbered_folders, reason
 from flowrl.session.live import of_callback
@@ -59,9 +61,24 @@ def _stop(folder: Path, error: Exception) -> Stopped | None:
     if text is None or (isinstance(error, UserError) and newest is None and not not_finite):
         return None
     text += _trace(folder, error)
-    if not_finite and numbered_folders(folder / "best"):
-        text += f". The best weights are untouched in {folder / 'best'}"
-    return Stopped(f"{text}. {_way_on(folder, newest)}")
+    stands = _stands(folder) if not_finite else ""
+    return Stopped(f"{text}.{stands or ' '}{_way_on(folder, newest)}")
+
+
+def _stands(folder: Path) -> str:
+    """Lines for the end of a collapsed run: its last alarm, and whose its best weights are. Empty
+    for a run that keeps none."""
+    if not numbered_folders(folder / "best"):
+        return ""
+    try:
+        said = last_words(RunFolder.read(folder), quote(str(folder)))
+    except UserError:  # the folder was changed while the run trained
+        said = ""
+    return (
+        f"\n{said}\nThey are untouched in {folder / 'best'}. "
+        if said
+        else (f" The best weights are untouched in {folder / 'best'}. ")
+    )
 
 
 def _newest(folder: Path) -> Path | None:

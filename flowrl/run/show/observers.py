@@ -15,6 +15,7 @@ from flowrl.run.show.page_records import (
 )
 from flowrl.run.show.sample_pages import HeldOutPages, TrainingPages
 from flowrl.run.show.track import show_histograms, shows_histograms
+from flowrl.session.notices import Notices
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 
@@ -29,6 +30,8 @@ def open_observers(session: Session, progress: Progress) -> list[Observer]:
     observers.append(RunPage(session, progress))
     if shows_histograms(session.run):
         observers.append(Histograms(session))
+    if session.notices is not None:
+        observers.append(AlarmNotices(session.notices))
     return [*observers, TerminalObserver(session, progress)]
 
 
@@ -56,6 +59,16 @@ class RunPage(Observer):
 
     def on_record(self) -> None:
         renew_page(self.session)
+
+
+class AlarmNotices(Observer):
+    """Alarms as notices to the user. Ends are sent where they are known: `flowrl.run.start`."""
+
+    def __init__(self, notices: Notices) -> None:
+        self.notices = notices
+
+    def on_alarms(self, texts: Sequence[str]) -> None:
+        self.notices.send("alarm", " ".join(texts))
 
 
 class Histograms(Observer):

@@ -1,12 +1,11 @@
 """The head of a Ray cluster, whose death Ray itself answers by ending this process in silence."""
 
-import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 
+from flowrl.processes.watch import end_process
 from flowrl.settings.sections.workers import WorkerSettings
 from rewards.rights import Right, need
 
@@ -15,12 +14,8 @@ STOPPED = 3  # the exit code
 
 
 def end(text: str) -> None:
-    """End this process at once: its main thread may wait for Ray without end. What it has saved is
-    whole."""
-    try:
-        print(f"flowrl: {text}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(STOPPED)
+    """End this process at once: its main thread may wait for Ray without end."""
+    end_process(text, STOPPED)
 
 
 def address_of(workers: WorkerSettings) -> str:
