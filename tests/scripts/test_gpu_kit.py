@@ -21,7 +21,7 @@ from samplers.noise import row_keys
 from samplers.tokens import gumbel
 from scripts.gpu import lines as kept_lines
 from scripts.gpu import pack, pages, run, stage_noise, stages, subjects
-from scripts.gpu.lines import Lines, read_lines, spread, tree_state
+from scripts.gpu.lines import Lines, read_lines, spread
 from scripts.gpu.stages import START, Stage
 from tests.support.pretended_cuda import compiled
 
@@ -321,7 +321,7 @@ def test_the_whole_kit_is_rehearsed_and_faults_cost_only_their_stage(tmp_path):
     assert lacking == {
         "cuDNN attention with gradients", "compile", "CUDA graph", "memory statistics"
     }  # fmt: skip
-    assert tree_state()["commit"] == lines[0]["commit"]
+    assert made.state["commit"] == lines[0]["commit"]
 
 
 @pytest.mark.slow
