@@ -23,10 +23,10 @@ def exact_text(value: Any) -> str:
     return json.dumps(_replaced(value, lambda number: {NOT_FINITE: str(number)}), allow_nan=False)
 
 
-def read_exact(text: str | bytes) -> Any:
+def read_exact(text: str) -> Any:
     """Read a text of `exact_text`, or of an older version, which wrote NaN and Infinity.
     ValueError if it is not JSON."""
-    return json.loads(text, object_hook=_restored)
+    return json.loads(text, object_hook=restored)
 
 
 def not_finite(values: Mapping[str, Any]) -> int:
@@ -34,7 +34,8 @@ def not_finite(values: Mapping[str, Any]) -> int:
     return sum(isinstance(value, float) and not math.isfinite(value) for value in values.values())
 
 
-def _restored(tree: dict[str, Any]) -> Any:
+def restored(tree: dict[str, Any]) -> Any:
+    """The number that an object of `exact_text` stands for; any other object as it is."""
     name = tree.get(NOT_FINITE)
     return _NAMES[name] if tree.keys() == {NOT_FINITE} and name in _NAMES else tree
 

@@ -117,8 +117,8 @@ def _counters(
 
 def _gumbel(counters: Tensor) -> Tensor:
     """Gumbel noise of these counters, which are overwritten."""
-    part = shifted_right(mixed_(counters), 24).float().add_(0.5).mul_(2.0**-40)
-    return part.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_().neg_()
+    part = shifted_right(mixed_(counters), 24).float().add_(0.5).mul_(-(2.0**-40))
+    return part.clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
 
 
 def mixed_(z: Tensor) -> Tensor:

@@ -36,16 +36,20 @@ def new_run(
     return given.folder / "run.yaml"
 
 
-def convert(file: str | Path, *, config: str | Path, out: str | Path) -> Path:
+def convert(file: str | Path, *, out: str | Path, config: str | Path | None = None) -> Path:
     """Write a single file of weights, in the names of the model's original code, as a pipeline's
-    folder, which is returned. No network is used.
+    folder, or the denoiser of a pipeline's folder as such a file. `out` is returned. No network is
+    used.
 
-    file    a safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion)
-    config  the folder of a pipeline of the same model, from which everything comes that the file
-            lacks
-    out     a new or empty folder
+    file    a safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion); or a
+            pipeline's folder
+    out     a new or empty folder; or, of a folder, a new safetensors file (a second denoiser's is
+            beside it, NAME_2.safetensors)
+    config  of a file: the folder of a pipeline of the same model, from which everything comes that
+            the file lacks
 
-    UserError for a file that does not fit that pipeline.
+    UserError for a file that does not fit that pipeline, and for a model of which diffusers' own
+    reader does not read back every weight to the bit: no file is left then.
     """
     from flowrl.cli.convert import Convert, convert_file
 

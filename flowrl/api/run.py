@@ -26,6 +26,7 @@ from flowrl.api.parts import (
     prompt_settings,
 )
 from flowrl.api.untouched import untouched
+from flowrl.bounded_files import bounded_lines, json_object
 from flowrl.cli import run_start
 from flowrl.cli.calibrate import Calibrate, print_calibration
 from flowrl.cli.check_rows import report_rows
@@ -271,7 +272,8 @@ class Run:
         path = None if self.folder is None else self.folder / record.METRICS
         if path is None or not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        lines = (json_object(line) for line in bounded_lines(path, record.MOST_RECORD))
+        return [dict(line) for line in lines if line is not None]
 
     @property
     def done(self) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from flowrl.errors import UserError
+from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
 
 
@@ -22,7 +23,7 @@ def is_pipeline_of(pipe: Any, folder: Path) -> bool:
     weights in the pipeline's dtype."""
     if not (folder / PIPELINE_INDEX).is_file():
         return False
-    index = json.loads((folder / PIPELINE_INDEX).read_text())
+    index = read_json(folder / PIPELINE_INDEX, "model.pipeline")
     if index.get("_class_name") != type(pipe).__name__:
         return False
     for name, part in pipe.components.items():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import transformers.utils.logging
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.nn import functional
 
 from flowrl.cli.commands import quiet
 from flowrl.errors import UserError
@@ -72,6 +73,7 @@ def _torch_defaults() -> Iterator[None]:
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()  # `model.tf32` changes it too, and these
     rounds, attends = torch.backends.cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
+    attention = functional.scaled_dot_product_attention  # `model.cudnn_attention` may replace it
     device = torch.get_default_device()
     if device.type != "cpu":
         torch.set_default_device(None)
@@ -93,6 +95,7 @@ def _torch_defaults() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = rounds
         torch.backends.cuda.enable_cudnn_sdp(attends)
+        functional.scaled_dot_product_attention = attention
         if device.type != "cpu" and not of_with:
             torch.set_default_device(device)
         if torch.get_num_threads() != threads:

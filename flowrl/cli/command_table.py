@@ -92,8 +92,8 @@ COMMANDS = {
     ),
     "convert": Command(
         "flowrl.api.commands:convert_command",
-        "FILE --config FOLDER --out FOLDER",
-        "write a single file of weights as a pipeline's folder, without a network",
+        "FILE --config FOLDER --out FOLDER | FOLDER --out FILE",
+        "write a single file of weights as a pipeline's folder, or the file of a folder",
         "flowrl convert my_flux.safetensors --config FLUX.1-dev --out my_flux",
         "flowrl.cli.convert:Convert",
     ),

@@ -1,24 +1,25 @@
-"""`flowrl convert FILE`: a folder in diffusers' format from a single file of weights."""
+"""`flowrl convert`: a folder in diffusers' format from a single file of weights, or the file from
+the folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import diffusers
-import torch
 from diffusers.loaders.single_file import FromSingleFileMixin
 from diffusers.loaders.single_file_model import FromOriginalModelMixin
-from safetensors import safe_open
 
 from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
+from flowrl.cli.single_file import first_dtype, write_single_file
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.models.saved_weights import reading
 from flowrl.paths import find
 from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.command_line.arguments import Word
-from rewards.perception.weight_files import safetensors_header
+from rewards.perception.weight_files import damage_of, safetensors_header
 
 # beginnings of keys of text encoders, which a file of a whole pipeline has
 ENCODER_KEYS = ("conditioner.", "cond_stage_model.", "text_encoders.")
@@ -27,22 +28,34 @@ ENCODER_KEYS = ("conditioner.", "cond_stage_model.", "text_encoders.")
 @dataclass
 class Convert:
     """Write a single file of weights, in the names of the model's original code, as a pipeline's
-    folder. No network is used."""
+    folder, or the denoiser of a pipeline's folder as such a file. No network is used."""
 
     file: Word[Path]
-    """A safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion)."""
-    config: Path
-    """The folder of a pipeline of the same model, from which everything comes that the file
-    lacks."""
+    """A safetensors file of a denoiser, or of a whole pipeline (Stable Diffusion); or a pipeline's
+    folder."""
     out: Path
-    """A new or empty folder."""
+    """A new or empty folder; or, of a folder, a new safetensors file."""
+    config: Path | None = None
+    """Of a file: the folder of a pipeline of the same model, from which everything comes that the
+    file lacks."""
 
 
 def convert_file(given: Convert) -> Path:
-    """Write the folder. UserError for a file that does not fit the folder's pipeline."""
-    file, folder = find(str(given.file)), find(str(given.config))
+    """Write the folder, or the file. UserError for a file that does not fit the folder's pipeline,
+    and for a model whose file diffusers does not read back."""
+    file = find(str(given.file))
+    if file.is_dir():
+        return _folder_to_file(file, given)
+    if given.config is None:
+        raise UserError(
+            f"convert: {given.file} needs --config: the folder of a pipeline of the same model"
+        )
+    folder = find(str(given.config))
+    whole_file = file.is_file() and file.suffix == ".safetensors"
+    if whole_file and (what := damage_of(file)):
+        raise UserError(f"convert: {given.file} {what}")
     header = safetensors_header(file) if file.is_file() else None
-    if header is None:
+    if not header:
         raise UserError(f"convert: {given.file} is no safetensors file: name one")
     if not folder.is_dir():
         raise UserError(f"convert: --config: there is no folder {given.config}")
@@ -54,6 +67,19 @@ def convert_file(given: Convert) -> Path:
     return out
 
 
+def _folder_to_file(folder: Path, given: Convert) -> Path:
+    if given.config is not None:
+        raise UserError(f"convert: {given.file} is a folder, which needs no --config: leave it out")
+    if given.out.suffix != ".safetensors":
+        raise UserError(
+            f"convert: --out: {given.out} is no name of a safetensors file, which {given.file} "
+            "becomes: end it with .safetensors"
+        )
+    if not given.out.parent.is_dir():
+        raise UserError(f"convert: --out: there is no folder {given.out.parent}: make it first")
+    return write_single_file(folder, given.out)[0]
+
+
 def _whole(file: Path, folder: Path) -> Any:
     """The pipeline of a file that has all of its parts."""
     kind = pipeline_class(pipeline_index(folder), str(folder))
@@ -61,7 +87,7 @@ def _whole(file: Path, folder: Path) -> Any:
         raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
     try:
         return kind.from_single_file(
-            str(file), config=str(folder), local_files_only=True, torch_dtype=_dtype(file)
+            str(file), config=str(folder), local_files_only=True, torch_dtype=first_dtype(file)
         )
     except (*FAILURES, OSError) as error:
         raise UserError(f"convert: {_why(file, kind, error)}") from error
@@ -80,7 +106,7 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
     kind: Any = getattr(diffusers, str(index[name][1]))
     if not issubclass(kind, FromOriginalModelMixin):
         raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
-    dtype = _dtype(file)
+    dtype = first_dtype(file)
     try:
         denoiser = kind.from_single_file(
             str(file),
@@ -96,16 +122,10 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
     if lacking:
         raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
     pipeline: Any = pipeline_class(index, str(folder))
-    return pipeline.from_pretrained(
-        folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
-    )
-
-
-def _dtype(file: Path) -> torch.dtype:
-    """The type of a file's first tensor."""
-    with safe_open(file, "pt") as opened:
-        first = next(iter(opened.keys()))
-        return opened.get_tensor(first).dtype
+    with reading(folder, "convert"):
+        return pipeline.from_pretrained(
+            folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
+        )
 
 
 def _why(file: Path, kind: type, error: Exception) -> str:

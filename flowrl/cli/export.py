@@ -25,6 +25,7 @@ from flowrl.models.diffusers.lora.lora_formats import (
     write_adapter,
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
+from flowrl.models.saved_weights import loaded, reading
 from flowrl.paths import new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
@@ -166,8 +167,9 @@ def _convert(
         adapter = read_adapter(file)
         number = "_2" if file.name == SECOND else ""
         path = out / f"{form}{number}.safetensors"
-        write_adapter(path, adapter, denoiser, form)
-        worst = check_written(path, adapter, denoiser, form)
+        with reading(file, "export"):
+            write_adapter(path, adapter, denoiser, form)
+            worst = check_written(path, adapter, denoiser, form)
         print(f"{path.name}: {len(adapter)} layers read back, largest difference {worst:.0e}")
         yield path
 
@@ -180,7 +182,7 @@ def _merge(run: RunSettings, weights: Path, folder: Path) -> None:
 
     with explained(run, trains=False):
         policy: Any = load_policy(run, device_of(run))
-        policy.load_weights(weights)
+        loaded(weights, "export", lambda: policy.load_weights(weights))
     if isinstance(policy, PipelinePolicy):
         policy.frozen.rest()
         for denoiser in policy.denoisers:

@@ -1,6 +1,5 @@
 """The model of `flowrl sample` and `flowrl evaluate`: a run's, or one without a run."""
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
+from flowrl.models.saved_weights import loaded
 from flowrl.paths import find
 from flowrl.run.save import checkpoint
-from flowrl.session.atomic import numbered_folders
+from flowrl.session.atomic import CONTENTS, damage, numbered_folders
 from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.checks.machine import check_hub
+from flowrl.settings.checks.model_files import ANOTHER, check_saved, read_json
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
 from flowrl.settings.parts.own_parts import is_code
@@ -55,12 +56,12 @@ def load_into(policy: Model, run: RunSettings, chosen: Path | None) -> None:
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
     elif chosen is not None:
-        policy.load_weights(chosen)
+        loaded(chosen, "the weights", lambda: policy.load_weights(chosen))
 
 
 def weights_folder(folder: Path, weights: str) -> Path:
     """Folder of a run's last or best weights, of a checkpoint by its name (000010), or `weights`
-    itself. UserError if it does not exist."""
+    itself. UserError if it does not exist, or is damaged."""
     if weights == "best":
         chosen = _best(folder)
     elif weights == "last":
@@ -76,7 +77,15 @@ def weights_folder(folder: Path, weights: str) -> Path:
         there = f"; it has {', '.join([*named, 'base', *saved])}"
         hint = "" if unfinished else there
         raise UserError(f"{folder} has no {weights!r} weights{unfinished}{hint}")
+    check_whole(chosen)
     return chosen
+
+
+def check_whole(folder: Path) -> None:
+    """UserError for a folder of weights that is damaged, before anything loads."""
+    if (folder / CONTENTS).exists() and (wrong := damage(folder)) is not None:
+        raise UserError(f"{folder} is damaged ({wrong}): {ANOTHER}")
+    check_saved(folder, "the weights")
 
 
 def _best(folder: Path) -> Path | None:
@@ -210,8 +219,10 @@ def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:
 
 def model_run(source: str, adapter: Path | None) -> RunSettings:
     """Settings of a run for a model: defaults, without training."""
-    if adapter is not None and not adapter.is_dir():
-        raise UserError(f"--adapter: no folder {adapter}")
+    if adapter is not None:
+        if not adapter.is_dir():
+            raise UserError(f"--adapter: no folder {adapter}")
+        check_whole(adapter)
     model: dict[str, Any] = {"lora": None}
     if is_code(source):
         model |= {"own": source, "lora": _text_adapter(adapter)}
@@ -237,13 +248,16 @@ def _text_adapter(folder: Path | None) -> Mapping[str, Any] | None:
     file = None if folder is None else folder / TEXT_ADAPTER
     if file is None or not file.is_file():
         return None
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    targets = saved["target_modules"]
-    return {
-        "rank": saved["r"],
-        "alpha": saved["lora_alpha"],
-        "targets": [targets] if isinstance(targets, str) else targets,
-    }
+    saved = read_json(file, "--adapter")
+    try:
+        targets = saved["target_modules"]
+        return {
+            "rank": saved["r"],
+            "alpha": saved["lora_alpha"],
+            "targets": [targets] if isinstance(targets, str) else targets,
+        }
+    except KeyError as error:
+        raise UserError(f"--adapter: {file} has no {error}: copy the adapter again") from error
 
 
 def is_pipeline(source: str) -> bool:

@@ -21,6 +21,7 @@ from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
+from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.checks.unlike import unlike_training
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
@@ -255,7 +256,7 @@ def _scheduler(source: str) -> str:
     file = None if folder is None else folder / "scheduler" / "scheduler_config.json"
     if file is None or not file.is_file():
         return ""
-    return f"the pipeline's own, {json.loads(file.read_text(encoding='utf-8'))['_class_name']}"
+    return f"the pipeline's own, {read_json(file, 'model.pipeline').get('_class_name')}"
 
 
 def _results(run: RunFolder, iteration: int | None) -> tuple[int, CardRows]:

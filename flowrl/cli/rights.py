@@ -5,7 +5,9 @@ from pathlib import Path
 
 import yaml
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
+from flowrl.settings.file.strict_yaml import MOST_FILE
 from flowrl.settings.read import rights_of
 from flowrl.settings.trust import Need
 from rewards.rights import MEANINGS, Right
@@ -39,7 +41,8 @@ class _Lines:
     @classmethod
     def of(cls, file: Path) -> "_Lines":
         try:
-            root = yaml.compose(file.read_text(encoding="utf-8-sig"), yaml.SafeLoader)
+            text = bounded_bytes(file, MOST_FILE).decode("utf-8-sig")
+            root = yaml.compose(text, yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
         found: dict[str, list[tuple[str, int]]] = {}

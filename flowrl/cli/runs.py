@@ -17,6 +17,7 @@ from flowrl.session.atomic import in_use
 from flowrl.settings.command_line.arguments import Word
 
 RUNS = Path("runs")
+MOST_TRACE = 2**20  # bytes of a run's last traceback
 _GAP = "  "
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -145,7 +146,12 @@ def _state(run: RunFolder) -> tuple[str, str]:
     trace = run.folder / TRACE
     if trace.is_file() and trace.stat().st_mtime >= _mtime(run.folder / "metrics.jsonl"):
         with suppress(OSError):
-            text = plain_bytes(run.folder, trace).decode("utf-8", "replace").strip().splitlines()
+            text = (
+                plain_bytes(run.folder, trace, MOST_TRACE)
+                .decode("utf-8", "replace")
+                .strip()
+                .splitlines()
+            )
             return "failed", text[-1][:300] if text else TRACE
     return "stopped", ""
 

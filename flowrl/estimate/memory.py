@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from safetensors import safe_open
-
 from flowrl.estimate import sizes
 from flowrl.estimate.activations import kept_by_call
 from flowrl.estimate.by_size import at_size, size_shares
@@ -29,6 +27,7 @@ from flowrl.settings import (
 )
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.sections.train import CallKind
+from rewards.perception.weight_files import tensor_shapes
 from samplers import Plan
 
 GIB = 2**30
@@ -211,9 +210,8 @@ def _adapters(how: Lora, model: Sizes) -> int:
     files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     count = 0
     for file in files:
-        with safe_open(file, framework="pt") as saved:
-            names = [name for name in saved.keys() if ".lora_" in name]  # noqa: SIM118
-            count += sum(math.prod(saved.get_slice(name).get_shape()) for name in names)
+        shapes = tensor_shapes(file)
+        count += sum(math.prod(shape) for name, shape in shapes.items() if ".lora_" in name)
     return count or model.adapters * how.rank + (model.lengths if how.dora else 0)
 
 

@@ -377,12 +377,14 @@ class SizeLimits:
     factor   of pixels: a height or width is a multiple of it
     longest  pixels of the longest height or width; None without a limit
     frames   of a video are `ahead` more than a multiple of this
+    rounds   whether the pipeline packs latents, and rounds a side to what it packs
     """
 
     factor: int
     longest: int | None
     frames: int
     ahead: int
+    rounds: bool = False
 
     @classmethod
     def of(cls, described: Description) -> "SizeLimits":
@@ -391,7 +393,17 @@ class SizeLimits:
         patch = _patch(vae, config)
         most = config.get("pos_embed_max_size")  # SD3: patches of a side
         longest = most * patch * spatial if isinstance(most, int) else None
-        return cls(spatial * patch, longest, *_chunks(vae, temporal))
+        chunks = _chunks(vae, temporal)
+        return cls(spatial * patch, longest, *chunks, rounds=_packed(vae, config))
+
+    def impossible(self, sizes: Mapping[str, int | None]) -> str | None:
+        """Why a pipeline, whose own checks take these sizes, could not generate them: a side beyond
+        the model's longest one, or, for a model of patches that does not pack its latents, and so
+        does not round them, half a patch."""
+        sides = {n: v for n, v in sizes.items() if n in ("height", "width") and type(v) is int}
+        if self.rounds:
+            sides = {name: value - value % self.factor for name, value in sides.items()}
+        return self.refusal(sides)
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
         """Why a pipeline cannot generate these sizes, by the names of its call's arguments."""

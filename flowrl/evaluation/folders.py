@@ -1,13 +1,13 @@
 """A folder of images and videos as items with prompts: from a table, from the metadata of the
 files, or from their names."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flowrl.bounded_files import bounded_bytes, json_object
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
@@ -22,6 +22,7 @@ Where = Literal["auto", "table", "captions", "metadata", "names"]
 FILE_COLUMNS = ("file", "file_name", "image", "video", "path")
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 TABLES = ("prompts", "metadata")  # names of tables that need no option
+MOST_CAPTION = 2**20  # bytes
 CAPTIONS = (".txt", ".caption")  # of files beside the images, as trainers of LoRAs read them
 DESCRIPTION, COMMENT = 0x010E, 0x9286  # EXIF
 
@@ -121,7 +122,7 @@ def caption_beside(path: Path) -> str | None:
             continue
         try:
             wrong = file_unlike_its_name(file)
-            text = utf8_text(file.read_bytes()) if wrong is None else ""
+            text = utf8_text(bounded_bytes(file, MOST_CAPTION)) if wrong is None else ""
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
         if wrong is not None:
@@ -171,9 +172,7 @@ def embedded_prompt(path: Path) -> str | None:
 
 def _of_graph(text: str) -> str | None:
     """The prompt in a ComfyUI graph: the text of the node that a sampler's `positive` links to."""
-    try:
-        nodes = json.loads(text)
-    except json.JSONDecodeError:
+    if (nodes := json_object(text.encode())) is None:
         return None
     inputs = {k: n.get("inputs", {}) for k, n in nodes.items() if isinstance(n, dict)}
     for node in inputs.values():

@@ -5,10 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
-from flowrl.prompts.files import LINE_END, cell_rows, one_value_per_key, utf8_text
+from flowrl.prompts.files import (
+    LINE_END,
+    cell_rows,
+    one_value_per_key,
+    parquet_rows,
+    utf8_text,
+)
 from rewards.perception.contents import file_unlike_its_name
 
+MOST_TABLE = 2**30  # bytes of a table of texts
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -39,7 +47,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read: it {mismatch}")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
-    except ValueError as error:  # as those of json and of the decoder are
+    except (ValueError, RecursionError, OSError) as error:  # those of json and of the decoder too
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path}: no rows with named columns")
@@ -47,7 +55,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    text = utf8_text(path.read_bytes())
+    text = utf8_text(bounded_bytes(path, MOST_TABLE))
     if suffix in (".csv", ".tsv"):
         return list(cell_rows(text, "\t" if suffix == ".tsv" else ",").rows)
     if suffix == ".json":
@@ -76,12 +84,8 @@ def _only_list(content: dict[str, Any]) -> list[Any]:
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        names = parquet.read_schema(path).names
-        if len(set(names)) < len(names):
-            raise ValueError("two columns have the same name")
-        return parquet.read_table(path).to_pylist()
+        return parquet_rows(path)
     except pyarrow.ArrowException as error:
         raise ValueError(str(error)) from error

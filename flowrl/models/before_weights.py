@@ -15,6 +15,7 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models import savings
+from flowrl.models.complete_weights import check_components, check_fits
 from flowrl.models.description import Description, describe, local_folder
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
@@ -87,6 +88,8 @@ def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
     if (denoisers := _built(described)) is None:
         return
     _check_savings(run, m, kind, described)
+    if folder is not None and described.modular is None:
+        check_components(folder, denoisers)
     if m.lora is not None and m.lora.start is None:
         for denoiser in denoisers.values():
             chosen_targets(denoiser, m.lora.targets)
@@ -97,6 +100,8 @@ def _built(described: Description) -> Mapping[str, nn.Module] | None:
     settings its load judges."""
     try:
         return described.denoisers
+    except UserError:
+        raise
     except FAILURES:  # a class's own constructor, which may ask for values
         return None
 
@@ -148,6 +153,7 @@ def _check_language(run: RunSettings, m: LanguageSettings) -> None:
         raise
     except FAILURES:  # likewise
         return
+    check_fits(policy.model, folder, "model.language")
     if isinstance(policy, ImageTokenPolicy):
         check_image_steps(policy, run)
     elif m.server is not None:

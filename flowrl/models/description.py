@@ -2,7 +2,6 @@
 of public configurations that comes with flowrl."""
 
 import inspect
-import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 
 import diffusers
 import torch
-import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig
 
+from flowrl.errors import UserError
+from flowrl.models.complete_weights import unloaded
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
-from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
 from flowrl.models.diffusers.modular.folder import (
@@ -30,6 +29,7 @@ from flowrl.models.diffusers.modular.folder import (
     of_class,
 )
 from flowrl.models.diffusers.modular.verdicts import modular_classes
+from flowrl.models.language.loading import read_errors
 from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
@@ -104,10 +104,17 @@ class Description:
         return next(iter(self.denoisers.values()))
 
     def component(self, name: str) -> nn.Module:
-        """Load a component of diffusers on torch's meta device."""
+        """Load a component of diffusers on torch's meta device. UserError for a configuration that
+        its class does not take."""
         config = self.configs[name]
+        kind = getattr(diffusers, str(config.get("_class_name")), None)
+        if kind is None:
+            raise UserError(
+                f"model.pipeline: {name}/config.json names no class of diffusers "
+                f"{diffusers.__version__} (_class_name): download it again"
+            )
         with torch.device("meta"):
-            return getattr(diffusers, config["_class_name"]).from_config(config)
+            return kind.from_config(config)
 
     def language_model(self) -> nn.Module:
         """Load a language model on torch's meta device."""
@@ -127,9 +134,10 @@ class Description:
             return gguf_config(self.folder, self.gguf)
         if self.folder is not None:
             check_no_own_code(self.folder, "model.language")
-            return AutoConfig.from_pretrained(self.folder)
-        config = dict(self.configs["model"])
-        return AutoConfig.for_model(config.pop("model_type"), **config)
+            with read_errors(str(self.folder)):
+                return AutoConfig.from_pretrained(self.folder)
+        settings = dict(self.configs["model"])
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
     def default(self, name: str) -> Any:
         """Default value of an argument of the pipeline's call; None without such an argument."""
@@ -290,7 +298,7 @@ def _modular_folder(folder: Path, source: ModularSource) -> Description:
 def _tokens(folder: Path) -> int:
     """Number of tokens that a tokenizer pads to, if it has a limit; otherwise CLIP's number."""
     file = folder / "tokenizer_config.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    saved = read_json(file, "model.pipeline") if file.is_file() else {}
     length = saved.get("model_max_length", CLIP_TOKENS)
     return length if isinstance(length, int) and length < 10_000 else CLIP_TOKENS
 
@@ -308,19 +316,8 @@ def _count(folder: Path, named: Sequence[Any]) -> int | None:
     configuration. `named`: library and class, as an index names them."""
     if list(folder.glob("*.safetensors")):
         return _numbers(folder)
-    library = {"diffusers": diffusers, "transformers": transformers}.get(str(named[0]))
-    kind = None if library is None else getattr(library, str(named[1]), None)
-    if kind is None:
-        return None
-    try:
-        with torch.device("meta"):
-            if library is diffusers:
-                built = kind.from_config(read_json(folder / "config.json", "model.pipeline"))
-            else:
-                built = kind(kind.config_class.from_pretrained(folder))
-    except FAILURES:  # a class's own constructor, which may ask for more
-        return None
-    return sum(p.numel() for p in built.parameters())
+    built = unloaded(folder, named)
+    return None if built is None else sum(p.numel() for p in built.parameters())
 
 
 def _numbers(folder: Path) -> int | None:

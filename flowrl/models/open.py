@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes
+from flowrl.models.complete_weights import check_components
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.paths import find
@@ -23,6 +24,7 @@ from flowrl.settings import (
     PipelineSettings,
     RunSettings,
 )
+from flowrl.settings.checks.machine import check_model
 from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
@@ -46,7 +48,8 @@ DTYPES = {
 
 def open_model(run: RunSettings, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is a training run's; other uses never sample from a server or an
-    engine."""
+    engine. UserError, before anything loads, for files that are missing or damaged."""
+    check_model(run.model)
     set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
     m = run.model
     if isinstance(m, PipelineSettings):
@@ -63,12 +66,16 @@ def compiles(run: RunSettings, device: torch.device) -> bool:
     return run.model.compiles is True or (run.model.compiles == "auto" and device.type == "cuda")
 
 
-def set_kernels(device: torch.device, *, tf32: bool | None, cudnn_attention: bool) -> None:
+def set_kernels(
+    device: torch.device, *, tf32: bool | None, cudnn_attention: bool | Literal["unmasked"]
+) -> None:
     """Allow or forbid TF32 (None leaves it unchanged) and cuDNN's attention on a CUDA device, for
     the whole process."""
     if device.type != "cuda":
         return
-    torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
+    from flowrl.models import savings
+
+    savings.cudnn_attention(cudnn_attention)
     if tf32 is not None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
@@ -84,6 +91,8 @@ def _pipeline(
     from flowrl.models.diffusers.memory.offload import BaseMemory
     from flowrl.models.diffusers.policy import PipelinePolicy, SchedulerUse
 
+    if m.form == "classic" and (folder_of := find(m.pipeline)).is_dir():
+        check_components(folder_of)
     user_levels = None
     if m.sigmas is not None:
         user_levels = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
@@ -280,11 +289,13 @@ def refuse_images(run: RunSettings, source: str) -> None:
     from transformers import AutoConfig
 
     from flowrl.models.language.chat import images_refused
+    from flowrl.models.language.loading import read_errors
     from flowrl.models.language.vision import reads_images
 
     if not (find(source) / "config.json").is_file() or not run.prompts.on_disk("train"):
         return
-    config = AutoConfig.from_pretrained(find(source))
+    with read_errors(source):
+        config = AutoConfig.from_pretrained(find(source))
     pictured = next(filter(has_images, run.prompts.read("train").texts), None)
     if pictured is not None and not reads_images(config):
         raise images_refused(pictured)

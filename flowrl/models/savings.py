@@ -6,12 +6,15 @@ their effect on it.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import wraps
+from typing import Any, Literal
 
 import torch
 from diffusers.models.modeling_utils import ModelMixin
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import config
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -87,6 +90,39 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
             denoiser.set_attention_backend(backend)
         except (ValueError, RuntimeError, ImportError) as error:
             raise UserError(f"model.attention: {backend}: {error}") from error
+
+
+PLAIN_ATTENTION = functional.scaled_dot_product_attention
+
+
+@wraps(PLAIN_ATTENTION)
+def masked_without_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *rest: Any,
+    **named: Any,
+) -> Tensor:
+    """PyTorch's attention, which leaves cuDNN out of calls with a mask."""
+    if attn_mask is None:
+        return PLAIN_ATTENTION(query, key, value, attn_mask, *rest, **named)
+    asked = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
+    }
+    with sdpa_kernel([backend for backend, enabled in asked.items() if enabled]):
+        return PLAIN_ATTENTION(query, key, value, attn_mask, *rest, **named)
+
+
+def cudnn_attention(use: bool | Literal["unmasked"]) -> None:
+    """Allow or forbid cuDNN's attention in this process, or allow it in calls without a mask."""
+    torch.backends.cuda.enable_cudnn_sdp(use is not False)
+    if use == "unmasked":  # models look it up there in every call
+        functional.scaled_dot_product_attention = masked_without_cudnn
+    elif functional.scaled_dot_product_attention is masked_without_cudnn:
+        functional.scaled_dot_product_attention = PLAIN_ATTENTION
 
 
 def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:

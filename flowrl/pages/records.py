@@ -4,6 +4,7 @@ small and bounded. A run writes them at its evaluations; docs/following.md descr
 """
 
 import re
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from flowrl.json_text import json_text
-from flowrl.pages.plain_files import plain_bytes
+from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.whole_file import write_whole
 
 RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
 MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
+MOST_RECORDS = 4 * MOST_EVALUATIONS  # of a kind that are read: the newest
+MOST_RECORD_BYTES = 2**25  # of a file
+MOST_LINES = 10_000  # of starts or alarms that are read: the newest
 MOST_TEXT = 4000  # letters of a text, and a tenth of that of a prompt
 _NUMBERED = re.compile(r"(evaluation|tree)-(\d{6,})\.json")
 MediaKind = Literal["image", "video", "text"]
@@ -220,23 +224,21 @@ def read_alarms(run: Path) -> list[AlarmRecord]:
 
 def _records(run: Path, kind: str) -> list[Any]:
     records: list[Any] = []
-    for path, _ in _numbered(run):
-        if path.name.startswith(kind):
-            with suppress(OSError, ValidationError):
-                records.append(_READERS[kind].validate_json(plain_bytes(run, path)))
+    paths = [path for path, _ in _numbered(run) if path.name.startswith(kind)]
+    for path in paths[-MOST_RECORDS:]:
+        with suppress(OSError, ValidationError):
+            read = plain_bytes(run, path, MOST_RECORD_BYTES)
+            records.append(_READERS[kind].validate_json(read))
     return records
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    records = list[Any]()
-    try:
-        content = plain_bytes(run, run / RECORDS_FOLDER / name)
-    except OSError:
-        return records
-    for line in content.splitlines():
-        with suppress(ValidationError):  # a kill may leave the last line torn
-            records.append(_READERS[name].validate_json(line))
-    return records
+    records = deque[Any](maxlen=MOST_LINES)
+    with suppress(OSError):
+        for line in plain_lines(run, run / RECORDS_FOLDER / name, MOST_RECORD_BYTES):
+            with suppress(ValidationError):  # a kill may leave the last line torn
+                records.append(_READERS[name].validate_json(line))
+    return list(records)
 
 
 def _numbered(run: Path) -> list[tuple[Path, int]]:

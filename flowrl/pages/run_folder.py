@@ -1,8 +1,7 @@
 """A run's folder as its page shows it: settings, metrics and records, as far as they exist."""
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
+from flowrl.bounded_files import json_object, parsed_json
 from flowrl.errors import UserError
-from flowrl.pages.plain_files import plain_bytes
+from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
@@ -31,6 +31,10 @@ from flowrl.settings.sections.recipe import RECIPE_SETTINGS
 from flowrl.settings.words.scores import is_trained
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
+METRICS = "metrics.jsonl"
+LARGEST = 1e100  # of a page's numbers: differences of larger ones overflow
+LAST = 2**40  # iteration of a page: beyond it, curves have no room between two
+MOST_NUMBERS = 8_000_000  # of a record that is read: a hundred thousand lines of eighty
 MetricLine = Mapping[str, float]
 MOST_ANSWERS, MOST_ANSWER_BYTES = 5, 2**20
 _PLAIN = TypeAdapter[Any](Any)
@@ -156,26 +160,32 @@ class RunFolder:
 
 
 def _metrics(folder: Path) -> Iterator[MetricLine]:
-    """Lines with their finite numbers. Unreadable lines are left out."""
-    try:
-        content = plain_bytes(folder, folder / "metrics.jsonl")
-    except OSError:
-        return
-    for text in content.splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("iteration"), int):
-            yield {name: float(value) for name, value in line.items() if _finite(value)}
+    """Lines with their finite numbers. Unreadable lines, and a file that is no plain one, are left
+    out. UserError for more numbers than a page can hold."""
+    file, numbers = folder / METRICS, 0
+    with suppress(OSError):
+        for text in plain_lines(folder, file):
+            line = json_object(text) if b"iteration" in text else None
+            if line is None or not isinstance(line.get("iteration"), int):
+                continue
+            values = {name: float(value) for name, value in line.items() if _finite(value)}
+            if not 0 <= values.get("iteration", -1) <= LAST:
+                continue
+            numbers += len(values)
+            if numbers > MOST_NUMBERS:
+                raise UserError(
+                    f"{file} has more than {MOST_NUMBERS} numbers, which no page can show: move it "
+                    "away"
+                )
+            yield values
 
 
 def _votes(folder: Path) -> Iterator[str]:
     """Sentences of the answers in `votes/`, the newest first. Unreadable ones are left out."""
     for path in sorted(folder.glob("votes/*/answer.json"), reverse=True)[:MOST_ANSWERS]:
         try:
-            answer = json.loads(plain_bytes(folder, path, MOST_ANSWER_BYTES))
-        except (OSError, ValueError, RecursionError):
+            answer = parsed_json(plain_bytes(folder, path, MOST_ANSWER_BYTES))
+        except (OSError, ValueError):
             continue
         lines = answer.get("sentences") if isinstance(answer, dict) else None
         if isinstance(lines, list):
@@ -184,7 +194,7 @@ def _votes(folder: Path) -> Iterator[str]:
 
 def _finite(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return number and -LARGEST <= value <= LARGEST
 
 
 def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,5 @@
 """Samples as viewable files: grids of images, GIFs of videos, HTML pages and lines of texts."""
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from flowrl.bounded_files import bounded_lines, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.media import pictures, sounds, videos
@@ -18,6 +18,7 @@ from flowrl.pages.stack import from_template
 from rewards import Samples
 from rewards.perception.files import open_image_file
 
+MOST_TABLE = 2**26  # bytes of saved texts
 Line = dict[str, Any]
 
 
@@ -126,9 +127,9 @@ def _saved_image(path: Path) -> Image.Image | None:
 def _saved_lines(path: Path) -> defaultdict[str, deque[Line]]:
     """Read saved lines, by prompt; unreadable lines are left out."""
     lines: defaultdict[str, deque[Line]] = defaultdict(deque)
-    for text in path.read_bytes().splitlines():
-        with suppress(ValueError, TypeError, KeyError, RecursionError):
-            line = json.loads(text)
+    for text in bounded_lines(path, MOST_TABLE):
+        with suppress(ValueError, TypeError, KeyError):
+            line = parsed_json(text)
             fields = {"text": str(line["text"]), "score": line["score"]}
             if fields["score"] in (None, ABSTAINS) or isinstance(fields["score"], float):
                 lines[line["prompt"]].append(fields)

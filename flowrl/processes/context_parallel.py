@@ -6,7 +6,6 @@ of one group hold the same rows and take the same steps. A gather keeps only the
 process's own tokens, so gradients summed over all processes count each row once.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -34,6 +33,7 @@ from flowrl.models.description import local_folder
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.replay.proof_steps import STEP_TOLERANCE
 from flowrl.settings import ModelSettings, PipelineSettings
+from flowrl.settings.checks.model_files import read_json
 
 # gradients compared with those of unshared calls: tests/processes/test_context_parallel.py
 PROVEN = {
@@ -62,8 +62,8 @@ def refuse_model(m: ModelSettings, processes: int) -> None:
     for name in DENOISERS:
         path = folder / name / "config.json"
         if path.is_file():
-            config = json.loads(path.read_text())
-            check_denoiser(name, config["_class_name"], config, degree)
+            config = read_json(path, "model.pipeline")
+            check_denoiser(name, str(config.get("_class_name")), config, degree)
 
 
 def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:

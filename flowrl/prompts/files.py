@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
@@ -25,6 +26,8 @@ _MOST_BYTES = 2**30
 _MOST_FILES = 5_000  # of a folder
 _MOST_COLUMNS = 1_000
 _MOST_ROWS = 20_000_000
+_MOST_CELLS = 200_000_000
+_AT_ONCE = 1024  # rows of a parquet file
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
@@ -127,7 +130,7 @@ def utf8_text(data: bytes) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return utf8_text(path.read_bytes())
+        return utf8_text(bounded_bytes(path, _MOST_BYTES))
     except ValueError as error:
         raise _Damage(str(error)) from error
 
@@ -308,19 +311,54 @@ def _float(cell: str) -> float:
 
 def _read_parquet(path: Path) -> PromptRows:
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(path)
-        if file.metadata.num_rows > _MOST_ROWS:
-            raise _Damage(f"more than {_MOST_ROWS} rows")
-        names = file.schema_arrow.names
-        if len(set(names)) < len(names):
-            raise _Damage("two columns have the same name")
-        rows = file.read().to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        rows = parquet_rows(path)
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise _Damage(f"not valid parquet ({_short(error)})") from error
+    except ValueError as error:
+        raise _Damage(_short(error)) from error
     return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
+
+
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a parquet file, of at most _MOST_ROWS rows, _MOST_CELLS cells and _MOST_BYTES
+    bytes once unpacked. A few bytes of a file may stand for any number of equal cells, so texts
+    stay packed until their sizes are known. ValueError, and the errors of pyarrow."""
+    import pyarrow
+    from pyarrow import compute as pyarrow_compute
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    known, schema = file.metadata, file.schema_arrow
+    if known.num_rows > _MOST_ROWS:
+        raise ValueError(f"more than {_MOST_ROWS} rows")
+    if known.num_rows * known.num_columns > _MOST_CELLS:
+        raise ValueError(f"more than {_MOST_CELLS} cells")
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError("two columns have the same name")
+    types, plain = pyarrow.types, list[str]()
+    for each in schema:
+        if types.is_string(each.type) or types.is_binary(each.type):
+            plain.append(each.name)
+    file.close()
+
+    compute: Any = pyarrow_compute  # whose functions are made when it is imported
+
+    def unpacked(column: Any) -> int:
+        if not types.is_dictionary(column.type):
+            return int(column.nbytes)
+        lengths = compute.binary_length(column.dictionary)
+        return int(compute.sum(compute.take(lengths, column.indices)).as_py() or 0)
+
+    rows, total = list[dict[str, Any]](), 0
+    with parquet.ParquetFile(path, read_dictionary=plain) as packed:
+        for batch in packed.iter_batches(_AT_ONCE):
+            total += sum(map(unpacked, batch.columns))
+            if total > _MOST_BYTES:
+                raise ValueError(f"more than {_MOST_BYTES // 2**20} MiB once unpacked")
+            rows += batch.to_pylist()
+    return rows
 
 
 READERS: dict[str, Callable[[Path], PromptRows]] = {

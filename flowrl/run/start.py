@@ -176,6 +176,8 @@ def _resume(run: RunSettings, folder: Path, cache: bool, live: Live, state: Part
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
+                if newest is not None:
+                    checkpoint.set_aside(folder, newest)
             with on_cluster(run, state) as cluster:
                 with starting(folder):
                     accelerator = open_accelerator(run, folder)

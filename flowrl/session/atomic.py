@@ -7,7 +7,6 @@ the machine loses power.
 
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from flowrl.bounded_files import bounded_json
 from flowrl.errors import FolderInUse, UserError, after
 from flowrl.json_text import json_text
 from flowrl.pages.run_folder import EXPORTED
@@ -37,6 +37,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 NO_FOLDER_SYNC = {*NO_SYNC, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EBADF}
 LITTLE = 2**20  # bytes: with less than this free, a failed write is reported as a full disk
 BLOCK = 2**20
+MOST_LIST = 2**24  # bytes of a list of files
 NUMBER = re.compile(r"[0-9]+")
 OWNER = re.compile(r"process (\d{1,9}) on (.+)")
 
@@ -132,35 +133,43 @@ def sums(folder: Path) -> dict[str, list[int]]:
     """Size and CRC-32 of every file in a folder, except the list itself."""
     listed = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        name, crc = path.relative_to(folder).as_posix(), 0
-        if name == CONTENTS:
-            continue
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                crc = zlib.crc32(block, crc)
-        listed[name] = [path.stat().st_size, crc]
+        if (name := path.relative_to(folder).as_posix()) != CONTENTS:
+            listed[name] = [path.stat().st_size, _checksum(path)]
     return listed
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def damage(folder: Path) -> str | None:
     """Describe how a folder differs from its list of files; None if it is intact."""
     try:
-        wanted, here = json.loads((folder / CONTENTS).read_text()), sums(folder)
-    except (OSError, ValueError, RecursionError) as error:
+        wanted = bounded_json(folder / CONTENTS, MOST_LIST)
+    except (OSError, ValueError) as error:
         return f"{CONTENTS} is not readable ({reason(error)})"
     if not isinstance(wanted, dict):
         return f"{CONTENTS} is not a list of files"
-    for name, entry in wanted.items():
+    here = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    for name, entry in wanted.items():  # all sizes first: they take no time
         if not isinstance(entry, list) or len(entry) != 2:
             return f"{CONTENTS} has no size and checksum for {name}"
-        size, crc = entry
         if name not in here:
             return f"{name} is missing"
-        if here[name][0] != size:
-            return f"{name} has {here[name][0]} of {size} bytes"
-        if here[name][1] != crc:
-            return f"{name} has another checksum than when it was written"
-    return None
+        if not here[name].is_file():
+            return f"{name} is not a file"
+        if (size := here[name].stat().st_size) != entry[0]:
+            return f"{name} has {size} of {entry[0]} bytes"
+    try:
+        changed = (name for name, entry in wanted.items() if _checksum(here[name]) != entry[1])
+        name = next(changed, None)
+    except OSError as error:
+        return f"its files are not readable ({reason(error)})"
+    return None if name is None else f"{name} has another checksum than when it was written"
 
 
 def numbered_folders(parent: Path) -> list[Path]:
@@ -217,7 +226,7 @@ def in_use(folder: Path) -> bool:
     """Whether a process trains in a run's folder: it holds the lock, or, on a file system without
     locks, the lock file names a process that lives or is another machine's. Changes nothing."""
     try:
-        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

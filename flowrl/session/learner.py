@@ -20,6 +20,8 @@ from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
 from flowrl.models.rewritten import REWRITER, RewrittenPolicy
+from flowrl.models.saved_weights import loaded
+from flowrl.paths import find
 from flowrl.processes import context_parallel
 from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
@@ -234,7 +236,8 @@ def load_policy(
     if m.lora is None:
         policy.train_all()
     elif m.lora.start is not None:
-        policy.begin_from(m.lora.start)
+        start, place = m.lora.start, "model.lora.from"
+        loaded(find(start), place, lambda: policy.begin_from(start))
     else:
         policy.add_lora(
             rank=m.lora.rank,

@@ -227,6 +227,22 @@ class Policies:
             for weight in self.local(self._weights[average.name]).values():
                 yield f"the average {average.name}", weight
 
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """ValueError for weights that `restore` could not take: one is missing, or has another
+        shape or no floating-point numbers."""
+        kept = {"current": self.parameters}
+        kept |= {average.name: self._weights[average.name] for average in self.averages}
+        for policy, weights in kept.items():
+            for name, own in weights.items():
+                saved = state.get(f"{policy}/{name}")
+                if saved is None:
+                    raise ValueError(f"it has no {policy}/{name}")
+                if saved.shape != own.shape or not saved.is_floating_point():
+                    raise ValueError(
+                        f"{policy}/{name} is {saved.dtype} of shape {list(saved.shape)}, but this "
+                        f"run's is {own.dtype} of shape {list(own.shape)}"
+                    )
+
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         for name, p in self.parameters.items():

@@ -1,19 +1,22 @@
 """The record of a run, `metrics.jsonl`, and its messages."""
 
-import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from flowrl.bounded_files import bounded_lines, json_object
 from flowrl.errors import UserError
 from flowrl.json_text import json_text, not_finite
 from flowrl.session.atomic import reason
 from flowrl.whole_file import flushed, write_whole
 
 METRICS = "metrics.jsonl"
+MOST_RECORD = 2**28  # bytes: a hundred thousand iterations with eighty metrics
+MOST_SAID = 20  # warnings of lines of one file
 
 
 class JsonlTracker(GeneralTracker):
@@ -61,18 +64,21 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     without a line are named. UserError if the file cannot be read.
     """
     path = folder / METRICS
-    lines = _lines(path)
     kept: dict[int, str] = {}
-    for number, line in enumerate(lines, 1):
+    damaged = 0  # the number of a damaged line, until a line follows it
+    said = 0
+    for number, line in enumerate(_lines(path), 1):
+        if damaged and (said := said + 1) <= MOST_SAID:
+            warn(f"{path}, line {damaged} is damaged and was left out; the lines after it are kept")
         done = iteration_of(line)
-        if done is None and number < len(lines):
-            warn(f"{path}, line {number} is damaged and was left out; the lines after it are kept")
+        damaged = number if done is None else 0
         if done is not None and done <= iteration:
-            if done in kept:
+            if done in kept and (said := said + 1) <= MOST_SAID:
                 warn(f"{path}, line {number} has iteration {done} again; only this one was kept")
             kept[done] = line.decode()
-    missing = [number for number in range(1, iteration + 1) if number not in kept]
-    if missing:
+    if said > MOST_SAID:
+        warn(f"{path}: {said - MOST_SAID} further lines are damaged or double")
+    if missing := _missing(sorted(kept), iteration):
         warn(
             f"{path} has no line for {_spans(missing)} of the {iteration} iterations that the "
             "checkpoint has done; curves and pages leave them out"
@@ -81,22 +87,21 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
         write_whole(path, "".join(kept[done] + "\n" for done in sorted(kept)), synced=True)
 
 
-def _lines(path: Path) -> list[bytes]:
+def _lines(path: Path) -> Iterator[bytes]:
     try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        yield from bounded_lines(path, MOST_RECORD) if path.exists() else ()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from error
-    return lines[:-1] if lines and not lines[-1] else lines
+        raise UserError(f"{path} cannot be read: {reason(error)}; move it away") from error
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """Write 1, 2, 3, 7 as "1 to 3, 7", at most ten of them."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
+def _missing(kept: Sequence[int], last: int) -> list[tuple[int, int]]:
+    """The first and last number of each gap in 1..last. `kept`: increasing numbers up to `last`."""
+    known = [0, *(number for number in kept if number > 0), last + 1]
+    return [(a + 1, b - 1) for a, b in pairwise(known) if b - a > 1]
+
+
+def _spans(spans: Sequence[tuple[int, int]]) -> str:
+    """Write spans as "1 to 3, 7", at most ten of them."""
     words = [str(low) if low == high else f"{low} to {high}" for low, high in spans[:10]]
     return ", ".join(words) + (", ..." if len(spans) > 10 else "")
 
@@ -110,11 +115,9 @@ def last_iteration(path: Path) -> int:
 
 def iteration_of(line: bytes) -> int | None:
     """Iteration of a line; None for a line that is not a record."""
-    try:
-        entry = json.loads(line.decode())
-    except (ValueError, RecursionError):
+    if b"iteration" not in line:
         return None
-    done = entry.get("iteration") if isinstance(entry, dict) else None
+    done = (json_object(line) or {}).get("iteration")
     return done if isinstance(done, int) and not isinstance(done, bool) else None
 
 

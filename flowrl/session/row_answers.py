@@ -1,6 +1,5 @@
 """Whether rows can be won, asked of what knows; and draws without rows that nothing can win."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import PartialState
 
+from flowrl.bounded_files import bounded_lines, json_object
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.processes.meeting import agreed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.prompts.prompt_set import PromptRow
+from flowrl.session.atomic import reason
 from flowrl.whole_file import flushed
 from rewards import Reward
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
@@ -22,6 +23,7 @@ from rewards.types import parts_of
 from samplers.noise import generator
 
 ANSWERS_FILE = "row_answers.jsonl"  # in flowrl's cache
+MOST_ANSWERS = 2**28  # bytes of a file of answers
 RANK = {"unknown": 0, "yes": 1, "no": 2}  # of answers, when several rewards have one
 SHOWN = 10  # rows that a message names
 TRAINING_ROWS = "prompts.train"
@@ -68,13 +70,12 @@ def read_lines(file: Path) -> Iterator[Mapping[str, Any]]:
     """The objects of a file of JSON lines; lines that are none are left out."""
     if not file.is_file():
         return
-    for text in file.read_bytes().split(b"\n"):
-        try:
-            line = json.loads(text.decode())
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict):
-            yield line
+    try:
+        for text in bounded_lines(file, MOST_ANSWERS):
+            if (line := json_object(text)) is not None:
+                yield line
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({reason(error)}): move it away") from error
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:

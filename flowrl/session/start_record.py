@@ -16,7 +16,6 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.credit.trees import families_read
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
-from flowrl.json_text import read_exact
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
@@ -27,6 +26,7 @@ from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.session.named_files import named_file_digests
+from flowrl.session.state_file import read_state
 from flowrl.settings import LanguageSettings, OwnSettings, RunSettings
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
@@ -95,9 +95,8 @@ class StartRecord:
     def read(cls, checkpoint: Path) -> "StartRecord | None":
         """Read the record of a checkpoint; None if it is missing or unreadable."""
         try:
-            state = read_exact((checkpoint / "state.json").read_text())["origin"]
-            record = cls(**state)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            record = cls(**read_state(checkpoint)["origin"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         tables = ("settings", "base", "prompts", "sources", "named_files")
         sound = all(isinstance(getattr(record, name), dict) for name in tables)

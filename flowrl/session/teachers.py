@@ -1,8 +1,11 @@
 """Loaded teachers: additional weights of the run's policy."""
 
+from functools import partial
+
 from flowrl.losses.averages import TEACHER
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
+from flowrl.models.saved_weights import loaded
 from flowrl.paths import find
 from flowrl.session.policies import NamedWeights
 from flowrl.settings import RunSettings
@@ -16,10 +19,12 @@ def load_teachers(run: RunSettings, policy: Policy) -> dict[str, NamedWeights]:
     from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
 
     assert isinstance(policy, PipelinePolicy), "opd is a recipe for images and videos"
-    return {
-        policy_name(task): teacher_weights(policy, find(folder), f"teachers.folders.{task}")
-        for task, folder in run.teachers.folders.items()
-    }
+    found = dict[str, NamedWeights]()
+    for task, source in run.teachers.folders.items():
+        place, folder = f"teachers.folders.{task}", find(source)
+        read = partial(teacher_weights, policy, folder, place)
+        found[policy_name(task)] = loaded(folder, place, read)
+    return found
 
 
 def policy_name(task: str) -> str:

@@ -7,7 +7,6 @@ it asks for more, or others may write it now, it is asked about again. See SECUR
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
 
+from flowrl.bounded_files import bounded_text, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.paths import PACKAGE, find
@@ -38,6 +38,7 @@ from rewards.rights import (
     texts_in,
 )
 
+MOST_MARK = 2**24  # bytes
 STATE_VARIABLE = "FLOWRL_STATE"
 Trust = bool | str | Collection[str]
 ALL_PARTS: frozenset[str] = frozenset(RunSettings.model_fields)
@@ -260,13 +261,13 @@ def recorded(folder: Path) -> Record | None:
     if path in _remembered:
         return _remembered[path]
     try:
-        text = _mark(path).read_text(encoding="utf-8")
+        text = bounded_text(_mark(path), MOST_MARK)
     except (OSError, UnicodeDecodeError):
         return None
     if text == f"{path}\n":
         return Record(None)
     try:
-        read = json.loads(text)
+        read = parsed_json(text.encode())
         things = frozenset((Right(right), str(value)) for right, value in read["things"])
         return Record(things, bool(read["whole"]), tuple(read["owners"]), bool(read["shared"]))
     except (ValueError, KeyError, TypeError):  # damaged: it is asked again

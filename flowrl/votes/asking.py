@@ -10,7 +10,6 @@ were given, and so does a run that replays another one's.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.bounded_files import bounded_bytes, bounded_lines, parsed_json
 from flowrl.demo.taste import TASTES
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
@@ -46,6 +46,7 @@ from rewards.fitted.scoring import FittedScores
 from rewards.types import Samples, parts_of
 
 ASK, USED, VERSIONS, MARK = "ask", "used.jsonl", "versions", "samples.sha256"
+MOST_MARK, MOST_USED = 2**10, 2**27  # bytes
 WATCHED = 60  # random votes whose agreement with the fit is watched
 FALLEN = 3.0  # standard errors by which it must have fallen for an alarm
 CHUNK = 64  # samples per call of the features
@@ -223,7 +224,7 @@ class RunVotes:
         folder = self.folder / f"{pairs.iteration:06d}"
         mark = hashlib.sha256(np.ascontiguousarray(pairs.features).tobytes()).hexdigest()
         known = folder / MARK
-        if not known.is_file() or known.read_text() != mark:
+        if not known.is_file() or bounded_bytes(known, MOST_MARK) != mark.encode():
             if folder.exists():
                 shutil.move(folder, _free(folder))  # of other samples
             self._write(folder, pairs, media)
@@ -411,9 +412,9 @@ def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [parsed_json(line) for line in bounded_lines(path, MOST_USED)]
         return {int(line["iteration"]): line for line in lines}
-    except (ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error})") from error
 
 

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from flowrl.bounded_files import bounded_bytes
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+MOST_KEY = 2**10  # bytes
 KEY = "door.key"
 KEPT_SECONDS = 30 * 24 * 3600  # of a cookie
 HEADERS = {
@@ -44,7 +47,7 @@ def _key(folder: Path) -> bytes:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return path.read_bytes()
+        return bounded_bytes(path, MOST_KEY)
     with os.fdopen(file, "wb") as opened:
         key = secrets.token_bytes(32)
         opened.write(key)

@@ -39,6 +39,7 @@ from rewards.fitted.heads import (
 )
 from rewards.fitted.scoring import FeatureColumns, HeldOutScores
 from rewards.perception.files import READER
+from rewards.perception.weight_files import check_file
 
 STORED_FEATURES = "features.safetensors"
 LEVEL, DRAWS = 0.95, 2000
@@ -207,8 +208,9 @@ class FeatureCache:
         kept: dict[str, Any] = {}
         if earlier is not None:
             try:
+                check_file(earlier / STORED_FEATURES)
                 stored = load_file(earlier / STORED_FEATURES)
-            except (OSError, SafetensorError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 raise UserError(
                     f"--reuse: {earlier / STORED_FEATURES} cannot be read ({error}): leave it out"
                 ) from error

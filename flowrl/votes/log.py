@@ -10,7 +10,6 @@ tab or after a restart counts once. `at` is the wall clock, on which nothing dep
 """
 
 import fcntl
-import json
 import os
 import secrets
 import time
@@ -20,12 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan
 from flowrl.whole_file import write_whole
 
+MOST_EVENTS = 2**27  # bytes: half a million votes
 EVENTS = "events.jsonl"
 GivenVerdict = Literal["left", "right", "equal", "both_bad"]
 VERDICTS: tuple[GivenVerdict, ...] = get_args(GivenVerdict)
@@ -80,11 +81,11 @@ class VoteLog:
         the last and has no end: such a line was never answered for."""
         log = cls(plan, {rater: RaterVotes() for rater in plan.turns})
         path = folder / EVENTS
-        data = path.read_bytes() if path.is_file() else b""
+        data = bounded_bytes(path, MOST_EVENTS) if path.is_file() else b""
         whole, _, _ = data.rpartition(b"\n")
         for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
             try:
-                log._apply(json.loads(line))
+                log._apply(parsed_json(line))
             except (ValueError, LookupError, TypeError, NotShown) as error:
                 raise UserError(f"{path}, line {number}: not an event of these votes") from error
         log._size = len(whole) + 1 if whole else 0
@@ -212,8 +213,8 @@ def forget_rater(folder: Path, rater: str) -> VotePlan:
     if len(plan.turns) == 1:
         raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
     with VoteLog.opened(folder, plan):
-        lines = (folder / EVENTS).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["rater"] != rater]
+        lines = bounded_text(folder / EVENTS, MOST_EVENTS).splitlines(keepends=True)
+        kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
         # the events first: a rater without events is one who has not begun
         write_whole(folder / EVENTS, "".join(kept))
         turns = {name: order for name, order in plan.turns.items() if name != rater}

@@ -4,7 +4,6 @@ The plan is made once, from a seed, and written before the first vote. So the nu
 fixed in advance, and a rater who comes back meets the next pair of the same order.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,11 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from flowrl.bounded_files import bounded_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.pages.records import MediaKind
 from flowrl.whole_file import write_whole
 
+MOST_PLAN = 2**26  # bytes
 PLAN = "plan.json"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
@@ -95,9 +96,8 @@ class VotePlan:
         if not path.is_file():
             raise UserError(f"{folder} is no folder of votes: it has no {PLAN}")
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            return cls._of(tree)
-        except (ValueError, LookupError, TypeError) as error:
+            return cls._of(bounded_json(path, MOST_PLAN))
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}): start the votes again") from error
 
     @classmethod

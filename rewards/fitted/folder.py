@@ -33,6 +33,7 @@ from rewards.types import parts_of
 FITTED_FORMAT = 1
 RECORD, HEAD, CARD = "fitted.yaml", "head.safetensors", "README.md"
 MOST_RECORD, MOST_HEAD = 2**24, 2**28  # bytes
+MOST_VALUES = 500_000  # of the YAML, each of which takes a thousand bytes while it is read
 ARRAYS = {"centre": 1, "scale": 1, "weight": 1, "basis": 2, "spread": 2}  # dimensions
 _PROJECT = Path(__file__).resolve().parents[2]
 
@@ -172,7 +173,10 @@ def _record(path: Path) -> dict[str, Any]:
             raise ValueError(f"more than {MOST_RECORD} bytes")
         if what := damage_of(path):
             raise ValueError(f"it {what}")
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if sum(map(text.count, ("\n", ",", "[", "{"))) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
+        record = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: not readable ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(record, dict) or record.get("format") != FITTED_FORMAT:

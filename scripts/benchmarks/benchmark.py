@@ -32,8 +32,6 @@ from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, Wa
 
 from flowrl.cli.commands import quiet
 from flowrl.estimate import memory
-from flowrl.models.diffusers.call.drive.patches import Patch, patched
-from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import RECIPE_SETTINGS
@@ -42,6 +40,7 @@ from tests.support.iterations import iterate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.benchmarks.benchmark_results import Case, Results
+from scripts.benchmarks.network_alone import network_alone
 from tests.support.tiny_pipelines import NAMED
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -189,38 +188,9 @@ def clock(device: torch.device) -> float:
 def alone(session: Session) -> tuple[float, float]:
     """Seconds per row of the bare denoiser: without gradients, and with backward."""
     policy: Any = session.learner.policy
-    steps, rows = session.algorithm.steps, policy.rows_per_call
-    batch = policy.open(["a red ball"], [{}], steps)
-    velocity = batch.policy
-    x = torch.randn(rows, *policy.shape(steps)).to(session.accelerator.device)
-    sigma = torch.full((rows,), policy.schedule(steps).sigmas[1])
-    prompt = torch.zeros(rows, dtype=torch.long)
-    with torch.no_grad():
-        bare = denoiser_call(policy, lambda: velocity(x, sigma, prompt))
-
-    def graded() -> None:
-        out = bare()
-        (out[0] if isinstance(out, tuple) else out.sample).float().square().mean().backward()
-        session.learner.optimizer.zero_grad()
-
-    with torch.no_grad():
-        frozen = timed(bare, session.accelerator.device) / rows
-    return frozen, timed(graded, session.accelerator.device) / rows
-
-
-def denoiser_call(policy: PipelinePolicy, drive: Callable[[], Any]) -> Callable[[], Any]:
-    """A call of the denoiser with the arguments of a driven call."""
-    (denoiser,) = policy.denoisers
-    real, seen = denoiser.forward, []
-
-    def forward(*args: Any, **named: Any) -> Any:
-        seen.append((args, named))
-        return real(*args, **named)
-
-    with patched([Patch(denoiser, "forward", forward)]):
-        drive()
-    ((args, named),) = seen
-    return lambda: denoiser(*args, **named)
+    rows, device = policy.rows_per_call, session.accelerator.device
+    frozen, graded = network_alone(session, rows)
+    return timed(frozen, device) / rows, timed(graded, device) / rows
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:

@@ -13,6 +13,7 @@ pinned_per_call     copies from pinned memory that do not block
 downloads_per_call  copies to the host
 kernels_per_call    operations outside of networks; those of an optimizer step (norm, clipping, the
                     optimizer) are `kernels_per_update`
+kernel_bytes_per_call  bytes that these read and write
 float64_per_call    operations in float64
 updates             optimizer steps; `syncs_per_update` are those of training over them
 whole_iteration     all of these counts, and the bytes of copies, with decoding, rewards and credit
@@ -47,8 +48,10 @@ KINDS = {
     "pinned": "pinned",
     "downloads": "download",
     "kernels": "kernel",
+    "kernel_bytes": "kernel_bytes",
     "float64": "float64",
 }
+OF_OPERATIONS = ("kernel", "kernel_bytes")  # a network's own are left out
 BYTES = ("upload_bytes", "pinned_bytes", "download_bytes")
 
 
@@ -121,7 +124,7 @@ def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, An
 
 
 def total(ledger: Ledger, kind: str, phase: str) -> int:
-    if kind == "kernel":
+    if kind in OF_OPERATIONS:
         return ledger.total(kind, phase, network=False)
     return sum(ledger.total(kind, each) for each in PHASES[phase])
 
@@ -151,7 +154,7 @@ def by_line(ledger: Ledger) -> list[dict[str, Any]]:
     """Counts of each line, those that wait most first; a network's own kernels are left out."""
     found: dict[tuple[str, str], Counter[str]] = {}
     for (kind, place), number in ledger.counts.items():
-        if not (place.network and kind == "kernel"):
+        if not (place.network and kind in OF_OPERATIONS):
             found.setdefault((place.phase, place.line), Counter())[kind] += number
     order = sorted(found.items(), key=lambda item: [-item[1][k] for k in KINDS.values()])
     return [{"phase": phase, "line": line, **counts} for (phase, line), counts in order]

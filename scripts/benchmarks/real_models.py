@@ -69,19 +69,19 @@ TRAINED = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_li
 TOKENS = 77
 
 
-def _t5() -> T5EncoderModel:
+def t5_encoder() -> T5EncoderModel:
     words = len(SPECIAL) + len(WORDS)
     size = {"d_model": 4096, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     return T5EncoderModel(T5Config(vocab_size=words, **size))
 
 
-def _clip(width: int, heads: int) -> CLIPTextConfig:
+def clip_of_width(width: int, heads: int) -> CLIPTextConfig:
     config = clip_config(TOKENS).to_dict()
     config |= {"hidden_size": width, "projection_dim": width, "num_attention_heads": heads}
     return CLIPTextConfig(**config | {"num_hidden_layers": 1})
 
 
-def _numbered(words: int) -> PreTrainedTokenizerFast:
+def numbered(words: int) -> PreTrainedTokenizerFast:
     """A word for each token of the vocabulary: w0 pads, w1 stops."""
     inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -94,11 +94,11 @@ def _sd35() -> Any:
         transformer=diffusers.SD3Transformer2DModel(**SD35),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=model("AutoencoderKL", **DECODER, latent_channels=16),
-        text_encoder=CLIPTextModelWithProjection(_clip(768, 12)),
+        text_encoder=CLIPTextModelWithProjection(clip_of_width(768, 12)),
         tokenizer=tokenizer(TOKENS),
-        text_encoder_2=CLIPTextModelWithProjection(_clip(1280, 20)),
+        text_encoder_2=CLIPTextModelWithProjection(clip_of_width(1280, 20)),
         tokenizer_2=tokenizer(TOKENS),
-        text_encoder_3=_t5(),
+        text_encoder_3=t5_encoder(),
         tokenizer_3=tokenizer(TOKENS),
     )
 
@@ -108,9 +108,9 @@ def _sdxl() -> Any:
         unet=diffusers.UNet2DConditionModel(**SDXL),
         scheduler=diffusers.EulerDiscreteScheduler(**TRAINED, timestep_spacing="leading"),
         vae=model("AutoencoderKL", **DECODER, latent_channels=4),
-        text_encoder=CLIPTextModel(_clip(768, 12)),
+        text_encoder=CLIPTextModel(clip_of_width(768, 12)),
         tokenizer=tokenizer(TOKENS),
-        text_encoder_2=CLIPTextModelWithProjection(_clip(1280, 20)),
+        text_encoder_2=CLIPTextModelWithProjection(clip_of_width(1280, 20)),
         tokenizer_2=tokenizer(TOKENS),
         add_watermarker=False,
     )
@@ -121,7 +121,7 @@ def _wan() -> Any:
         transformer=diffusers.WanTransformer3DModel(**WAN),
         scheduler=diffusers.UniPCMultistepScheduler(**FLOW),
         vae=model("AutoencoderKLWan", **WAN_DECODER),
-        text_encoder=_t5(),
+        text_encoder=t5_encoder(),
         tokenizer=tokenizer(TOKENS),
     )
 
@@ -135,7 +135,7 @@ def save(name: str, seed: int, folder: Path) -> None:
     torch.set_default_dtype(torch.bfloat16)
     if name == "text":
         Qwen2ForCausalLM(Qwen2Config(**QWEN)).save_pretrained(folder)
-        _numbered(QWEN["vocab_size"]).save_pretrained(folder)
+        numbered(QWEN["vocab_size"]).save_pretrained(folder)
     else:
         PIPELINES[name]().save_pretrained(folder)
 

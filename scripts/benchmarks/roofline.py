@@ -33,9 +33,10 @@ from torch.utils.flop_counter import flop_registry
 from flowrl.estimate.flops import INPUTS, text_tokens
 from flowrl.estimate.sizes import RowShape, rows_per_state
 from flowrl.estimate.time import iteration_work
-from flowrl.models.description import describe
+from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import default_targets
 from flowrl.settings import PipelineSettings, RunSettings
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
@@ -50,14 +51,19 @@ ARMS = ("base", "float32", "bfloat16", "bfloat16, merged", "autocast")
 
 @dataclass
 class Seconds:
+    """Least seconds of products and of other kernels, and the number of both."""
+
     products: float = 0.0
     passes: float = 0.0
+    kernels: float = 0.0
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(self.products + other.products, self.passes + other.passes)
+        return Seconds(
+            self.products + other.products, self.passes + other.passes, self.kernels + other.kernels
+        )
 
     def times(self, n: float) -> "Seconds":
-        return Seconds(n * self.products, n * self.passes)
+        return Seconds(n * self.products, n * self.passes, n * self.kernels)
 
 
 class Roofline(TorchDispatchMode):
@@ -70,6 +76,7 @@ class Roofline(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         counts = flop_registry.get(func._overloadpacket)
         tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+        self.seconds.kernels += bool(tensors) and name not in VIEWS
         if counts is not None:
             dtype = next(t.dtype for t in tensors if t.is_floating_point())
             self.seconds.products += counts(*args, **(kwargs or {}), out_val=out) / PEAK[dtype]
@@ -86,11 +93,13 @@ class Attention(torch.autograd.Function):
         ctx.mode, ctx.save = mode, (q, k, v)
         ctx.count = math.prod(q.shape[:-1]) * k.shape[-2] * q.shape[-1]
         mode.seconds.products += 4 * ctx.count / PEAK[q.dtype]
+        mode.seconds.kernels += 1
         return torch.empty_like(q)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.mode.seconds.products += 10 * ctx.count / PEAK[grads[0].dtype]
+        ctx.mode.seconds.kernels += 1
         return None, *(torch.empty_like(each) for each in ctx.save)
 
 
@@ -148,13 +157,19 @@ def made(run: RunSettings) -> tuple[Any, Callable[[], dict[str, Any]]]:
     return model, inputs
 
 
+def guided_rows(known: Description, run: RunSettings, scale: GuidanceScale) -> float:
+    """Rows of the denoiser per state at a guidance scale, on average over the steps of a sample."""
+    rows = rows_per_state(known, scale, run.algorithm().steps)
+    return sum(rows) / len(rows)
+
+
 def iteration(run: RunSettings) -> dict[str, Seconds]:
     """Seconds of an iteration's calls of the denoiser, for each arm."""
     work, known = iteration_work(run), describe(run.model)
     assert known is not None
-    sampled = work.sampling * rows_per_state(known, run.guidance.sample)
-    trained = work.training * rows_per_state(known, run.training_guidance)
-    frozen = work.frozen * rows_per_state(known, run.training_guidance)
+    sampled = work.sampling * guided_rows(known, run, run.guidance.sample)
+    trained = work.training * guided_rows(known, run, run.training_guidance)
+    frozen = work.frozen * guided_rows(known, run, run.training_guidance)
     model, inputs = made(run)
     model.requires_grad_(False)
     free = call(model, inputs, False)

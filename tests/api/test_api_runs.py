@@ -20,11 +20,14 @@ import pytest
 import torch
 import transformers.utils.logging
 from safetensors.torch import load_file
+from torch.backends import cuda
+from torch.nn import functional
 
 import flowrl
 import flowrl.api
 from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
+from flowrl.models import savings
 from flowrl.run import train as training
 from tests.support.runs import flowrl as command_line
 from tests.support.runs import lines, write
@@ -232,6 +235,15 @@ def test_a_run_computes_as_without_the_callers_contexts() -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert torch.zeros(1).device.type == "cpu"
+
+
+def test_a_run_restores_the_attention_that_it_replaces() -> None:
+    before, attends = functional.scaled_dot_product_attention, cuda.cudnn_sdp_enabled()
+    with untouched():
+        savings.cudnn_attention("unmasked")
+        assert functional.scaled_dot_product_attention is savings.masked_without_cudnn
+    assert functional.scaled_dot_product_attention is before
+    assert cuda.cudnn_sdp_enabled() is attends
 
 
 def test_a_setting_is_checked_by_the_same_reader(tmp_path: Path) -> None:

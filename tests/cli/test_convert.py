@@ -1,13 +1,21 @@
-"""`flowrl convert`: single files in the names of original code become folders, to the bit."""
+"""`flowrl convert`: single files in the names of original code become folders, and folders such
+files, to the bit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from diffusers import ZImagePipeline, ZImageTransformer2DModel  # type: ignore[attr-defined]
-from safetensors.torch import save_file
+from diffusers import (  # type: ignore[attr-defined]
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from flowrl.cli import single_file
 from flowrl.cli.convert import Convert, convert_file
 from flowrl.errors import UserError
 from tests.support.tiny_pipelines import NAMED
@@ -57,7 +65,7 @@ def single(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 def test_a_denoisers_file_becomes_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file, state = single(folder)
-    out = convert_file(Convert(file, folder, folder.parent / "out"))
+    out = convert_file(Convert(file, folder.parent / "out", folder))
     pipe = ZImagePipeline.from_pretrained(out, local_files_only=True)
     found = pipe.transformer.state_dict()
     assert found.keys() == state.keys()
@@ -69,10 +77,107 @@ def test_what_does_not_fit_is_a_sentence(folder: Path) -> None:
     (folder.parent / "no.safetensors").write_bytes(b"x")
     save_file({"a.weight": torch.zeros(2)}, file)
     for given, why in (
-        (Convert(folder.parent / "no.safetensors", folder, out), "is no safetensors file"),
-        (Convert(file, folder.parent / "nowhere", out), "--config: there is no folder"),
-        (Convert(file, folder, out), "ZImageTransformer2DModel"),
+        (Convert(folder.parent / "no.safetensors", out, folder), "is (no|not a) safetensors file"),
+        (Convert(file, out, folder.parent / "nowhere"), "--config: there is no folder"),
+        (Convert(file, out, folder), "ZImageTransformer2DModel"),
+        (Convert(file, out), "needs --config"),
+        (Convert(folder, out, folder), "is a folder, which needs no --config"),
+        (Convert(folder, out), "is no name of a safetensors file"),
+        (Convert(folder, out / "one.safetensors"), "there is no folder"),
+        (Convert(folder / "vae", folder.parent / "one.safetensors"), "model_index.json"),
     ):
         with pytest.raises(UserError, match=why):
             convert_file(given)
         assert not out.exists()
+
+
+def with_other_weights(pipe: Any) -> dict[str, dict[str, Tensor]]:
+    """Draw the weights of all denoisers, which constructors leave at 0 and 1 here and there."""
+    draws = torch.Generator().manual_seed(0)
+    denoisers = {name: vars(pipe).get(name) for name in ("transformer", "transformer_2")}
+    states = {}
+    for name, denoiser in denoisers.items():
+        if denoiser is not None:
+            for p in denoiser.parameters():
+                p.data = torch.randn(p.shape, generator=draws).to(p.dtype)
+            states[name] = denoiser.state_dict()
+    return states
+
+
+@pytest.mark.quick_cases("SD3", "Wan 2.2")
+@pytest.mark.parametrize(
+    "family",
+    ["SD3", "FLUX.2", "Wan 2.1 image to video", "Wan 2.2", "Z-Image", "LTX-Video", "Qwen-Image"],
+)
+def test_a_folder_becomes_a_file_and_the_file_that_folder(family: str, tmp_path: Path) -> None:
+    pipe = NAMED[family].build()
+    states = with_other_weights(pipe)
+    pipe.save_pretrained(tmp_path / "base")
+    out = convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+    for (name, state), file in zip(
+        states.items(), (out, tmp_path / "one_2.safetensors"), strict=False
+    ):
+        kind = type(getattr(pipe, name))
+        place = {"config": str(tmp_path / "base"), "subfolder": name}
+        read = kind.from_single_file(str(file), local_files_only=True, **place).state_dict()
+        assert all(torch.equal(read[key], weight) for key, weight in state.items())
+        if family != "Qwen-Image":  # published in diffusers' names
+            assert load_file(file).keys() != state.keys()
+    with pytest.raises(UserError, match="exists"):
+        convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+
+
+def test_so_does_one_with_norms_and_a_second_attention(tmp_path: Path) -> None:
+    """SD3.5's additions."""
+    pipe = NAMED["SD3"].build()
+    shape = {k: v for k, v in pipe.transformer.config.items() if not k.startswith("_")}
+    shape |= {"qk_norm": "rms_norm", "dual_attention_layers": (0,)}
+    pipe.transformer = SD3Transformer2DModel(**shape)
+    with_other_weights(pipe)
+    pipe.save_pretrained(tmp_path / "base")
+    out = convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+    assert {"joint_blocks.0.x_block.attn2.ln_k.weight"} < load_file(out).keys()
+
+
+def test_a_damaged_folder_is_a_sentence(folder: Path) -> None:
+    weights = next((folder / "transformer").glob("*.safetensors"))
+    for content in (weights.read_bytes()[:-9], b"", b"<html>"):
+        weights.write_bytes(content)
+        with pytest.raises(UserError, match=rf"convert: .*{weights.parent.name}"):
+            convert_file(Convert(folder, folder.parent / "one.safetensors"))
+        assert not (folder.parent / "one.safetensors").exists()
+
+
+@pytest.mark.slow  # diffusers reads FLUX.1 at its published width alone
+def test_flux_at_its_own_width(tmp_path: Path) -> None:
+    pipe = NAMED["FLUX.1"].build()
+    config = {**pipe.transformer.config, "attention_head_dim": 128, "num_attention_heads": 24}
+    config |= {"num_layers": 1, "num_single_layers": 1, "axes_dims_rope": (16, 56, 56)}
+    pipe.transformer = FluxTransformer2DModel.from_config(config).to(torch.bfloat16)
+    states = with_other_weights(pipe)
+    pipe.save_pretrained(tmp_path / "base")
+    out = convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+    assert {weight.dtype for weight in load_file(out).values()} == {torch.bfloat16}
+    assert sum(w.numel() for w in load_file(out).values()) == sum(
+        w.numel() for w in states["transformer"].values()
+    )
+
+
+def test_a_file_that_is_not_read_back_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two halves of the last modulation in the wrong order, and a width that diffusers' reader
+    does not expect."""
+    for family in ("SD3", "FLUX.1", "Sana"):
+        pipe = NAMED[family].build()
+        with_other_weights(pipe)
+        pipe.save_pretrained(tmp_path / family)
+    monkeypatch.setattr(single_file, "_SWAPPED", ())
+    for family, why in (
+        ("SD3", r"norm_out\.linear\.weight has other values"),
+        ("FLUX.1", "split_sizes"),
+        ("Sana", "names of SanaTransformer2DModel's weights .* not known"),
+    ):
+        with pytest.raises(UserError, match=why):
+            convert_file(Convert(tmp_path / family, tmp_path / "one.safetensors"))
+        assert not (tmp_path / "one.safetensors").exists()

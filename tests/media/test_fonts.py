@@ -41,13 +41,27 @@ def test_plain_text_looks_as_pillow_draws_it():
     assert ink("a red circle, 0.5") == list(page.tobytes())
 
 
-def test_a_script_without_a_font_is_named_once(caplog, monkeypatch):
+class Kept(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def test_a_script_without_a_font_is_named_once(monkeypatch):
     monkeypatch.setattr(fonts, "has_letter", lambda font, letter: letter.isascii())
     fonts._warn_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
+    logging.root.addHandler(kept := Kept())
+    try:
         for _ in range(3):
             list(fonts.Fonts((ImageFont.load_default(11),)).runs("中文 한국 a"))
-    said = [record.getMessage() for record in caplog.records]
+    finally:
+        logging.root.removeHandler(kept)
+    said = kept.messages
     assert len(said) == 2 and "Chinese" in said[0] and "Korean" in said[1]
     fonts._warn_once.cache_clear()
 

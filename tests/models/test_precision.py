@@ -6,6 +6,8 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.algorithm import Average, Decay
@@ -13,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.iteration import minibatches as assignment
 from flowrl.iteration import ratio_check
 from flowrl.iteration.tally import Tally
-from flowrl.models import precision
+from flowrl.models import precision, savings
 from flowrl.models.open import set_kernels
 from flowrl.run.save import checkpoint as checkpoints
 from flowrl.run.watch.alarms import Alarms
@@ -279,6 +281,40 @@ def test_tf32_and_cudnn_attention_are_set_on_cuda_alone():
     finally:
         torch.backends.cuda.enable_cudnn_sdp(attends)
         matmul.allow_tf32, convolution.allow_tf32 = before
+
+
+def test_cudnn_attention_may_be_left_out_of_calls_with_a_mask_alone(monkeypatch):
+    attends, q = torch.backends.cuda.cudnn_sdp_enabled(), torch.randn(1, 2, 4, 8)
+    mask, seen = torch.ones(4, 4, dtype=torch.bool).tril(), list[bool]()
+
+    def real(*args, **named):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return plain(*args, **named)
+
+    plain = savings.PLAIN_ATTENTION
+    monkeypatch.setattr(savings, "PLAIN_ATTENTION", real)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", plain)  # restores it
+    try:
+        savings.cudnn_attention("unmasked")
+        attention = functional.scaled_dot_product_attention
+        for out, wanted in (
+            (attention(q, q, q), plain(q, q, q)),
+            (attention(q, q, q, is_causal=True), plain(q, q, q, is_causal=True)),
+            (attention(q, q, q, attn_mask=mask), plain(q, q, q, mask)),
+            (attention(q, q, q, mask, 0.0), plain(q, q, q, mask)),
+            (attention(query=q, key=q, value=q), plain(q, q, q)),
+        ):
+            assert torch.equal(out, wanted)
+        assert seen == [True, True, False, False, True]
+        with sdpa_kernel(SDPBackend.MATH):  # the caller's choice stays
+            attention(q, q, q, mask)
+            assert not torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        savings.cudnn_attention(False)
+        assert functional.scaled_dot_product_attention is real
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(attends)
 
 
 @pytest.mark.slow

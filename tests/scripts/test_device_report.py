@@ -37,7 +37,8 @@ from samplers import mean_log_prob
 from samplers.counter_noise import counter_normal
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning, EncodingLayout, Slot
 from samplers.host import host_copy, picked, sent, sent_together
-from samplers.kernels import CPS, Churn, FlowSDE, step
+from flowrl.contrib.fdfo import Churn
+from samplers.kernels import CPS, FlowSDE, step
 from samplers.noise import row_keys
 from samplers.tokens import AHEAD, gumbel, gumbel_ahead
 
@@ -104,6 +105,14 @@ for most, drawn in ((1, 1), (5, 5), (2**20, AHEAD // 14)):
     for place in {0, drawn - 1}:
         assert torch.equal(ahead[place].cpu(), gumbel(keys, 3 + place, 7))
 assert torch.equal(gumbel_ahead(keys, 3, 5, 7), gumbel(keys, 3, 7)[None])
+
+numbers = sent(torch.ones(1000), "cuda")
+with ledger.counting():
+    numbers + numbers
+    numbers.expand(5, 1000) * 2.0
+    numbers[sent(torch.arange(3), "cuda")]
+added, expanded, moved, taken = 2 * 4000, 4000 + 20000, 2 * 24, 2 * 12
+assert ledger.total("kernel_bytes") == added + expanded + moved + taken, ledger.counts
 
 for noise in (counter_normal(row_keys([(0, 1), (0, 2)]), (3, 37), at) for at in ("cpu", "cuda")):
     drawn = noise.cpu() if noise.device.type == "cpu" else torch.testing.assert_close(
@@ -177,6 +186,7 @@ def whole(found: dict[str, Any]) -> None:
     assert found["mixes"] == 0, found["mixed"]
     assert found["calls"]["sampling"] > 0 and found["calls"]["training"] > 0
     assert found["live_bytes"] > 1e5
+    assert all(found["kernel_bytes_per_call"][phase] > 100 for phase in found["calls"])
     assert found["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
 
 

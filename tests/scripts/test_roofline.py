@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from scripts.benchmarks.roofline import BANDWIDTH, PEAK, counted
+from flowrl.paths import run_file
+from flowrl.settings.read import override, read_run
+from scripts.benchmarks.roofline import ARMS, BANDWIDTH, PEAK, counted, iteration
 
 
 def test_products_and_passes_are_counted_apart() -> None:
@@ -18,3 +20,13 @@ def test_products_and_passes_are_counted_apart() -> None:
     assert seen.seconds.products == pytest.approx(products)
     cast = 8 * 16 * 32 * (2 + 4)
     assert seen.seconds.passes == pytest.approx(cast / BANDWIDTH)
+
+
+@pytest.mark.slow
+def test_an_iteration_is_counted_for_each_way_of_adapters() -> None:
+    run = override(read_run(run_file("demo_lora")), {"model": {"dtype": "bfloat16"}})
+    found = iteration(run)
+    assert tuple(found) == ARMS and all(each.kernels > 1000 for each in found.values())
+    base, float32, half = (found[name] for name in ("base", "float32", "bfloat16"))
+    assert float32.products > half.products > base.products > 0
+    assert float32.passes > half.passes > base.passes > 0

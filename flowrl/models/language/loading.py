@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+from safetensors import SafetensorError
+
 from flowrl.errors import UserError
+from flowrl.models.complete_weights import OF_CONSTRUCTORS
 from rewards.perception.hub import of_network
 
 # otherwise transformers asks on the terminal whether to run a model's own code
@@ -16,9 +20,15 @@ def read_errors(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, ValueError | ImportError) and not of_network(error):
+        expected = isinstance(error, (SafetensorError, *OF_CONSTRUCTORS)) or of_network(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
-        reason = " ".join(str(error).split())[:300]
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if "trust_remote_code" in str(error):
-            reason = "it has code of its own (auto_map), which flowrl does not run"
-        raise UserError(f"model.language: {source} cannot be loaded: {reason}") from error
+            words = "it has code of its own (auto_map), which flowrl does not run"
+        elif isinstance(error, ValueError | ImportError | OSError):
+            words = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"model.language: {source} cannot be loaded: {words}; download it again if its files "
+            "are damaged"
+        ) from error

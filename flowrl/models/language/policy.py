@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import load_adapters, peft_adapter
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
-from flowrl.models.complete_weights import lacks
+from flowrl.models.complete_weights import check_fits, lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
@@ -132,12 +132,14 @@ class CausalPolicy:
             tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE, **gguf)
             model_config = AutoConfig.from_pretrained(source, **OWN_CODE, **gguf)
             kind = model_class(model_config)
+            read = partial(kind.from_pretrained, source, dtype=dtype, **gguf, **config)
+            plain = gguf_file is None and quantized is None
             with loading(quantized):
-                model, info = kind.from_pretrained(
-                    source, dtype=dtype, output_loading_info=True, **gguf, **config
-                )
+                model, info = _with_files_named(read, kind, model_config, source if plain else "")
         if missing := sorted(info["missing_keys"]):
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
+        if plain and (folder := Path(source)).is_dir():
+            check_fits(model, folder, "model.language")
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:
@@ -390,3 +392,15 @@ class CausalPolicy:
         """Remove the run's adapter from the server, if there is one."""
         if self.server is not None:
             self.server.close()
+
+
+def _with_files_named(read: Callable[..., Any], kind: Any, config: Any, source: str) -> Any:
+    """A model and what it says of its weights. UserError, which names the file, for one in the
+    folder `source` with another model's tensors, of which transformers names none."""
+    try:
+        return read(output_loading_info=True)
+    except (RuntimeError, ValueError):
+        if (folder := Path(source)).is_dir() and source:
+            with torch.device("meta"):
+                check_fits(kind.from_config(config), folder, "model.language")
+        raise

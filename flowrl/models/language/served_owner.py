@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowrl.bounded_files import bounded_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.paths import cache_folder
 from rewards.serving.client import Client
 
+MOST_LEASE = 2**16  # bytes
 SENT_PREFIX = "flowrl-"  # of the names of all weights and adapters that flowrl sends
 COMING_SUFFIX = "-coming"  # ends the name of weights that the server is about to read
 LOCAL_URL = re.compile(r"https?://(localhost|127\.|\[::1\])")
@@ -142,7 +144,7 @@ def _leases(folder: Path) -> Iterator[tuple[str, bool, bool]]:
     """Run, whether it replaces weights, and whether its process lives, of each lease."""
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, TypeError, KeyError):
-            lease: Any = json.loads(path.read_text())
+            lease: Any = bounded_json(path, MOST_LEASE)
             file = os.open(path, os.O_RDWR)
             try:
                 free = _locked(file)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.json_text import exact_text, read_exact
@@ -19,6 +19,7 @@ from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.run.save.feature_state import FeatureState, read_features, taken_from
 from flowrl.run.save.model_state import (
+    check_model,
     model_moments,
     model_numbers,
     model_weights,
@@ -34,6 +35,8 @@ from flowrl.session.learner import Learner, evaluated
 from flowrl.session.policies import NamedWeights
 from flowrl.session.progress import Incomparable, Progress
 from flowrl.session.session import Session
+from flowrl.session.state_file import STATE_FILE, read_state
+from flowrl.session.stored_tensors import stored_torch, stored_weights
 from flowrl.session.writer import copied
 from flowrl.settings import RunSettings
 from flowrl.settings.sections.run import EVALUATION
@@ -138,7 +141,7 @@ class SavedState:
         for name, moments in self.moments.items():
             torch.save(moments, folder / optimizer_file(name))
         self.features.write(folder)
-        (folder / "state.json").write_text(self.state)
+        (folder / STATE_FILE).write_text(self.state)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
@@ -148,18 +151,37 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     there were some.
     """
     checkpoints = numbered_folders(folder / "checkpoints")
-    wrong = ""
+    wrong, damaged = "", list[tuple[Path, str]]()
     for checkpoint in reversed(checkpoints):
         wrong = damage(checkpoint)
         if wrong is None:
+            for broken, fault in damaged:
+                warn(
+                    f"{broken} is damaged ({fault}); this run goes on from {checkpoint}, and the "
+                    f"damaged one is kept as {aside(broken)}"
+                )
             return checkpoint
-        warn(f"{checkpoint} is damaged ({wrong}); falling back to the previous checkpoint")
+        damaged.append((checkpoint, wrong))
     if checkpoints:
         raise UserError(
             f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); {_anew(folder)}"
         )
     _refuse_lost(folder)
     return None
+
+
+def aside(checkpoint: Path) -> Path:
+    """Where a damaged checkpoint is kept, so that nothing takes its place before it was seen."""
+    return checkpoint.with_name(f"damaged-{checkpoint.name}")
+
+
+def set_aside(folder: Path, newest: Path) -> None:
+    """Rename the damaged checkpoints behind the newest intact one."""
+    for checkpoint in numbered_folders(folder / "checkpoints"):
+        if int(checkpoint.name) > int(newest.name):
+            if aside(checkpoint).exists():
+                put_away(aside(checkpoint))
+            checkpoint.rename(aside(checkpoint))
 
 
 def _anew(folder: Path) -> str:
@@ -186,10 +208,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     UserError if the checkpoint does not fit, or holds weights that are not finite.
     """
     try:
-        state: dict[str, Any] = read_exact((checkpoint / "state.json").read_text())
-        weights = load_file(checkpoint / POLICIES_FILE)
+        state = read_state(checkpoint)
+        weights = stored_weights(checkpoint / POLICIES_FILE)
         optimizers = {
-            learner.name: torch.load(checkpoint / optimizer_file(learner.name), weights_only=True)
+            learner.name: stored_torch(checkpoint / optimizer_file(learner.name))
             for learner in session.learner.chain
         }
         _refuse_older(state, checkpoint)
@@ -198,12 +220,13 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
-                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to "
-                "resume from the previous checkpoint"
+                f"{bad} of {checkpoint} is not finite (NaN or infinity); {_without(checkpoint)}"
             )
         for learner in session.learner.chain:
-            numbers = state[learner.name] if learner.name else state
-            restore_model(learner, numbers, weights, optimizers[learner.name])
+            check_model(learner, weights, optimizers[learner.name])
+        for learner in session.learner.chain:
+            learner_state = state[learner.name] if learner.name else state
+            restore_model(learner, learner_state, weights, optimizers[learner.name])
         if not alarms.restore(alarm_state):
             session.terminal.say("the checkpoint is from an older version; alarms start over")
         if old := session.parallel.every(Incomparable.of(session.run, checkpoint))[0]:
@@ -215,10 +238,22 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         raise
     except MISFITS as error:
         raise UserError(
-            f"{checkpoint} does not fit this run ({reason(error)}); delete it to resume from the "
-            "previous checkpoint"
+            f"{checkpoint} does not fit this run ({reason(error)}); {_without(checkpoint)}"
         ) from error
     return progress
+
+
+def _without(checkpoint: Path) -> str:
+    """How a run goes on without one of its checkpoints."""
+    folder = checkpoint.parent.parent
+    older = [one for one in numbered_folders(checkpoint.parent) if one < checkpoint]
+    before = next((one for one in reversed(older) if damage(one) is None), None)
+    if before is None:
+        return f"no other checkpoint is whole: {_anew(folder)}"
+    return (
+        f"the whole one before it is {before}: to go on from it, `mv {quote(str(checkpoint))} "
+        f"{quote(str(aside(checkpoint)))}`, then flowrl train --resume {quote(str(folder))}"
+    )
 
 
 def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
@@ -234,7 +269,7 @@ def _refuse_older(state: Mapping[str, Any], checkpoint: Path) -> None:
 def progress_of(checkpoint: Path) -> Progress:
     """Counters of a checkpoint. UserError if they cannot be read."""
     try:
-        state: Mapping[str, Any] = read_exact((checkpoint / "state.json").read_text())
+        state = read_state(checkpoint)
         return _PROGRESS.validate_python(state["progress"])
     except MISFITS as error:
         raise UserError(f"{checkpoint}: state.json cannot be read ({reason(error)})") from error
@@ -281,7 +316,7 @@ def bring(policy: Policy | RewrittenPolicy, run: RunSettings, checkpoint: Path) 
     """Load the weights that evaluations use into a newly opened policy."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
-        state = load_file(checkpoint / POLICIES_FILE)
+        state = stored_weights(checkpoint / POLICIES_FILE)
         with torch.no_grad():
             for key, parameter in policy.trainable().items():
                 parameter.copy_(state[f"{name}/{key}"])

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flowrl.session.session import Session
+from flowrl.session.stored_tensors import stored_torch, stored_weights
 from flowrl.session.writer import copied
 
 BUDGET_FILE = "budget.pt"
@@ -65,11 +66,11 @@ def read_features(
 ) -> Callable[[], None]:
     """Read what a checkpoint has of the session's features. Nothing changes until the result is
     called. Errors of the files, and a KeyError for numbers that `state` lacks."""
-    spent = torch.load(checkpoint / BUDGET_FILE, weights_only=True)
+    spent = stored_torch(checkpoint / BUDGET_FILE)
     asks = session.asking is not None and (checkpoint / VOTES_FILE).is_file()
-    votes = torch.load(checkpoint / VOTES_FILE, weights_only=True) if asks else None
+    votes = stored_torch(checkpoint / VOTES_FILE) if asks else None
     ahead: Mapping[str, Any] = state.get("ahead", {})  # without workers there is none
-    sampling = load_file(checkpoint / SAMPLING_FILE) if ahead else {}
+    sampling = stored_weights(checkpoint / SAMPLING_FILE) if ahead else {}
     tracked = state["tracker"] if session.tracker else {}
 
     def restore() -> None:

@@ -10,6 +10,8 @@ from flowrl.session.learner import Learner
 from flowrl.session.optimizers import update_settings
 from flowrl.session.smaller_calls import saved_sizes, take_sizes
 
+_LIKE_THE_WEIGHT = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
+
 
 def optimizer_file(model: str) -> str:
     return f"optimizer_{model}.pt" if model else "optimizer.pt"
@@ -35,6 +37,36 @@ def model_numbers(learner: Learner) -> dict[str, Any]:
     return {"scaler": learner.scaler.state_dict(), "call_sizes": saved_sizes(learner)}
 
 
+def own_weights(
+    learner: Learner, weights: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """A model's weights among those of a checkpoint, without its name."""
+    if before := learner.name and f"/{learner.name}.":
+        return {k.replace(before, "/", 1): v for k, v in weights.items() if before in k}
+    return weights
+
+
+def check_model(
+    learner: Learner, weights: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]
+) -> None:
+    """ValueError for a model's weights or optimizer state that do not fit it. Changes nothing."""
+    learner.policies.check(own_weights(learner, weights))
+    parameters = list(learner.policies.parameters.values())
+    states = optimizer["state"] if isinstance(optimizer, Mapping) else None
+    if not isinstance(states, Mapping) or not isinstance(optimizer.get("param_groups"), list):
+        raise ValueError("the optimizer's state has no state or no param_groups")
+    for place, values in states.items():
+        if type(place) is not int or not 0 <= place < len(parameters):
+            raise ValueError(f"the optimizer has a state of weight {place!r:.50}, which is none")
+        for name in _LIKE_THE_WEIGHT & values.keys():
+            if values[name].shape != parameters[place].shape:
+                raise ValueError(
+                    f"the optimizer's {name} of weight {place} has the shape "
+                    f"{list(values[name].shape)}, but the weight's is "
+                    f"{list(parameters[place].shape)}"
+                )
+
+
 def restore_model(
     learner: Learner,
     state: Mapping[str, Any],
@@ -42,9 +74,7 @@ def restore_model(
     optimizer: Mapping[str, Any],
 ) -> None:
     """Restore one model's weights, optimizer, loss scale and call sizes."""
-    if before := learner.name and f"/{learner.name}.":
-        weights = {k.replace(before, "/", 1): v for k, v in weights.items() if before in k}
-    learner.policies.restore(weights)
+    learner.policies.restore(own_weights(learner, weights))
     load_state(learner.optimizer, learner.policies.parameters.values(), optimizer)
     update_settings(learner.optimizer, learner.run.train)
     learner.scaler.load_state_dict(state["scaler"])

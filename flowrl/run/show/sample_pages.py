@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.bounded_files import bounded_lines
 from flowrl.iteration.records import Iteration
 from flowrl.json_text import json_text
 from flowrl.media import pictures
@@ -24,6 +25,7 @@ from flowrl.session.session import Session
 from flowrl.whole_file import write_whole
 from rewards import Samples, Scores
 
+MOST_TABLE = 2**26  # bytes of a table of samples
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
 TABLE = "table.jsonl"
 
@@ -208,9 +210,9 @@ def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
     if path.exists():
         earlier = [
             line.decode()
-            for line in path.read_bytes().splitlines()
-            if (number := iteration_of(line)) is not None
-            and iteration - KEPT_ITERATIONS < number < iteration
+            for line in bounded_lines(path, MOST_TABLE)
+            if (done := iteration_of(line)) is not None
+            and iteration - KEPT_ITERATIONS < done < iteration
         ]
     new = [json_text(line, ensure_ascii=False) for line in lines]
     write_whole(path, "".join(f"{line}\n" for line in [*earlier, *new]), synced=True)

@@ -5,7 +5,6 @@ settings, samples and histograms, MLflow gets histograms as an image and a file;
 only numbers.
 """
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import yaml
 from accelerate import Accelerator
 from PIL import Image
 
+from flowrl.bounded_files import bounded_json
 from flowrl.errors import UserError
 from flowrl.iteration.histograms import Histogram, histogram_image
 from flowrl.json_text import json_text
@@ -31,6 +31,8 @@ from flowrl.settings.read import dump
 from flowrl.whole_file import write_whole
 from rewards.rights import LOCAL_TRACKERS, Right, need
 
+MOST_IDS = 2**16  # bytes
+_NEW_RUNS = "move it away, and the services get new runs"
 IDS = (
     "trackers.json"  # in the run's folder: ids of its runs in trackers, so that a resume finds them
 )
@@ -61,6 +63,19 @@ class ShownSamples:
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *escaped])
 
 
+def _known_ids(path: Path) -> dict[str, str]:
+    """The services' ids of a run that is resumed. UserError for a damaged file."""
+    if not path.exists():
+        return {}
+    try:
+        ids = bounded_json(path, MOST_IDS)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(error)}): {_NEW_RUNS}") from error
+    if not isinstance(ids, dict) or not all(isinstance(name, str) for name in ids.values()):
+        raise UserError(f"{path} does not hold the ids of runs: {_NEW_RUNS}")
+    return ids
+
+
 def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, first: int) -> None:
     """Start the trackers of `track.with`, or resume their runs; `first` is the next iteration.
 
@@ -69,7 +84,7 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
     path, track, mirror = folder / IDS, run.track, Mirror(Terminal(True).warn)
     for name in set(track.trackers) - {*LOCAL_TRACKERS}:
         need(Right.ACCOUNTS, name, f"the tracker {name}")
-    before: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    before = _known_ids(path)
     fresh_id = secrets.token_hex(4)
 
     def begin() -> dict[str, str]:

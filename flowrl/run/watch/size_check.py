@@ -1,9 +1,12 @@
 """Checks of the sizes and images in prompt rows before any weights load."""
 
+from collections.abc import Mapping
+
 from flowrl.errors import UserError
 from flowrl.estimate.sizes import SizeLimits
-from flowrl.models.description import describe
+from flowrl.models.description import Description, describe
 from flowrl.models.image_check import check_images
+from flowrl.models.own_size_checks import SIZES, OwnSizeChecks
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from flowrl.prompts.row_sizes import RowSize, row_sizes
@@ -26,18 +29,60 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     """UserError, naming the file and row, for an image that the model cannot read, or a size that
     it cannot generate."""
     check_images(run.model, prompts)
-    sizes = row_sizes(prompts.meta) if isinstance(run.model, PipelineSettings) else []
+    if not isinstance(run.model, PipelineSettings):
+        return
+    sizes = row_sizes(prompts.meta)
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return
-    limits, checked = SizeLimits.of(described), set[RowSize]()
+    checked = set[RowSize]()
+    limits, own_checks = SizeLimits.of(described), OwnSizeChecks(described, run.model.call)
     for size, row in zip(sizes, prompts.meta, strict=True):
         if size in checked:
             continue
         checked.add(size)
         row_size = {name: value for name, value in size.given.items() if described.takes(name)}
-        if (reason := limits.refusal(row_size)) is not None:
+        reason = limits.refusal(row_size) or own_checks.refusal(_taken(described, run, row_size))
+        if reason is not None:
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             raise UserError(f"{place}: {reason}; correct it, or leave the column out with `keep`")
+
+
+def check_own_sizes(run: RunSettings) -> None:
+    """UserError for a size of the run's own samples, or of its evaluations, that the model cannot
+    generate: by the pipeline's own checks, or by what its configuration says. A size that a
+    pipeline rounds is taken, as its own call takes it."""
+    if not isinstance(run.model, PipelineSettings) or (described := describe(run.model)) is None:
+        return
+    limits, own_checks = SizeLimits.of(described), OwnSizeChecks(described, run.model.call)
+    in_call = {name: run.evaluate.call[name] for name in SIZES if name in run.evaluate.call}
+    for place, sizes in (("model", {}), ("evaluate", {**run.evaluation_size, **in_call})):
+        if place == "evaluate" and not sizes:
+            continue
+        taken = _taken(described, run, sizes)
+        reason = own_checks.refusal(taken) or limits.impossible(taken)
+        if reason is not None:
+            raise UserError(f"{place}: {reason}; choose another size")
+
+
+def unknown_sizes(run: RunSettings) -> str | None:
+    """What no file of the model says of the sizes that it can generate; None if all is known."""
+    if not isinstance(run.model, PipelineSettings) or (described := describe(run.model)) is None:
+        return None
+    unknown = list[str]()
+    if not OwnSizeChecks(described, run.model.call).answers:
+        unknown.append("of what height and width are multiples")
+    if described.takes("num_frames") and SizeLimits.of(described).frames == 1:
+        unknown.append("which numbers of frames it rounds")
+    if not unknown:
+        return None
+    return f"sizes: no file of {described.pipeline} says {' and '.join(unknown)}; its loop does"
+
+
+def _taken(
+    described: Description, run: RunSettings, replaced: Mapping[str, int]
+) -> dict[str, int | None]:
+    """The run's sizes that the pipeline's call takes, with `replaced` in their place."""
+    return {n: v for n, v in {**run.trained_size, **replaced}.items() if described.takes(n)}
 
 
 def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:

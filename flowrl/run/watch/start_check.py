@@ -82,6 +82,7 @@ def _checks(run: RunSettings, opened: Mapping[str, Reward], *, hub: bool = True)
     of_user = isinstance(run.model, OwnSettings)
     if not of_user:
         yield partial(_guidance, run)
+        yield partial(_own_sizes, run)
     for place in run.prompts.given:
         if hub or not run.prompts.on_hub(place):
             yield partial(_rows, run, place, opened)
@@ -102,6 +103,12 @@ def _guidance(run: RunSettings) -> None:
     from flowrl.run.watch.guidance_check import check_guidance
 
     check_guidance(run)
+
+
+def _own_sizes(run: RunSettings) -> None:
+    from flowrl.run.watch.size_check import check_own_sizes
+
+    check_own_sizes(run)
 
 
 def _rows(run: RunSettings, place: PromptPlace, opened: Mapping[str, Reward]) -> None:
@@ -183,6 +190,10 @@ def unchecked(run: RunSettings) -> Iterator[str]:
         if isinstance(run.model, PipelineSettings)
         else "the proof at load: it calls the model with its weights"
     )
+    from flowrl.run.watch.size_check import unknown_sizes
+
+    if (unknown := unknown_sizes(run)) is not None:
+        yield unknown
     places = [place for place in run.prompts.given if run.prompts.on_hub(place)]
     if places:
         yield f"prompts.{' and prompts.'.join(places)}: on the hub, which plan does not ask"

@@ -15,6 +15,7 @@ from flowrl.settings.checks.model_files import (
     check_index,
     check_no_own_code,
     check_pipeline_files,
+    check_saved,
     check_text_files,
     check_weights,
 )
@@ -29,7 +30,6 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
-from rewards.perception.weight_files import damage_of
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -261,7 +261,7 @@ def check_model(m: ModelSettings) -> None:
         on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
-        _check_given_weights(find(source), place)
+        check_saved(find(source), place)
     if m.quantized is not None:
         m.quantized.check()
     match m:
@@ -278,17 +278,9 @@ def check_model(m: ModelSettings) -> None:
             if m.weights is not None and not find(m.weights).is_file():
                 raise UserError(f"model.weights: there is no file {m.weights}")
             if m.weights is not None:
-                _check_given_weights(find(m.weights), "model.weights")
+                check_saved(find(m.weights), "model.weights")
         case _:
             raise AssertionError(m)
-
-
-def _check_given_weights(path: Path, place: str) -> None:
-    """UserError for weights in a file or folder that are not what their names say."""
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    for file in filter(Path.is_file, files):
-        if what := damage_of(file):
-            raise UserError(f"{place}: {file} {what}")
 
 
 def check_hub(m: ModelSettings) -> None:
@@ -334,7 +326,7 @@ def check_language(source: str, gguf_file: str | None) -> None:
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
     folder = find(source)
     if gguf_file is not None and folder.is_dir():
-        _check_given_weights(folder / gguf_file, "model.gguf_file")
+        check_saved(folder / gguf_file, "model.gguf_file")
     elif folder.is_dir():
         check_text_files(folder, "model.language")
         check_no_own_code(folder, "model.language")

@@ -1,33 +1,46 @@
 """Checks of the files in a model's local folder before any weights load: what is missing, cut off
 or damaged. Only indices and headers are read."""
 
-import json
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowrl.bounded_files import bounded_bytes, parsed_json
 from flowrl.errors import UserError
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
-from rewards.perception.contents import file_unlike_its_name
-from rewards.perception.weight_files import check_texts_beside, damage_of
+from rewards.perception.contents import FIRST_BYTES, unlike_its_name
+from rewards.perception.weight_files import (
+    adapter_damage,
+    check_shards,
+    check_texts_beside,
+    damage_of,
+)
 
 _WEIGHTS = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)"
 )
-_SHARDS = re.compile(
-    r"(model|pytorch_model|diffusion_pytorch_model)\.(safetensors|bin)\.index\.json"
-)
 _VARIANT = re.compile(
     r"(?:model|pytorch_model|diffusion_pytorch_model)\.(\w+?)(?:-\d+-of-\d+)?\.(?:safetensors|bin)"
 )
+MOST_CONFIGURATION = 2**24  # bytes
+_CONFIGURATIONS = {"Scheduler": "scheduler_config.json"}  # by the end of a class's name
+_VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model", "vocab.txt",
+    "sentencepiece.bpe.model", "spm.model", "sentencepiece.model",
+)  # fmt: skip
+ANOTHER = "load other weights, such as those of another checkpoint, or copy the folder again"
+_SUFFIXES = (".safetensors", ".bin", ".pt")
+_LIBRARIES = ("diffusers", "transformers")  # whose models have a config.json
 NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
 
 
 def read_json(file: Path, place: str) -> dict[str, Any]:
     """The object in a JSON file. UserErrors begin with `place`."""
     try:
-        what = file_unlike_its_name(file)
-        found = json.loads(file.read_text(encoding="utf-8")) if what is None else {}
+        data = bounded_bytes(file, MOST_CONFIGURATION)
+        what = unlike_its_name(file.name, data[:FIRST_BYTES])
+        found = parsed_json(data) if what is None else {}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{place}: {file} cannot be read ({why}): download it again") from error
@@ -101,9 +114,23 @@ def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
     for name, value in pipeline_index(folder).items():
         if name.startswith("_") or not isinstance(value, list) or None in value:
             continue
-        part = folder / name
-        if (part / "config.json").is_file() and not NO_MODEL.search(str(value[-1])):
-            read_json(part / "config.json", "model.pipeline")
+        part, kind = folder / name, str(value[-1])
+        for ending, file in _CONFIGURATIONS.items():
+            if kind.endswith(ending) and not read_json(part / file, "model.pipeline"):
+                raise UserError(f"model.pipeline: {part / file} is empty: download it again")
+        if "Tokenizer" in kind and not any((part / file).is_file() for file in _VOCABULARIES):
+            raise UserError(
+                f"model.pipeline: {part} has no vocabulary ({', '.join(_VOCABULARIES[:3])} or the "
+                "like): download it again"
+            )
+        known = value[0] in _LIBRARIES or (part / "config.json").is_file()
+        if known and not NO_MODEL.search(kind):
+            config = read_json(part / "config.json", "model.pipeline")
+            if value[0] == "diffusers" and not isinstance(config.get("_class_name"), str):
+                raise UserError(
+                    f"model.pipeline: {part / 'config.json'} names no class (_class_name): "
+                    "download it again"
+                )
             check_weights(part, "model.pipeline")
 
 
@@ -132,13 +159,52 @@ def check_weights(folder: Path, place: str) -> None:
             else f"{place}: {folder} has no weights (model.safetensors, "
             "diffusion_pytorch_model.safetensors or the like): download them"
         )
-    for name in filter(_SHARDS.fullmatch, names):
-        if name.removesuffix(".index.json") in whole:
-            continue
-        listed = read_json(folder / name, place).get("weight_map")
-        shards = listed.values() if isinstance(listed, dict) else ()
-        if lacking := sorted({str(shard) for shard in shards} - set(names)):
-            raise UserError(f"{place}: {folder} lacks {', '.join(lacking)}: download it again")
-    for name in whole:
-        if why := damage_of(folder / name):
-            raise UserError(f"{place}: {folder / name} {why}")
+    for form in _forms(whole):
+        for name in form:
+            if why := damage_of(folder / name):
+                raise UserError(f"{place}: {folder / name} {why}")
+        try:
+            check_shards(folder, form)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from error
+
+
+def _forms(names: Sequence[str]) -> Iterator[list[str]]:
+    """The files of each form in which a folder has a model's weights."""
+    found = dict[tuple[str, str], list[str]]()
+    for name in names:
+        if match := _WEIGHTS.fullmatch(name):
+            found.setdefault((match[1], match[3]), []).append(name)
+    yield from found.values()
+
+
+def check_saved(place: Path, what: str) -> None:
+    """UserError, which begins with `what`, for a file of weights, or a folder with one, that is
+    missing or damaged as far as headers and configurations show. Other names than files are left to
+    their reader."""
+    if place.is_file():
+        _check_files([place], what)
+        return
+    if not place.is_dir():
+        return
+    inside = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
+    for folder in (place, *(inside if (place / PIPELINE_INDEX).exists() else ())):
+        files = [path for path in sorted(folder.iterdir()) if path.suffix in _SUFFIXES]
+        _check_files(files, what)
+        try:
+            check_texts_beside(folder)
+            check_shards(folder, [path.name for path in files])
+        except ValueError as error:
+            raise UserError(f"{what}: {error}") from error
+
+
+def _check_files(files: list[Path], what: str) -> None:
+    for file in files:
+        try:
+            wrong = damage_of(file)
+            if not wrong and file.suffix == ".safetensors":
+                wrong = adapter_damage(file)
+        except OSError as error:
+            raise UserError(f"{what}: {file} cannot be read ({error.strerror})") from error
+        if wrong:
+            raise UserError(f"{what}: {file} {wrong}, or {ANOTHER}")

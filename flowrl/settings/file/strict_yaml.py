@@ -1,5 +1,6 @@
 """YAML with limits on size, depth and expanded aliases, and with one value per key."""
 
+import errno
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,11 +8,14 @@ from typing import Any
 
 import yaml
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
 from flowrl.settings.words.values import short_repr
 from rewards.perception.contents import FIRST_BYTES, unlike_its_name
 
 _MOST_CHARACTERS = 2**18
+MOST_FILE = 4 * _MOST_CHARACTERS  # bytes
+_TOO_MANY = f"more than {_MOST_CHARACTERS} characters, too many for a run's settings"
 _MOST_LEVELS = 40  # of lists and mappings inside each other
 _MOST_VALUES = 20_000  # with every alias written out
 LARGEST_INTEGER = 2**63
@@ -65,8 +69,7 @@ for _kind in _CHECKED_TYPES:
 def read_yaml(path: Path) -> Any:
     """Value of a YAML file. UserError for a file that is missing, too large or invalid."""
     try:
-        with path.open("rb") as file:
-            data = file.read(4 * _MOST_CHARACTERS + 1)
+        data = bounded_bytes(path, MOST_FILE)
         what = unlike_its_name(path.name, data[:FIRST_BYTES])
         text = data.decode("utf-8-sig") if what is None else ""
     except UnicodeDecodeError as error:
@@ -75,6 +78,8 @@ def read_yaml(path: Path) -> Any:
             f"{path}: not valid YAML: line {line} is not UTF-8; save the file as UTF-8"
         ) from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise UserError(f"{path}: {_TOO_MANY}") from error
         raise UserError(f"{path}: cannot read the file: {error}") from error
     if what is not None:
         raise UserError(f"{path}: not valid YAML: it {what}")
@@ -84,9 +89,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str, source: str) -> Any:
     """Value of one YAML document. UserError, in one sentence that begins with `source`."""
     if len(text) > _MOST_CHARACTERS:
-        raise UserError(
-            f"{source}: more than {_MOST_CHARACTERS} characters, too many for a run's settings"
-        )
+        raise UserError(f"{source}: {_TOO_MANY}")
     try:
         try:
             return _value(text, _FastLoader)

@@ -23,9 +23,10 @@ class ModelSettings(Settings):
     tf32: bool | None = None
     """On CUDA, round the inputs of float32 products and convolutions to TF32 (10 bits), which is
     faster; null: torch's default (only convolutions). It applies to the whole process."""
-    cudnn_attention: bool = False
-    """On CUDA, let PyTorch's attention use cuDNN, its default on newer GPUs. Off, since its
-    backward pass has returned NaN for some lengths (PyTorch's issue 196678). It applies to the
+    cudnn_attention: bool | Literal["unmasked"] = False
+    """On CUDA, let PyTorch's attention use cuDNN, its default on newer GPUs; unmasked: in calls
+    without a mask alone, since its backward pass has returned NaN for some lengths with one
+    (PyTorch's issue 196678). Off until a GPU has shown which calls are right. It applies to the
     whole process."""
     device: str = "auto"
     lora: Annotated[

@@ -38,7 +38,7 @@ class Ledger:
     backward passes, which have frames in no thread, are in the phase of `backward`.
 
     counts  by kind: sync, upload (pageable memory: the host waits for it), pinned, download,
-            kernel, float64, and the bytes of copies
+            kernel, float64, and the bytes of copies and of kernels (read and written)
     """
 
     phases: Mapping[CodeType, str] = field(default_factory=dict)
@@ -65,6 +65,14 @@ class Ledger:
             place = self.place()
             self.counts[kind, place] += 1
             self.counts[f"{kind}_bytes", place] += size
+
+    def kernel(self, size: int, double: bool) -> None:
+        """Count an operation that reads and writes `size` bytes. `double`: in float64."""
+        place = self.place()
+        self.counts["kernel", place] += 1
+        self.counts["kernel_bytes", place] += size
+        if double:
+            self.counts["float64", place] += 1
 
     def mix(self, sentence: str) -> DeviceMix:
         found = f"{sentence} at {self.place().line}"

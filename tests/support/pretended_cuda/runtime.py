@@ -1,6 +1,7 @@
 """torch.cuda of the pretended device, in the place of the real one, for this process."""
 
 import threading
+import time
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -45,9 +46,14 @@ class _Entered:
 class _Queue:
     """A stream or an event: all work is finished."""
 
-    def __init__(self, *_, **__): ...
+    def __init__(self, *_, **__):
+        self.recorded = 0.0
 
-    def record(self, *_): ...
+    def record(self, *_):
+        self.recorded = time.perf_counter()
+
+    def elapsed_time(self, later):
+        return 1000 * (later.recorded - self.recorded)  # milliseconds
 
     def wait_event(self, *_): ...
 

@@ -29,6 +29,7 @@ WAITS = {  # for a value, or for a size
 NO_SCALARS = {  # a tensor without dimensions on the CPU is no number for these
     "cat", "stack", "mm", "bmm", "addmm", "index_select", "gather", "scatter", "embedding", "linear"
 }  # fmt: skip
+LOOKS_UP = {"index", "_unsafe_index", "index_select", "gather", "embedding"}
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 
 _pinned: set[int] = set()  # addresses of storages in pinned memory
@@ -125,7 +126,7 @@ def run(func, args, kwargs):
         return _pin(name, args[0])
     _copies(name, args, kwargs, target)
     _mixes(name, args, kwargs, there, here, onto)
-    _counts(name, args, kwargs, there, onto)
+    _waits(name, args, kwargs, there)
     pinned = kwargs.get("pin_memory")
     given, named = tree_map(_host, (args, kwargs))
     if target is not None and target.type == "cuda":
@@ -135,6 +136,10 @@ def run(func, args, kwargs):
     out = func(*given, **named)
     if pinned:
         _pin_storage(out)
+    if LEDGER.on and onto and name not in FREE:
+        double = any(each.dtype == torch.float64 for each in there)
+        double |= kwargs.get("dtype") == torch.float64
+        LEDGER.kernel(_touched(name, given, named, out), double)
     if name == "copy_":
         return args[0]
     if not onto or name == "_local_scalar_dense":
@@ -204,16 +209,26 @@ def _indexes(name, args) -> None:
             LEDGER.copied("upload", each.numel() * each.element_size())
 
 
-def _counts(name, args, kwargs, there, onto) -> None:
+def _waits(name, args, kwargs, there) -> None:
     unknown = name == "repeat_interleave" and kwargs.get("output_size") is None
     if there and (name in WAITS or (unknown and len(args) < 3)):
         LEDGER.add("sync")
-    if not LEDGER.on or not onto or name in FREE:
-        return
-    LEDGER.add("kernel")
-    double = any(each.dtype == torch.float64 for each in there)
-    if double or kwargs.get("dtype") == torch.float64:
-        LEDGER.add("float64")
+
+
+def _touched(name, args, kwargs, out) -> int:
+    """Bytes that a kernel reads and writes. What is expanded is read once, and of what is looked up
+    only the entries that are taken."""
+    written = sum(map(_bytes, tree_leaves(out)))
+    if name in LOOKS_UP:
+        return 2 * written
+    inputs = {id(each): each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+    return written + sum(map(_bytes, inputs.values()))
+
+
+def _bytes(value) -> int:
+    if not isinstance(value, Tensor):
+        return 0
+    return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
 
 
 def _hold(host: Tensor) -> None:

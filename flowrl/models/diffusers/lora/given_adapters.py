@@ -3,6 +3,7 @@ training (`model.lora.from`). diffusers reads their files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import CONFIG_NAME
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from flowrl.errors import UserError
@@ -28,10 +29,11 @@ from flowrl.models.diffusers.lora.lora import (
     writes_adapters,
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
+from flowrl.models.saved_weights import loaded, tensors_and_settings
 from flowrl.paths import find
 from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
-from rewards.perception.weight_files import safetensors_header
+from rewards.perception.weight_files import other_half, safetensors_header
 
 FROZEN = "frozen"
 
@@ -44,27 +46,31 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
     """
     for i, adapter in enumerate(adapters):
         place = f"model.adapters, {i + 1}"
-        second = adapter.component == "transformer_2"
-        if second and not isinstance(pipe, TWO_FILES):
-            raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
-        denoisers = denoisers_of(pipe)
-        if not writes_adapters(pipe, denoisers):
-            with in_diffusers_format(pipe, adapter.path, place) as read:
-                _load_own(denoisers, read, FROZEN, place, adapter.path)
-            for denoiser in denoisers.values():
-                own_form.merge(denoiser, adapter.scale, FROZEN)
-            continue
+        loaded(find(adapter.path), place, partial(_merge, pipe, adapter, place))
+
+
+def _merge(pipe: Any, adapter: FrozenAdapter, place: str) -> None:
+    second = adapter.component == "transformer_2"
+    if second and not isinstance(pipe, TWO_FILES):
+        raise UserError(f"{place}: {type(pipe).__name__} has no transformer_2")
+    denoisers = denoisers_of(pipe)
+    if not writes_adapters(pipe, denoisers):
         with in_diffusers_format(pipe, adapter.path, place) as read:
-            load_whole(pipe, read, FROZEN, place, adapter.path, second=second)
-        filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
-        layers = [layer for name in filled for layer in _layers(getattr(pipe, name))]
-        if not any(_changes(layer) for layer in layers):
-            raise UserError(
-                f"{place}: {adapter.path} changes nothing, since a matrix of each of its products "
-                "is 0 (an adapter that was never trained); leave it out, or name another file"
-            )
-        pipe.fuse_lora(components=filled, lora_scale=adapter.scale, adapter_names=[FROZEN])
-        pipe.unload_lora_weights()
+            _load_own(denoisers, read, FROZEN, place, adapter.path)
+        for denoiser in denoisers.values():
+            own_form.merge(denoiser, adapter.scale, FROZEN)
+        return
+    with in_diffusers_format(pipe, adapter.path, place) as read:
+        load_whole(pipe, read, FROZEN, place, adapter.path, second=second)
+    filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
+    layers = [layer for name in filled for layer in _layers(getattr(pipe, name))]
+    if not any(_changes(layer) for layer in layers):
+        raise UserError(
+            f"{place}: {adapter.path} changes nothing, since a matrix of each of its products "
+            "is 0 (an adapter that was never trained); leave it out, or name another file"
+        )
+    pipe.fuse_lora(components=filled, lora_scale=adapter.scale, adapter_names=[FROZEN])
+    pipe.unload_lora_weights()
 
 
 def _changes(layer: BaseTunerLayer) -> bool:
@@ -126,9 +132,10 @@ def in_diffusers_format(pipe: Any, source: str, place: str) -> Iterator[str]:
         )
     prefix = "unet" if "unet" in pipe.components else "transformer"
     settings = {f"{prefix}.{name}": value for name, value in in_order(config).to_dict().items()}
+    saved, _ = tensors_and_settings(folder / ADAPTER_WEIGHTS, METADATA, place)
     tensors = {
         f"{prefix}.{name.removeprefix('base_model.model.')}": weight
-        for name, weight in load_file(folder / ADAPTER_WEIGHTS).items()
+        for name, weight in saved.items()
     }
     with TemporaryDirectory() as temporary:
         file = Path(temporary) / LORA_FILE
@@ -182,22 +189,12 @@ def load_whole(
 
 def _check_tensors(state: Mapping[str, torch.Tensor], source: str, place: str) -> None:
     """UserError for a product with one of its matrices alone, and for NaN or infinity."""
-    halves = [other for key in state if (other := _other_half(key)) and other not in state]
+    halves = [other for key in state if (other := other_half(key)) and other not in state]
     if halves:
         raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
     wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if wrong:
         raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
-
-
-def _other_half(key: str) -> str | None:
-    """The name of a product's other matrix; None for another tensor. Of a matrix whose other one is
-    missing, diffusers leaves the other one without values."""
-    for a, b in (("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora.down", "lora.up")):
-        for one, other in ((a, b), (b, a)):
-            if key.endswith(f"{one}.weight"):
-                return f"{key.removesuffix(f'{one}.weight')}{other}.weight"
-    return None
 
 
 def _of_other_tools(file: Path) -> str:
@@ -230,15 +227,9 @@ def _load_own(
             f"{place}: {source} is neither an adapter's file nor a folder with {LORA_FILE}, which "
             "this pipeline's adapters are read from"
         )
-    header = safetensors_header(path)
-    if header is None:
-        raise UserError(f"{place}: {source} is not a safetensors file: download it again")
-    _check_tensors(load_file(path), source, place)
-    try:
-        own_form.load(denoisers, path, adapter, source)
-    except FAILURES as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {source} cannot be loaded: {reason}") from error
+    tensors, _ = tensors_and_settings(path, METADATA, place)
+    _check_tensors(tensors, source, place)
+    own_form.load(denoisers, path, adapter, source)
 
 
 def _loadable(pipe: Any) -> dict[str, nn.Module]:

@@ -8,20 +8,19 @@
 An adapter changes its layer's weight by (alpha / rank) B A, with A [rank in] and B [out rank].
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.adapters import LENGTHS
 from flowrl.models.diffusers.lora.lora_keys import OriginalLayer, original_layers
+from flowrl.models.saved_weights import reading, tensors_and_settings
 from flowrl.settings.command_line.arguments import KeyFormat
 
 KEY_SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
@@ -49,9 +48,15 @@ AdapterLayers = Mapping[
 def read_adapter(file: Path) -> AdapterLayers:
     """Read a file that a diffusers pipeline's `save_lora_weights` wrote. UserError for what is more
     than products."""
-    with safe_open(file, "pt") as opened:
-        metadata = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
-    weights, layers = load_file(file), dict[str, AdapterLayer]()
+    weights, metadata = tensors_and_settings(file, METADATA, "export")
+    with reading(file, "export"):
+        return _layers(file, weights, metadata)
+
+
+def _layers(
+    file: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, Any]
+) -> AdapterLayers:
+    layers = dict[str, AdapterLayer]()
     for key, down in weights.items():
         if not key.endswith(".lora_A.weight"):
             continue

@@ -37,13 +37,13 @@ class KeyRule(NamedTuple):
     original: str
 
 
-def _rules(table: str) -> tuple[KeyRule, ...]:
-    """Rows `part part ... -> original`."""
-    pairs = (line.split(" -> ") for line in table.strip().splitlines())
+def key_rules(table: str) -> tuple[KeyRule, ...]:
+    """Rules of rows `part part ... -> original`. Empty rows are left out."""
+    pairs = (line.split(" -> ") for line in table.splitlines() if line)
     return tuple(KeyRule(tuple(left.split()), right.strip()) for left, right in pairs)
 
 
-_SD3 = _rules("""
+_SD3 = key_rules("""
 transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> joint_blocks.N.x_block.attn.qkv
 transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> joint_blocks.N.context_block.attn.qkv
 transformer_blocks.N.attn2.to_q transformer_blocks.N.attn2.to_k transformer_blocks.N.attn2.to_v -> joint_blocks.N.x_block.attn2.qkv
@@ -55,7 +55,7 @@ transformer_blocks.N.ff.net.2 -> joint_blocks.N.x_block.mlp.fc2
 transformer_blocks.N.ff_context.net.0.proj -> joint_blocks.N.context_block.mlp.fc1
 transformer_blocks.N.ff_context.net.2 -> joint_blocks.N.context_block.mlp.fc2
 """)  # noqa: E501 a rule is a row
-_FLUX = _rules("""
+_FLUX = key_rules("""
 transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
 transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
 transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
@@ -67,7 +67,7 @@ transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.2
 single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
 single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
 """)  # noqa: E501 a rule is a row
-_WAN = _rules("""
+_WAN = key_rules("""
 blocks.N.attn1.to_q -> blocks.N.self_attn.q
 blocks.N.attn1.to_k -> blocks.N.self_attn.k
 blocks.N.attn1.to_v -> blocks.N.self_attn.v
@@ -81,7 +81,7 @@ blocks.N.attn2.add_v_proj -> blocks.N.cross_attn.v_img
 blocks.N.ffn.net.0.proj -> blocks.N.ffn.0
 blocks.N.ffn.net.2 -> blocks.N.ffn.2
 """)
-_FLUX2 = _rules("""
+_FLUX2 = key_rules("""
 transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
 transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
 transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
@@ -93,7 +93,7 @@ transformer_blocks.N.ff_context.linear_out -> double_blocks.N.txt_mlp.2
 single_transformer_blocks.N.attn.to_qkv_mlp_proj -> single_blocks.N.linear1
 single_transformer_blocks.N.attn.to_out -> single_blocks.N.linear2
 """)  # noqa: E501 a rule is a row
-_HUNYUAN_KOHYA = _rules("""
+_HUNYUAN_KOHYA = key_rules("""
 transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn_qkv
 transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn_qkv
 transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn_proj
@@ -105,7 +105,7 @@ transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.fc2
 single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
 single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
 """)  # noqa: E501 a rule is a row
-_HUNYUAN_15_KOHYA = _rules("""
+_HUNYUAN_15_KOHYA = key_rules("""
 transformer_blocks.N.attn.to_q -> double_blocks.N.img_attn_q
 transformer_blocks.N.attn.to_k -> double_blocks.N.img_attn_k
 transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn_v
@@ -122,7 +122,7 @@ transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.fc2
 _Z_IMAGE_COMFYUI = tuple(
     KeyRule(tuple(f"{blocks}.N.{part}" for part in rule.parts), f"{blocks}.N.{rule.original}")
     for blocks in ("layers", "noise_refiner", "context_refiner")
-    for rule in _rules("""
+    for rule in key_rules("""
 attention.to_q attention.to_k attention.to_v -> attention.qkv
 attention.to_out.0 -> attention.out
 feed_forward.w1 -> feed_forward.w1

@@ -9,7 +9,6 @@ model has that method; for other models peft's own files stand beside it, which
 """
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -31,6 +29,7 @@ from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.models.adapters import ADAPTER, in_order, save_adapters
 from flowrl.models.diffusers.lora.lora_formats import METADATA
+from flowrl.models.saved_weights import tensors_and_settings
 
 A = ".lora_A.weight"
 
@@ -84,9 +83,7 @@ def save(denoisers: Mapping[str, nn.Module], folder: Path, file: str) -> None:
 def load(denoisers: Mapping[str, nn.Module], file: Path, adapter: str, source: str) -> None:
     """Add the adapters of a file, which errors call `source`, to the denoisers. UserError for a
     tensor that has no layer, and for a file without adapters of any denoiser."""
-    with safe_open(file, "pt") as opened:
-        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        about = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
+    tensors, about = tensors_and_settings(file, METADATA, source)
     used = 0
     for name, denoiser in denoisers.items():
         prefix = f"{name}."

@@ -5,14 +5,12 @@ student's scale. A student with full weights takes full weights, or its own init
 adapter added.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -20,6 +18,7 @@ from flowrl.models.adapters import ADAPTER, LENGTHS, has_lengths
 from flowrl.models.diffusers.lora.lora import LORA_FILE, has_lora, lora_files
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.models.diffusers.lora.weights import DenoiserWeights
+from flowrl.models.saved_weights import tensors_and_settings
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ def teacher_weights(policy: DenoiserWeights, folder: Path, place: str) -> dict[s
 def _deltas(policy: DenoiserWeights, folder: Path, place: str) -> Iterator[tuple[str, Delta]]:
     """The adapters of a folder by layer, as `save_lora` writes them. UserError for DoRA's."""
     for names, file, slot in lora_files(policy.pipe, policy.roots()):
-        with safe_open(folder / file, framework="pt") as saved:
-            tensors = {key: saved.get_tensor(key) for key in saved.keys()}  # noqa: SIM118
-            about: dict[str, Any] = json.loads((saved.metadata() or {}).get(METADATA, "{}"))
+        tensors, about = tensors_and_settings(folder / file, METADATA, place)
         if any(LENGTHS in key for key in tensors):
             raise UserError(
                 f"{place}: {folder} has adapters of DoRA, whose change of a weight is no product: "

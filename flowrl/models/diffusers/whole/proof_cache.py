@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 import samplers
 from flowrl import models
+from flowrl.bounded_files import bounded_json
 from flowrl.json_text import json_text
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.modular.face import block_classes, form_of
@@ -46,6 +47,7 @@ from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.whole.whole_proof import Deviation, WholeProof
 from flowrl.paths import cache_folder
 
+MOST_PROOF = 2**24  # bytes
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 
 
@@ -94,7 +96,7 @@ def folder() -> Path:
 def read(digest: str) -> CachedProof | None:
     """Read the proof of a digest; None if it is missing or damaged."""
     try:
-        written = json.loads(_file(digest).read_text(encoding="utf-8"))
+        written = bounded_json(_file(digest), MOST_PROOF)
         if written["sum"] != _sum(written["proof"]):
             return None
         record = written["proof"]
@@ -106,7 +108,7 @@ def read(digest: str) -> CachedProof | None:
             record["sliced"],
             tuple(_whole(values) for values in record["whole"]),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 

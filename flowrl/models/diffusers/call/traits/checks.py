@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -15,7 +16,7 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.models import quantization
 from flowrl.models.class_settings import check_keys
-from flowrl.models.complete_weights import complete_weights, refuse_meta
+from flowrl.models.complete_weights import check_fits, complete_weights, refuse_meta
 from flowrl.models.diffusers.call.drive.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
@@ -234,7 +235,7 @@ def from_pretrained(
     try:
         index: Any = DiffusionPipeline.load_config(source)
     except Exception as error:
-        if not of_network(error):
+        if not of_network(error) and not isinstance(error, ValueError | RecursionError):
             raise
         raise UserError(f"{source!r} is not a diffusers pipeline: {error}") from error
     kind = pipeline_class(index, source)
@@ -251,9 +252,7 @@ def from_pretrained(
         load_arguments |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
     with quantization.loading(quantized), complete_weights(source), _loaded(source):
         pipe = kind.from_pretrained(source, dtype=dtype, **load_arguments)
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            refuse_meta(module, source)
+    _check_whole(pipe, source)
     if scheduler:  # what is saved with the pipeline too
         pipe.scheduler = with_settings(pipe.scheduler, scheduler, kind.__name__)
     return pipe
@@ -289,12 +288,19 @@ def from_blocks(
         }
     with quantization.loading(quantized), complete_weights(source.place), _loaded(source.place):
         pipe = source.load(dtype, configurations)
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            refuse_meta(module, source.place)
+    _check_whole(pipe, source.place)
     if scheduler:
         set_scheduler(pipe, with_settings(pipe.scheduler, scheduler, name))
     return pipe
+
+
+def _check_whole(pipe: Any, source: str) -> None:
+    """UserError for a component without all of its weights, or with another model's."""
+    for name, module in pipe.components.items():
+        if isinstance(module, nn.Module):
+            refuse_meta(module, source)
+            if (folder := Path(source) / name).is_dir():
+                check_fits(module, folder, "model.pipeline")
 
 
 @contextmanager

@@ -1,0 +1,121 @@
+"""Sizes that a pipeline's own code refuses, asked of its class without weights.
+
+The pipeline is built of its components on torch's meta device, so that its factors are those of its
+decoder and denoiser. Its `check_inputs` is called as its loop would call it; of a class without
+one, the call itself, which checks sizes first and ends at the encoders that are not there.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.models.description import Description
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.traits.checks import OURS, needed_images
+from flowrl.prompts.row_sizes import RowSize
+
+_ANY = 1024  # pixels: a multiple of what all pipelines ask for
+_PROMPT = "a"
+SIZES = RowSize._fields
+
+
+class OwnSizeChecks:
+    """The checks of sizes in a pipeline's own code.
+
+    answers  whether they could be asked: the class has such checks, and they pass at some size
+    """
+
+    def __init__(self, described: Description, call: Mapping[str, Any]) -> None:
+        """`call`: arguments of the pipeline's call, without sizes."""
+        self.name = described.pipeline or ""
+        self._pipe = _skeleton(described)
+        self._given: dict[str, Any] = {}
+        self._anyway: str | None = None  # what the call says at any size
+        self._check: Any = None
+        if "check_inputs" in dir(self._pipe):
+            self._check = self._pipe.check_inputs
+            self.answers = self._finds_arguments(call)
+        else:
+            self._check = self._pipe
+            self.answers = self._pipe is not None and self._call_answers()
+
+    def refusal(self, sizes: Mapping[str, int | None]) -> str | None:
+        """Why the pipeline refuses these sizes, in its own words; None if it does not, or cannot be
+        asked. None for a size stands for the pipeline's own."""
+        if not self.answers:
+            return None
+        named = {name: value for name, value in sizes.items() if value is not None}
+        error = self._tried(named)
+        if error is None or str(error) == self._anyway:
+            return None
+        return f"{self.name} refuses {_shown(named)}: {' '.join(str(error).split())[:300]}"
+
+    def _finds_arguments(self, call: Mapping[str, Any]) -> bool:
+        """Look for arguments with which the checks pass at a size that any model has."""
+        taken = self._taken
+        parameters = inspect.signature(type(self._pipe).__call__).parameters
+        if not {"height", "width"} <= set(taken):
+            return False
+        defaults = {n: parameters[n].default for n in taken if n in parameters}
+        empty = inspect.Parameter.empty
+        plain: dict[str, Any] = {n: None if v is empty else v for n, v in defaults.items()}
+        plain |= {n: None for n, p in taken.items() if n not in plain and p.default is empty}
+        plain |= {n: v for n, v in call.items() if n in taken and n not in (*SIZES, *OURS)}
+        plain["prompt"] = _PROMPT
+        for names in ([], *needed_images(taken)):
+            images: dict[str, Any] = {**columns.placeholder_images(names, 64, 64)}
+            self._given = {n: v for n, v in (plain | images).items() if n in taken}
+            if self._tried({"height": _ANY, "width": _ANY}) is None:
+                return True
+        return False
+
+    def _call_answers(self) -> bool:
+        """Whether the call says of an odd size what it does not say of another: it has a check."""
+        if not {"height", "width", "prompt"} <= set(self._taken):
+            return False
+        self._given = {"prompt": _PROMPT}
+        plain = self._tried({})
+        odd = self._tried({"height": _ANY + 1, "width": _ANY + 1})
+        self._anyway = str(plain)
+        return plain is not None and isinstance(odd, ValueError) and str(odd) != self._anyway
+
+    @property
+    def _taken(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self._check).parameters
+
+    def _tried(self, sizes: Mapping[str, int]) -> Exception | None:
+        """The error of the checks at these sizes; other sizes are those of any model."""
+        any_size = {"height": _ANY, "width": _ANY, **sizes}
+        named = {n: v for n, v in any_size.items() if n in self._taken}
+        try:
+            self._check(**self._given | named)
+        except FAILURES as error:
+            return error
+        return None
+
+
+def _skeleton(described: Description) -> Any:
+    """The pipeline of its components on torch's meta device, without tokenizers and encoders; None
+    for one that cannot be built so."""
+    if described.pipeline is None or described.in_blocks:
+        return None
+    kind = described.kind
+    parts: dict[str, Any] = {}
+    try:
+        for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
+            config = described.configs.get(name, {})
+            if name in described.denoisers:
+                parts[name] = described.denoisers[name]
+            elif "_class_name" in config:
+                parts[name] = described.component(name)
+            elif parameter.default is inspect.Parameter.empty:
+                parts[name] = None
+        return kind(**parts)
+    except (*FAILURES, UserError):  # a class's own constructor, which may ask for more
+        return None
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sizes.items())

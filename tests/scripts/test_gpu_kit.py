@@ -1,0 +1,360 @@
+"""The kit for a machine with one GPU: what ends early costs only itself, pages are of its lines."""
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from flowrl.errors import UserError
+from flowrl.models.description import describe
+from flowrl.models.diffusers.call.traits.checks import refuse_pipeline
+from flowrl.paths import PROJECT
+from samplers.noise import row_keys
+from samplers.tokens import gumbel
+from scripts.gpu import lines as kept_lines
+from scripts.gpu import pack, pages, run, stage_noise, stages, subjects
+from scripts.gpu.lines import Lines, read_lines, spread, tree_state
+from scripts.gpu.stages import START, Stage
+from tests.support.pretended_cuda import compiled
+
+LINE = (  # a stage's process without torch: two lines, with a fault between them
+    "import sys, time, os, signal\n"
+    "sys.path.insert(0, '.')\n"
+    "from pathlib import Path\n"
+    "from scripts.gpu.lines import Lines\n"
+    "lines = Lines(Path(sys.argv[1]) / 'lines.jsonl', {'commit': 'c', 'differs': ''})\n"
+    "lines.add(sys.argv[2], 'measured', 'first', figures={}, predicted={})\n"
+    "fault = sys.argv[3]\n"
+    "if fault == 'fail': raise RuntimeError('injected')\n"
+    "if fault == 'hang': time.sleep(60)\n"
+    "if fault == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+    "lines.add(sys.argv[2], 'measured', 'last', figures={}, predicted={})\n"
+)
+FAULTS = {"fail": "failed", "hang": "timeout", "kill": "killed", "": "done"}
+
+
+def light(out: Path, name: str, fault: str = "", needed: bool = False) -> Stage:
+    words = ("-c", LINE, str(out), name, fault)
+    return Stage(name, f"the stage {name}", most=0.7 if fault == "hang" else 20, needed=needed,
+                 words=words)  # fmt: skip
+
+
+def visit(out: Path, *those: Stage, **more) -> run.Visit:
+    predicted = {stage.name: {"seconds": 0.1} for stage in those}
+    return run.Visit(out, those, predicted, **more)
+
+
+def kinds(out: Path, stage: str) -> list[str]:
+    lines = read_lines([out / "lines.jsonl"])
+    return [line.get("what") if line["kind"] == "measured" else line["kind"] for line in lines
+            if line["stage"] == stage]  # fmt: skip
+
+
+def test_a_fault_costs_only_its_own_stage(tmp_path):
+    """One that fails, one that hangs and one that is killed leave their first lines, and all lines
+    of the stages around them."""
+    those = [light(tmp_path, fault or "well", fault) for fault in FAULTS]
+    those.insert(0, light(tmp_path, "before"))
+    made = visit(tmp_path, *those)
+    assert made.run() == 1
+    whole = ["predicted", "first", "last", "ended"]
+    for fault, outcome in FAULTS.items():
+        name = fault or "well"
+        assert kinds(tmp_path, name) == (whole if not fault else ["predicted", "first", "ended"])
+        (end,) = [x for x in made.lines.read() if x["stage"] == name and x["kind"] == "ended"]
+        assert end["outcome"] == outcome
+        assert ("injected" in end.get("why", "")) == (fault == "fail")
+    assert kinds(tmp_path, "before") == whole
+    assert made.left() == []  # what has ended is not begun again, however it ended
+    again = visit(tmp_path, *those, again=["fail"])
+    assert [stage.name for stage in again.left()] == ["fail"]
+
+
+def test_a_second_call_does_what_the_first_was_cut_off_in(tmp_path):
+    first, other = light(tmp_path, "first"), light(tmp_path, "other")
+    lines = visit(tmp_path, first).lines
+    lines.add("first", "ended", "", outcome="done", seconds=1.0)
+    lines.add("other", "measured", "first", figures={}, predicted={})  # and no end
+    lines.file.write_text(lines.file.read_text() + '{"stage": "other", "ki')  # as a kill leaves it
+    known = tmp_path / "known.jsonl"
+    lines.file.rename(known)
+    left = visit(tmp_path, first, other, known=[known]).left()
+    assert [stage.name for stage in left] == ["other"]
+    elsewhere = [json.loads(line) for line in known.read_text().splitlines()[:1]]
+    elsewhere[0]["commit"] = "another"
+    known.write_text("\n".join(map(json.dumps, elsewhere)) + "\n")
+    assert len(visit(tmp_path, first, other, known=[known]).left()) == 2  # of another commit
+
+
+def test_no_stage_begins_that_would_not_end_and_a_needed_one_ends_the_visit(tmp_path, capsys):
+    made = visit(tmp_path, light(tmp_path, "one"), seconds=0.05)
+    assert made.run() == 1 and "left for another call" in capsys.readouterr().out
+    assert kinds(tmp_path, "one") == []
+    needed = light(tmp_path, "needed", "fail", needed=True)
+    assert visit(tmp_path, needed, light(tmp_path, "two")).run() == 2
+    assert kinds(tmp_path, "two") == []
+
+
+def test_a_killed_visit_leaves_its_lines(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from scripts.gpu.run import Stage, Visit\n"
+        "sleep = lambda n: ('-c', f'import time; time.sleep({n})')\n"
+        "those = [Stage('one', '', 9, words=sleep(0)), Stage('slow', '', 60, words=sleep(60))]\n"
+        "predicted = {stage.name: {'seconds': 1.0} for stage in those}\n"
+        "Visit(Path(sys.argv[1]), those, predicted).run()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=PROJECT) as process:
+        end = time.monotonic() + 60
+        while "slow" not in {x["stage"] for x in read_lines([tmp_path / "lines.jsonl"])}:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    assert kinds(tmp_path, "one")[-1] == "ended" and kinds(tmp_path, "slow") == ["predicted"]
+
+
+def test_lines_refuse_what_is_no_line(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"stage": 1\n{"stage": "a", "kind": "b", "what": "c"}\n')
+    with pytest.raises(UserError, match="line 1: not JSON"):
+        read_lines([file])
+    file.write_text('{"stage": "a"}\n')
+    with pytest.raises(UserError, match="stage, kind and what"):
+        read_lines([file])
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "least": 1.0, "most": 3.0, "number": 3}
+
+
+def test_a_copy_without_git_knows_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_lines, "PROJECT", tmp_path)
+    monkeypatch.setattr(kept_lines, "COMMIT", tmp_path / "commit.json")
+    with pytest.raises(UserError, match="neither git nor that file"):
+        kept_lines.tree_state()
+    (tmp_path / "commit.json").write_text('{"commit": "c", "differs": "d"}')
+    assert kept_lines.tree_state() == {"commit": "c", "differs": "d"}
+
+
+def test_every_stage_is_predicted_and_may_take_three_times_that():
+    known = stages.predictions()
+    for stage in stages.STAGES:
+        assert (PROJECT / "scripts" / "gpu" / f"stage_{stage.name}.py").is_file()
+        own = known[stage.name]
+        assert own["seconds"] < stage.most
+        assert stage.limit(own) == min(stage.most, START + 3 * own["seconds"])
+    for call in (1, 2):  # what a call of ten minutes has room for
+        seconds = [known[s.name]["seconds"] for s in run.chosen([], call)]
+        assert sum(seconds) < run.CALL_SECONDS
+    with pytest.raises(UserError, match="is not known"):
+        run.chosen(["nothing"], 1)
+    with pytest.raises(UserError, match="STAGE=fail"):
+        run.faults(["flux=nothing"])
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as out:
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {n}" for n in needs)]
+        out.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    monkeypatch.setattr(pack, "project_needs", lambda: [Requirement("mine>=2")])
+    return pack.Machine("3.12.3", {"torch": "2.11.0", "rich": None})
+
+
+@pytest.mark.parametrize(
+    ("need", "found"),
+    [
+        ("torch>=2.6", "there"), ("torch>=2.12", "wrong"), ("rich", "there"),
+        ("rich>=13", "unknown"), ("absent", "lacking"), ("mine>=2", "carried"),
+        ("mine<2", "wrong"),
+    ],
+)  # fmt: skip
+def test_a_need_is_met_by_a_wheel_or_by_what_is_there(machine, need, found):
+    assert pack.verdict(Requirement(need), machine, {"mine": "2.1"}) == found
+
+
+def test_needs_of_wheels_are_held_against_the_machine(machine, tmp_path):
+    wheel(tmp_path, "mine", "2.1", "torch>=2", "absent>=1", 'other; extra == "x"',
+          'old; python_version < "3.12"')  # fmt: skip
+    unmet = pack.unmet(tmp_path, machine)
+    assert [(owner, str(need), found) for owner, need, found in unmet] == [
+        ("mine", "absent>=1", "lacking")
+    ]
+    wheel(tmp_path, "absent", "0.5")
+    assert [found for *_, found in pack.unmet(tmp_path, machine)] == ["wrong"]
+    wheel(tmp_path, "absent", "0.6")
+    with pytest.raises(UserError, match="two wheels of absent"):
+        pack.unmet(tmp_path, machine)
+    (tmp_path / "absent-0.6-py3-none-any.whl").unlink()
+    (tmp_path / "broken-1-py3-none-any.whl").write_text("no zip")
+    with pytest.raises(UserError, match="not a wheel"):
+        pack.carried(tmp_path)
+
+
+def test_the_tree_leaves_room_for_the_wheels():
+    assert pack.sizes()["tree"] < pack.MOST - 16 * 2**20
+    there = pack.machine()
+    assert there.packages["torch"] == "2.11.0" and there.environment["python_version"] == "3.12"
+
+
+def test_pages_are_those_of_the_lines():
+    lines = read_lines([pages.KNOWN])
+    for name in pages.PARTS:
+        text = (PROJECT / name).read_text()
+        assert pages.written(name, text, lines) == text, "run: python scripts/gpu/pages.py"
+
+
+def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch, capsys):
+    about = {"card": "H300", "torch": "3.0", "cuda": "14", "cudnn": 1, "commit": "c" * 40,
+             "differs": ""}  # fmt: skip
+    visited = Lines(tmp_path / "lines.jsonl", {**about, "rehearsal": False})
+    visited.add("flux", "predicted", "x", predicted={"seconds": 1.0})
+    visited.add("flux", "measured", "iteration", predicted={"seconds": 31.0},
+                figures={"seconds": 29.0, "GiB": 37.9, "spread": spread([28.0, 30.0])})  # fmt: skip
+    visited.add("start", "measured", "copy", figures={"rate": 4.3e12}, predicted={})
+    visited.add("start", "tried", "compile", works=False, why="no Triton | here")
+    visited.add("wan", "checked", "gradients", passed=False, figures={"difference": 0.5})
+    visited.add("attention", "measured", "default", predicted={}, figures={"setting": "unmasked"})
+    outer = Lines(visited.file, {n: about[n] for n in ("torch", "commit", "differs")})
+    outer.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0})
+    known = tmp_path / "gpu.jsonl"
+    known.write_text(pages.KNOWN.read_text())
+    monkeypatch.setattr(pages, "KNOWN", known)
+    pages.add(visited.file)
+    lines = read_lines([known])
+    assert "two GPUs" in pages.readme(lines) and "for 16 minutes" in pages.readme(lines)
+    text = pages.section(lines)
+    for row in (
+        "| flux | iteration | 29 s (28 s to 30 s), 37.9 GiB | 31 s |",
+        "| start | copy | 4.3 TB/s |  |",
+        "| start | compile | does not work: no Triton / here |  |",
+        "| wan | gradients | **failed**: difference 0.5 |  |",
+        "| flux | the whole stage | timeout after 90 s | 40 s |",
+        "What follows for `model.cudnn_attention`: `unmasked`.",
+    ):
+        assert row in text, row
+    assert text.count("| flux | iteration") == 1 and text.count("One H300") == 1
+    assert "stages of 2 minutes at cccccccccccc;" in text
+    other = Lines(tmp_path / "two.jsonl", about | {"rehearsal": False})
+    other.add("flux", "measured", "iteration", figures={}, predicted={})
+    Lines(other.file, about | {"card": "H400"}).add(
+        "wan", "measured", "x", figures={}, predicted={}
+    )
+    with pytest.raises(UserError, match="several devices"):
+        pages.add(other.file)
+    rehearsed = Lines(tmp_path / "rehearsed.jsonl", {**about, "rehearsal": True})
+    rehearsed.add("flux", "measured", "iteration", figures={}, predicted={})
+    assert pages.main(["--add", str(rehearsed.file)]) == 1
+    assert "lines of a rehearsal" in capsys.readouterr().err
+    with pytest.raises(UserError, match="lacks <!-- gpu"):
+        pages.written("README.md", "nothing", lines)
+
+
+@pytest.fixture(scope="module")
+def _compiler():
+    try:
+        compiled.library()
+    except compiled.NoCompiler as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("_compiler")
+def test_the_one_kernel_of_noise_computes_what_the_many_do(tmp_path):
+    """Its text, which CUDA's compiler gets on a GPU, compiled for the CPU: the same hash, and
+    logarithms to their last digit."""
+    source = tmp_path / "noise.cpp"
+    source.write_text(
+        "#include <cmath>\n#include <cstring>\n"
+        "static unsigned int __float_as_uint(float x)"
+        "{ unsigned int y; std::memcpy(&y, &x, 4); return y; }\n"
+        f"{stage_noise.ONE_KERNEL}\n"
+        'extern "C" long long one(long long row, long long counter)'
+        "{ return noise<long long>(row, counter); }\n"
+    )
+    command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(tmp_path / "noise.so"), str(source)]
+    subprocess.run(command, check=True)
+    one = ctypes.CDLL(str(tmp_path / "noise.so")).one
+    one.restype, one.argtypes = ctypes.c_longlong, [ctypes.c_longlong] * 2
+    keys = row_keys([(0, 1), (0, 2), (7, 2**40)])
+    counters = stage_noise.counters_of(5, 1, 300, keys.device)[0]
+    raw = [[one(key, place) for place in counters.tolist()] for key in keys.tolist()]
+    found = torch.tensor(raw).view(torch.int32)[..., ::2].view(torch.float32)
+    wanted = gumbel(keys, 5, 300)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
+    assert float((found == wanted).float().mean()) > 0.5
+    assert torch.cuda.jiterator._create_jit_fn(stage_noise.ONE_KERNEL) is not None  # it is read
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
+def test_the_whole_kit_is_rehearsed_and_faults_cost_only_their_stage(tmp_path):
+    """On a pretended device at tiny sizes: FLUX is killed, Wan fails, compiling hangs."""
+    names = [stage.name for stage in stages.STAGES]
+    injected = {"flux": "kill", "wan": "fail", "compile": "hang"}
+    predicted = {name: {"seconds": 0.1} for name in names}
+    those = [Stage(s.name, s.about, 60.0 if s.name == "compile" else 600.0) for s in stages.STAGES]
+    for stage in those:
+        predicted[stage.name]["seconds"] = 200.0 if stage.most > 60 else 20.0
+    made = run.Visit(tmp_path, those, predicted, seconds=3000, rehearse=True, injected=injected)
+    assert made.run() == 1
+    lines = made.lines.read()
+    ends = {line["stage"]: line["outcome"] for line in lines if line["kind"] == "ended"}
+    outcomes = {"kill": "killed", "fail": "failed", "hang": "timeout"}
+    log = (tmp_path / "log.txt").read_text()[-4000:]
+    assert ends == {name: outcomes.get(injected.get(name, ""), "done") for name in names}, log
+    for name in names:
+        own = [line for line in lines if line["stage"] == name]
+        assert [line["kind"] for line in own[:2]] == ["predicted", "measured"], name
+        assert all(line["rehearsal"] for line in own if line["kind"] in ("measured", "checked"))
+    checks = [line for line in lines if line["kind"] == "checked"]
+    assert checks and all(line["passed"] for line in checks), checks
+    lacking = {line["what"] for line in lines if line["stage"] == "start"
+               and line["kind"] == "tried" and not line["works"]}  # fmt: skip
+    assert lacking == {
+        "cuDNN attention with gradients", "compile", "CUDA graph", "memory statistics"
+    }  # fmt: skip
+    assert tree_state()["commit"] == lines[0]["commit"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
+def test_stages_rehearse_to_their_ends(tmp_path):
+    """Those in which the other test injects faults."""
+    those = [
+        Stage(s.name, s.about, 600.0) for s in stages.STAGES if s.name in ("flux", "wan", "compile")
+    ]
+    predicted = {stage.name: {"seconds": 200.0} for stage in those}
+    made = run.Visit(tmp_path, those, predicted, seconds=3000, rehearse=True)
+    assert made.run() == 0, (tmp_path / "log.txt").read_text()[-4000:]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"trace_flux.json.gz", "trace_wan.json.gz", "lines.jsonl", "log.txt"} <= names
+
+
+@pytest.mark.parametrize("name", subjects.SUBJECTS)
+def test_a_subject_of_published_size_can_be_put_together(name, tmp_path):
+    """Its encoders fit its denoiser and its decoder, here on the meta device."""
+    subject = subjects.SUBJECTS[name]
+    run_settings = subjects.settings(subject, tmp_path)
+    known = describe(run_settings.model)
+    models = {part: known.component(part) for part in known.configs}
+    pipe = known.kind(**models, **subject.encoders())
+    refuse_pipeline(pipe)
+    widths = {each.weight.shape[-1] for each in models["transformer"].modules()
+              if isinstance(each, torch.nn.Linear)}  # fmt: skip
+    assert pipe.text_encoder is not None and 4096 in widths  # of T5's states
+    weights = sum(p.numel() for p in models["transformer"].parameters())
+    assert weights > {"sd35": 2e9, "flux": 1e10, "wan": 1.3e10}[name]
+
+
+@pytest.mark.slow
+def test_predictions_are_those_of_the_plan():
+    command = [sys.executable, "scripts/gpu/predict.py", "--check"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
