@@ -62,11 +62,11 @@ def check_fits(model: nn.Module, folder: Path, place: str) -> None:
     configuration, and files of a quantized model, are left to their reader."""
     if not (folder / "config.json").is_file() or _quantized(folder, place):
         return
-    own = model.state_dict()
+    tensors = model.state_dict()
     for file in sorted(folder.glob("*.safetensors")):
-        if what := misfit(file, own):
+        if fault := misfit(file, tensors):
             raise UserError(
-                f"{place}: {file} {what}: it belongs to another model; download the folder again"
+                f"{place}: {file} {fault}: it belongs to another model; download the folder again"
             )
 
 
@@ -74,15 +74,15 @@ def _quantized(folder: Path, place: str) -> bool:
     return "quantization_config" in read_json(folder / "config.json", place)
 
 
-def check_component_files(folder: Path, known: Mapping[str, nn.Module] = {}) -> None:
+def check_component_files(folder: Path, empty: Mapping[str, nn.Module] = {}) -> None:
     """UserError, before any weights load, for files of a pipeline's components that lack weights,
-    or are another model's. `known`: components on torch's meta device; others are built there, as
+    or are another model's. `empty`: components on torch's meta device; others are built there, as
     far as their classes can be."""
     for name, kind in pipeline_index(folder).items():
         part = folder / name
         if not (part / "config.json").is_file() or not isinstance(kind, list):
             continue
-        module = known[name] if name in known else unloaded(part, kind)
+        module = empty[name] if name in empty else unloaded(part, kind)
         if module is None:
             continue
         check_fits(module, part, "model.pipeline")

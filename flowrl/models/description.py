@@ -136,8 +136,8 @@ class Description:
             check_no_own_code(self.folder, "model.language")
             with read_errors(str(self.folder)):
                 return AutoConfig.from_pretrained(self.folder)
-        own = dict(self.configs["model"])
-        return AutoConfig.for_model(own.pop("model_type"), **own)
+        settings = dict(self.configs["model"])
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
 
     def default(self, name: str) -> Any:
         """Default value of an argument of the pipeline's call; None without such an argument."""

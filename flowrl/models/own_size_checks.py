@@ -45,19 +45,19 @@ class OwnSizeChecks:
         asked. None for a size stands for the pipeline's own."""
         if not self.answers:
             return None
-        given = {name: value for name, value in sizes.items() if value is not None}
-        error = self._tried(given)
+        named = {name: value for name, value in sizes.items() if value is not None}
+        error = self._tried(named)
         if error is None or str(error) == self._anyway:
             return None
-        return f"{self.name} refuses {_shown(given)}: {' '.join(str(error).split())[:300]}"
+        return f"{self.name} refuses {_shown(named)}: {' '.join(str(error).split())[:300]}"
 
     def _finds_arguments(self, call: Mapping[str, Any]) -> bool:
         """Look for arguments with which the checks pass at a size that any model has."""
         taken = self._taken
-        own = inspect.signature(type(self._pipe).__call__).parameters
+        parameters = inspect.signature(type(self._pipe).__call__).parameters
         if not {"height", "width"} <= set(taken):
             return False
-        defaults = {n: own[n].default for n in taken if n in own}
+        defaults = {n: parameters[n].default for n in taken if n in parameters}
         empty = inspect.Parameter.empty
         plain: dict[str, Any] = {n: None if v is empty else v for n, v in defaults.items()}
         plain |= {n: None for n, p in taken.items() if n not in plain and p.default is empty}

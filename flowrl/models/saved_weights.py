@@ -23,35 +23,36 @@ T = TypeVar("T")
 
 
 @contextmanager
-def reading(place: Path | str, what: str) -> Iterator[None]:
+def reading(place: Path | str, setting: str) -> Iterator[None]:
     """Turn what libraries raise for weights that they cannot read, or that do not fit the model,
-    into a UserError that begins with `what`."""
+    into a UserError that begins with `setting`."""
     try:
         yield
     except Exception as error:
-        known = isinstance(error, _LIBRARIES)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+        expected = isinstance(error, _LIBRARIES)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
-        why = " ".join(str(error).split())[:300] or type(error).__name__
+        words = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(
-            f"{what}: {place} does not fit this model, or is damaged ({why}): {ANOTHER}"
+            f"{setting}: {place} does not fit this model, or is damaged ({words}): {ANOTHER}"
         ) from error
 
 
-def load_saved(place: Path, what: str, load: Callable[[], T]) -> T:
-    """The result of `load` for a place that `check_saved` takes. UserErrors begin with `what`."""
-    check_saved(place, what)
-    with reading(place, what):
+def load_saved(place: Path, setting: str, load: Callable[[], T]) -> T:
+    """The result of `load` for a place that `check_saved` takes. UserErrors begin with
+    `setting`."""
+    check_saved(place, setting)
+    with reading(place, setting):
         return load()
 
 
 def tensors_and_settings(
-    file: Path, name: str, what: str
+    file: Path, name: str, setting: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a safetensors file, and the JSON object in its metadata under `name`; empty
-    without it. UserErrors begin with `what`."""
-    check_saved(file, what)
-    with reading(file, what), safe_open(file, framework="pt") as opened:
+    without it. UserErrors begin with `setting`."""
+    check_saved(file, setting)
+    with reading(file, setting), safe_open(file, framework="pt") as opened:
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
         settings = parsed_json((opened.metadata() or {}).get(name, "{}").encode())
         if not isinstance(settings, dict):

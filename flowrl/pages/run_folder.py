@@ -168,16 +168,16 @@ def _metrics(folder: Path) -> Iterator[MetricLine]:
             line = json_object(text) if b"iteration" in text else None
             if line is None or not isinstance(line.get("iteration"), int):
                 continue
-            finite = {name: float(value) for name, value in line.items() if _finite(value)}
-            if not 0 <= finite.get("iteration", -1) <= LAST:
+            values = {name: float(value) for name, value in line.items() if _finite(value)}
+            if not 0 <= values.get("iteration", -1) <= LAST:
                 continue
-            numbers += len(finite)
+            numbers += len(values)
             if numbers > MOST_METRIC_NUMBERS:
                 raise UserError(
                     f"{file} has more than {MOST_METRIC_NUMBERS} numbers, which no page can show: "
                     "move it away"
                 )
-            yield finite
+            yield values
 
 
 def _votes(folder: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,16 @@ def test_placeholders_have_no_probability_and_no_gradient(policies):
     logp = logits.log_softmax(-1)
     assert (logp[:, IMAGE] < -1e30).all() and torch.isfinite(logp[:, :IMAGE]).all()
     logp[:, 3].sum().backward()
+
+
+def test_a_placeholder_behind_the_heads_rows_cannot_be_sampled_and_is_left():
+    """A head of 8 tokens, as of models whose embeddings have rows that the head lacks."""
+    head = torch.nn.Linear(4, 8)
+    config = SimpleNamespace(image_token_id=7, video_token_id=8)
+    model = SimpleNamespace(config=config, get_output_embeddings=lambda: head)
+    vision = Vision.made(model, SimpleNamespace(image_processor="any"))
+    assert vision.placeholders == (7,)
+    assert (head(torch.ones(4)) < -1e30).tolist() == [False] * 7 + [True]
 
 
 @pytest.mark.parametrize(

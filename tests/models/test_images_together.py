@@ -157,6 +157,15 @@ def test_a_loop_that_only_begins_at_its_image_shows_nothing(tmp_path):
     assert subject.shared() == ()
 
 
+def test_the_rows_of_a_trial_have_the_first_prompts_image(tmp_path):
+    """The second one is of another size, which no batch can have beside it."""
+    family = NAMED["FLUX.1-Kontext"]
+    loop = PipelinePolicy(family.build(), call=family.call).loop
+    first, second = loop.extras(images(tmp_path, [(16, 16), (24, 16)]), PROMPTS)
+    assert [row["image"] is first["image"] for row in loop.tried((first, second))] == [True] * 2
+    assert loop.tried((second,))[0]["image"] is second["image"]
+
+
 def test_groups_of_images():
     one, two, wide = (Image.new("RGB", size) for size in ((4, 4), (4, 4), (8, 4)))
     rows = [{"image": each, "negative_prompt": "a"} for each in (one, wide, two, one)]

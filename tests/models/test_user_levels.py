@@ -15,6 +15,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.levels import user_levels
+from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole import proof_cache as proof_cache
@@ -157,6 +158,16 @@ def test_levels_that_are_none_are_refused_in_a_sentence(sigmas: Any, message: st
     with pytest.raises(UserError, match=message) as caught:
         run(sigmas)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("inverted", [True, False])
+def test_times_rise_or_fall_as_the_lists_own_where_it_begins_in_the_middle(inverted: bool) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=inverted)
+    scheduler.set_timesteps(sigmas=[0.6, 0.3])
+    kind = "inverted" if inverted else "flow"
+    schedule = PipelineSchedule.of(scheduler, list(scheduler.timesteps), kind, "a pipeline")
+    between = 550.0 if inverted else 450.0
+    assert schedule.times(torch.tensor([0.6, 0.45])).tolist() == [scheduler.timesteps[0], between]
 
 
 def test_a_final_zero_may_be_given() -> None:

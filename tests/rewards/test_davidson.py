@@ -57,7 +57,7 @@ def newton(votes: Votes, ridge: float) -> np.ndarray:
 def test_with_ties_it_is_an_independent_newtons_fit(p, d, ridge):
     votes = drawn(p, d, seed=p)
     found, wanted = fit_votes(votes, ridge), newton(votes, ridge)
-    near = {"rtol": 0, "atol": 1e-8}
+    near = {"rtol": 0, "atol": 1e-12}  # the trust region alone ends 1e-11 away
     np.testing.assert_allclose(found.weight, wanted[:d], **near)
     np.testing.assert_allclose([found.beta, found.log_nu], wanted[d:], **near)
 

@@ -123,7 +123,7 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
 
 
 def sample_unit(session: Session, unit: SamplingUnit) -> tuple[SampledUnit, UnitScores]:
-    return open_unit(session, PhaseClock()).both(unit)
+    return open_unit(session, PhaseClock()).run(unit)
 
 
 def with_rows(made: Collected, *rows: Rows) -> Collected:

@@ -20,15 +20,15 @@ def read_errors(source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, (SafetensorError, *OF_CONSTRUCTORS)) or of_network(error)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not known:
+        expected = isinstance(error, (SafetensorError, *OF_CONSTRUCTORS)) or of_network(error)
+        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if "trust_remote_code" in str(error):
-            why = "it has code of its own (auto_map), which flowrl does not run"
+            words = "it has code of its own (auto_map), which flowrl does not run"
         elif isinstance(error, ValueError | ImportError | OSError):
-            why = " ".join(str(error).split())[:300]
+            words = " ".join(str(error).split())[:300]
         raise UserError(
-            f"model.language: {source} cannot be loaded: {why}; download it again if its files are "
-            "damaged"
+            f"model.language: {source} cannot be loaded: {words}; download it again if its files "
+            "are damaged"
         ) from error

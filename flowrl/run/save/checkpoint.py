@@ -155,10 +155,10 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     for checkpoint in reversed(checkpoints):
         wrong = damage(checkpoint)
         if wrong is None:
-            for each, why in damaged:
+            for broken, fault in damaged:
                 warn(
-                    f"{each} is damaged ({why}); this run goes on from {checkpoint}, and the "
-                    f"damaged one is kept as {aside(each)}"
+                    f"{broken} is damaged ({fault}); this run goes on from {checkpoint}, and the "
+                    f"damaged one is kept as {aside(broken)}"
                 )
             return checkpoint
         damaged.append((checkpoint, wrong))
@@ -178,11 +178,11 @@ def aside(checkpoint: Path) -> Path:
 
 def set_aside(folder: Path, newest: Path) -> None:
     """Rename the damaged checkpoints behind the newest intact one."""
-    for each in numbered_folders(folder / "checkpoints"):
-        if int(each.name) > int(newest.name):
-            if aside(each).exists():
-                put_away(aside(each))
-            each.rename(aside(each))
+    for checkpoint in numbered_folders(folder / "checkpoints"):
+        if int(checkpoint.name) > int(newest.name):
+            if aside(checkpoint).exists():
+                put_away(aside(checkpoint))
+            checkpoint.rename(aside(checkpoint))
 
 
 def _anew(folder: Path) -> str:
@@ -212,8 +212,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         state = read_state(checkpoint)
         weights = stored_weights(checkpoint / POLICIES_FILE)
         optimizers = {
-            each.name: stored_torch(checkpoint / optimizer_file(each.name))
-            for each in session.learner.chain
+            learner.name: stored_torch(checkpoint / optimizer_file(learner.name))
+            for learner in session.learner.chain
         }
         _refuse_older(state, checkpoint)
         restore_features = read_features(session, checkpoint, state)
@@ -223,11 +223,11 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             raise NotFiniteError(
                 f"{bad} of {checkpoint} is not finite (NaN or infinity); {_without(checkpoint)}"
             )
-        for each in session.learner.chain:
-            check_saved_model(each, weights, optimizers[each.name])
-        for each in session.learner.chain:
-            own = state[each.name] if each.name else state
-            restore_model(each, own, weights, optimizers[each.name])
+        for learner in session.learner.chain:
+            check_saved_model(learner, weights, optimizers[learner.name])
+        for learner in session.learner.chain:
+            learner_state = state[learner.name] if learner.name else state
+            restore_model(learner, learner_state, weights, optimizers[learner.name])
         if not alarms.restore(alarm_state):
             session.terminal.say("the checkpoint is from an older version; alarms start over")
         if old := session.parallel.every(Incomparable.of(session.run, checkpoint))[0]:
@@ -247,8 +247,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
 def _without(checkpoint: Path) -> str:
     """The way on for a run without one of its checkpoints."""
     folder = checkpoint.parent.parent
-    others = [each for each in numbered_folders(checkpoint.parent) if each < checkpoint]
-    before = next((each for each in reversed(others) if damage(each) is None), None)
+    older = [one for one in numbered_folders(checkpoint.parent) if one < checkpoint]
+    before = next((one for one in reversed(older) if damage(one) is None), None)
     if before is None:
         return f"no other checkpoint is whole: {_anew(folder)}"
     return (

@@ -52,10 +52,10 @@ def check_saved_model(
     """ValueError for a model's weights or optimizer state that do not fit it. Changes nothing."""
     learner.policies.check(own_weights(learner, weights))
     parameters = list(learner.policies.parameters.values())
-    kept = optimizer["state"] if isinstance(optimizer, Mapping) else None
-    if not isinstance(kept, Mapping) or not isinstance(optimizer.get("param_groups"), list):
+    states = optimizer["state"] if isinstance(optimizer, Mapping) else None
+    if not isinstance(states, Mapping) or not isinstance(optimizer.get("param_groups"), list):
         raise ValueError("the optimizer's state has no state or no param_groups")
-    for place, values in kept.items():
+    for place, values in states.items():
         if type(place) is not int or not 0 <= place < len(parameters):
             raise ValueError(f"the optimizer has a state of weight {place!r:.50}, which is none")
         for name in _LIKE_THE_WEIGHT & values.keys():

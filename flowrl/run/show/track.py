@@ -68,12 +68,12 @@ def _known_ids(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = bounded_json(path, MOST_IDS)
+        ids = bounded_json(path, MOST_IDS)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): {_NEW_RUNS}") from error
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+    if not isinstance(ids, dict) or not all(isinstance(name, str) for name in ids.values()):
         raise UserError(f"{path} does not hold the ids of runs: {_NEW_RUNS}")
-    return found
+    return ids
 
 
 def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, first: int) -> None:

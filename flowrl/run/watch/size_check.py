@@ -80,10 +80,10 @@ def unknown_sizes(run: RunSettings) -> str | None:
 
 
 def _taken(
-    described: Description, run: RunSettings, others: Mapping[str, int]
+    described: Description, run: RunSettings, replaced: Mapping[str, int]
 ) -> dict[str, int | None]:
-    """The run's sizes that the pipeline's call takes, with `others` in their place."""
-    return {n: v for n, v in {**run.trained_size, **others}.items() if described.takes(n)}
+    """The run's sizes that the pipeline's call takes, with `replaced` in their place."""
+    return {n: v for n, v in {**run.trained_size, **replaced}.items() if described.takes(n)}
 
 
 def _check_mixed(run: RunSettings, place: PromptPlace, prompts: PromptSet) -> None:

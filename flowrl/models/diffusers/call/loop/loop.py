@@ -160,7 +160,8 @@ class Loop:
         return ()
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
-        """Two rows with the first prompt's images and texts; placeholders if it has none."""
+        """Rows that have the first prompt's images, and each its own texts. Without any: two rows
+        of placeholders for the images that the pipeline requires."""
         if not extras:
             return (self.traits.required,) * 2 if self.traits.required else ()
         pictures = {name: extras[0][name] for name in columns.images(extras[0])}
