@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-from diffusers import ModelMixin
+from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 from transformers import PreTrainedModel
 

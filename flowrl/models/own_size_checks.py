@@ -59,13 +59,13 @@ class OwnSizeChecks:
             return False
         defaults = {n: own[n].default for n in taken if n in own}
         empty = inspect.Parameter.empty
-        plain = {n: None if v is empty else v for n, v in defaults.items()}
+        plain: dict[str, Any] = {n: None if v is empty else v for n, v in defaults.items()}
         plain |= {n: None for n, p in taken.items() if n not in plain and p.default is empty}
         plain |= {n: v for n, v in call.items() if n in taken and n not in (*SIZES, *OURS)}
         plain["prompt"] = _PROMPT
         for names in ([], *needed_images(taken)):
             images = columns.placeholder_images(names, 64, 64)
-            self._given = {n: v for n, v in (plain | images).items() if n in taken}
+            self._given = {n: v for n, v in {**plain, **images}.items() if n in taken}
             if self._tried({"height": _ANY, "width": _ANY}) is None:
                 return True
         return False

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -326,8 +327,9 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     bytes once unpacked. A few bytes of a file may stand for any number of equal cells, so texts
     stay packed until their sizes are known. ValueError, and the errors of pyarrow."""
     import pyarrow
-    from pyarrow import compute, parquet
+    from pyarrow import parquet
 
+    compute: Any = import_module("pyarrow.compute")  # it makes its functions when it is imported
     file = parquet.ParquetFile(path)
     known, schema = file.metadata, file.schema_arrow
     if known.num_rows > _MOST_ROWS:

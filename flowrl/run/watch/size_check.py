@@ -29,7 +29,9 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     """UserError, naming the file and row, for an image that the model cannot read, or a size that
     it cannot generate."""
     check_images(run.model, prompts)
-    sizes = row_sizes(prompts.meta) if isinstance(run.model, PipelineSettings) else []
+    if not isinstance(run.model, PipelineSettings):
+        return
+    sizes = row_sizes(prompts.meta)
     if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
         return
     known = set[RowSize]()
