@@ -64,8 +64,8 @@ class OwnSizeChecks:
         plain |= {n: v for n, v in call.items() if n in taken and n not in (*SIZES, *OURS)}
         plain["prompt"] = _PROMPT
         for names in ([], *needed_images(taken)):
-            images: dict[str, Any] = {**columns.placeholder_images(names, 64, 64)}
-            self._given = {n: v for n, v in (plain | images).items() if n in taken}
+            images = columns.placeholder_images(names, 64, 64)
+            self._given = {n: v for n, v in {**plain, **images}.items() if n in taken}
             if self._tried({"height": _ANY, "width": _ANY}) is None:
                 return True
         return False

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -326,9 +327,9 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     bytes once unpacked. A few bytes of a file may stand for any number of equal cells, so texts
     stay packed until their sizes are known. ValueError, and the errors of pyarrow."""
     import pyarrow
-    from pyarrow import compute as pyarrow_compute
     from pyarrow import parquet
 
+    compute: Any = import_module("pyarrow.compute")  # it makes its functions when it is imported
     file = parquet.ParquetFile(path)
     known, schema = file.metadata, file.schema_arrow
     if known.num_rows > _MOST_ROWS:
@@ -342,8 +343,6 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
         if types.is_string(each.type) or types.is_binary(each.type):
             plain.append(each.name)
     file.close()
-
-    compute: Any = pyarrow_compute  # whose functions are made when it is imported
 
     def unpacked(column: Any) -> int:
         if not types.is_dictionary(column.type):

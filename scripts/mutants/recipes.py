@@ -154,7 +154,7 @@ ROWS = (
      "drawn.draws.rows * group", CREDITED),
     ("joint-merges", REWRITING, "if all(count == 1 for count in counts):", "if True:", CREDITED),
     ("joint-weight", "flowrl/iteration/update.py", "else learner.loss_weight * value", "else value", f"{JOINT}::test_the_weight_scales_the_image_models_gradient"),
-    ("joint-restored", "flowrl/run/save/model_state.py", "    learner.policies.restore(weights)\n", "",
+    ("joint-restored", "flowrl/run/save/model_state.py", "    learner.policies.restore(own_weights(learner, weights))\n", "",
      f"{JOINT}::test_a_resumed_run_has_the_same_bits"),
     ("joint-encoded", "flowrl/models/rewritten.py", "(text, id(row)) for", "(text, object()) for", f"{JOINT}::test_evaluations_are_the_fewest"),
     ("joint-frozen", "flowrl/session/learner.py", "policy.trainable() if learns else {}",

@@ -273,7 +273,7 @@ MUTANTS = [Mutant(*row) for row in (
      "and not scores.complete.any()", "run/test_training.py"),
     ("checkpoint-keep", "flowrl/run/save/checkpoint.py", "reached[-keep:]",
      "reached[-keep - 1 :]", "run/test_training.py"),
-    ("runs-crc", "flowrl/session/atomic.py", "if here[name][1] != crc:", "if False:",
+    ("runs-crc", "flowrl/session/atomic.py", "if _checksum(here[name]) != entry[1])", "if False)",
      "run/test_interruptions.py::test_a_damaged_checkpoint_is_passed_over"),
     ("runs-sync", "flowrl/session/atomic.py", "for path in folder.rglob(\"*\"):\n        to_disk(path)",
      "pass", "run/test_atomic.py::test_files_are_on_the_disk_before_their_folder_has_its_name"),
