@@ -6,7 +6,6 @@ run: the first one is a warning.
 """
 
 import http.client
-import json
 import os
 import platform
 import queue
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from flowrl.errors import UserError
+from flowrl.json_text import json_text
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import number
 from rewards.configuration import configuration_file, configured_section, passed_on
@@ -125,7 +125,7 @@ class Receiver:
 
     def deliver(self, notice: Notice) -> str:
         """Send a notice. Returns why that failed, or nothing."""
-        content = json.dumps(asdict(notice)).encode()
+        content = json_text(asdict(notice)).encode()
         return self._started(content) if self.command else self._posted(content)
 
     def _started(self, content: bytes) -> str:

@@ -70,6 +70,6 @@ ROWS = (
      "_counted(values, (values.min(), values.max()))", "run/test_following.py"),
     ("following-on-policy", LINES, "samples_itself and run.train.optimizer_steps == 1", "samples_itself",
      "run/test_following.py"),
-    ("training-samples-twice", SAMPLE_PAGES, "< number < iteration", "< number",
+    ("training-samples-twice", SAMPLE_PAGES, "< done < iteration", "< done",
      "run/test_following.py"),
 )
