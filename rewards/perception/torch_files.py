@@ -74,6 +74,8 @@ def _directory(opened: IO[bytes], size: int) -> int:
 
 def _archive_damage(archive: zipfile.ZipFile, size: int) -> str:
     parts = archive.infolist()
+    if any("/code/" in part.filename for part in parts):
+        return "is a TorchScript program, not a file of torch.save"
     packed = next((part.filename for part in parts if part.compress_type), None)
     if packed is not None:
         return f"has a compressed part ({packed[:80]}), which torch.save does not write"

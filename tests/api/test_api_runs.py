@@ -304,7 +304,7 @@ def _plain(line: dict[str, Any]) -> dict[str, Any]:
         (lambda run: run.evaluate(samples=0), "samples must be a whole number from 1, not 0"),
         (lambda run: run.evaluate(steps=True), "steps must be a whole number from 1, not True"),
         (lambda run: run.sample([1]), "prompts must be texts, and not empty"),
-        (lambda run: run.sample(None), "prompts must be texts, and not empty"),
+        (lambda run: run.sample(None), "prompts must be a text or a list, not None"),
     ],
 )
 def test_zeros_and_other_types_are_no_defaults(tmp_path: Path, call: Any, reason: str) -> None:

@@ -118,7 +118,7 @@ def test_a_models_folder_says_what_it_is_and_is_found_from_the_new_folder(
     assert text.language == str(tmp_path / "sums-lm") and text.dtype == "bfloat16"
     assert image.pipeline == str(tmp_path / "shapes-sd3") and image.lora is not None
     (tmp_path / "gguf").mkdir()
-    (tmp_path / "gguf" / "small.gguf").write_bytes(b"GGUF\x03" + bytes(19))
+    (tmp_path / "gguf" / "small.gguf").write_bytes(b"GGUF\x03" + bytes(27))
     write_new_run(New(Path("run-gguf"), model="gguf"))
     assert read_run(Path("run-gguf/run.yaml")).model.gguf_file == "small.gguf"
 

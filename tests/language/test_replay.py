@@ -164,6 +164,7 @@ def test_metrics_are_of_what_was_drawn(model, tmp_path):
         assert experience.metrics[name] == drawn.metrics[name], name
 
 
+@pytest.mark.quick_cases("everything")
 @pytest.mark.parametrize(
     "budget",
     [pytest.param({"replay": 4}, marks=pytest.mark.slow), EVERYTHING],

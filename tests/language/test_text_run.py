@@ -43,6 +43,7 @@ SMALL = {
 WARPED = {"temperature": 0.7, "top_p": 0.9}
 
 
+@pytest.mark.quick_cases("text_grpo")
 @pytest.mark.parametrize("recipe", [text_runs.GRPO, text_runs.TREE], ids=lambda r: r["name"])
 def test_a_run_leaves_what_it_promises(model, tmp_path, capsys, recipe):
     config = write(text_runs.tree(model, tmp_path, recipe | WARPED), tmp_path)

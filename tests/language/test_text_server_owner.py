@@ -195,6 +195,7 @@ def test_a_server_that_cannot_read_its_own_weights_is_named(model, tmp_path, cap
         assert server.version.startswith("flowrl-")
 
 
+@pytest.mark.slow
 def test_left_weights_are_refused_and_each_way_out_works(model, tmp_path, few):
     """A LoRA run, one that keeps no weights in step, and one that would send its own."""
     with CompletionsServer(model) as server:

@@ -219,12 +219,12 @@ def test_processors_of_another_kind_are_refused(policies):
         Vision(template, vision.placeholders).encode("a", {"image": picture(0)}, None, {})
 
 
-def test_a_model_of_texts_refuses_images_before_it_loads(tmp_path):
+def test_a_model_of_texts_refuses_images_before_it_loads(tmp_path, monkeypatch):
     settings = text_runs.tree(tiny_lm.write(tmp_path, chat=True), tmp_path, text_runs.GRPO)
     parts = [{"type": "image"}, {"type": "text", "text": "a"}]
     row = {"prompt": [{"role": "user", "content": parts}], "image": "0.png"}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "model.safetensors").unlink()
+    monkeypatch.delattr(CausalPolicy, "load")
     with pytest.raises(UserError, match=r"line 1: the prompt has images, but model.lang"):
         runs.opened(settings, tmp_path)
 

@@ -44,6 +44,7 @@ PLACES = {
     "flowrl/launching/on_ray.py": 1,
     "flowrl/launching/slurm.py": 1,  # sbatch
     "flowrl/media/fonts.py": 1,  # fc-match
+    "flowrl/session/notices.py": 1,  # the command of the user's configuration
     "rewards/sandbox/external.py": 2,
     "rewards/sandbox/run.py": 1,
     "rewards/serving/workers.py": 1,

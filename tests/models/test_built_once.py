@@ -33,6 +33,8 @@ OWN: Mapping[str, str] = {
     "models/diffusers/modular/folder.py: spec.default_creation_method": "a record of a library: "
     "what its saved folders contain",
     "models/diffusers/modular/revisions.py: spec.revision": "likewise: the commit that is loaded",
+    "models/savings.py: functional.scaled_dot_product_attention": "torch's function, which chooses "
+    "its kernels by no mask; other settings put it back",
     "models/diffusers/whole/whole_sample.py: bound.arguments": "a record of this file",
 }
 MODELS = (

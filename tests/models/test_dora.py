@@ -118,6 +118,7 @@ def test_the_weight_by_hand() -> None:
         torch.testing.assert_close(adapted(x), want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export(tmp_path: Path) -> None:
     """In bfloat16, whose adapters stay in float32; the whole model loads without adapters."""
     settings = runs.tree(runs.write_pipeline(tmp_path / "p"), tmp_path, runs.FLOW_GRPO)

@@ -29,7 +29,7 @@ ACTIONS = (  # what a command does after it has understood its words
     "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
     "flowrl.pages.reward_page.report_rewards", "flowrl.cli.drill.drill_run",
     "flowrl.cli.launch.launch_job", "flowrl.cli.vote.ask_for_votes",
-    "flowrl.votes.fit.fit_reward_to",
+    "flowrl.votes.fit.fit_reward_to", "flowrl.cli.convert.convert_file",
 )  # fmt: skip
 COMMANDS = page_blocks.commands()
 OF_FLOWRL = sorted({line[line.index("flowrl ") :] for _, line in COMMANDS if "flowrl " in line})

@@ -364,7 +364,7 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
     said = go_on(warm, folder, unbroken)
     assert "000004 is damaged" in said and "resuming after iteration 3" in said
     found = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert found == ["000003", "000004"]
+    assert found == ["000003", "000004", "damaged-000004"]
     assert atomic.damage(folder / "checkpoints" / "000004") is None
 
 

@@ -136,6 +136,7 @@ def test_activations_are_counted_to_within_a_tenth(
     assert 0.99 * inputs < fewer.phases["training"] - rows * counted.block < 1.25 * inputs
 
 
+@pytest.mark.slow
 def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None:
     small = {"rank": 4, "alpha": 8}
     for lora, dtype in ((None, "bfloat16"), (small, "float32"), (small, "float64")):

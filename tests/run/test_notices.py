@@ -350,6 +350,7 @@ def pipeline(tmp_path_factory) -> Path:
     return runs.write_pipeline(tmp_path_factory.mktemp("pipeline") / "sd3")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_resumed_sends_each_end_once(
     tmp_path, monkeypatch, pipeline
 ) -> None:

@@ -178,6 +178,7 @@ def test_the_opening_of_a_run_names_the_cause(starts, kinds, tmp_path, monkeypat
         return
     monkeypatch.setattr(start.start_record, "changes", lambda *_: [])
     monkeypatch.setattr(start.checkpoint, "newest", lambda *_: begun(folder) / "checkpoints/000002")
+    monkeypatch.setattr(start, "_finished", lambda *_: False)
     folder.mkdir()
     with pytest.raises(Stopped, match=r"^out of memory .*Checkpoint 000002 is intact"):
         start.resume(run, folder)

@@ -183,14 +183,14 @@ def check_law(base: dict[str, Any], pool: tuple, seeds: range, folder: Path) -> 
     return accepted, refused
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(400, marks=pytest.mark.slow)])
 def test_machine_made_runs_of_images(pipeline: Path, tmp_path: Path, count: int) -> None:
     base = runs.tree(pipeline, tmp_path, dict(runs.NFT))
     accepted, refused = check_law(base, IMAGES, range(count), tmp_path)
     assert accepted > count / 10 and refused > count / 10
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(400, marks=pytest.mark.slow)])
 def test_machine_made_runs_of_texts(tmp_path: Path, count: int) -> None:
     base = text_runs.tree(tiny_lm.write(tmp_path / "lm"), tmp_path, dict(text_runs.GRPO))
     accepted, refused = check_law(base, TEXTS, range(count), tmp_path)

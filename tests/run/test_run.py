@@ -121,6 +121,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(pipeline, tmp_path, capsys):
     assert list((tmp_path / "there").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [pytest.param(runs.NFT), pytest.param(runs.FLOW_GRPO, marks=pytest.mark.slow)],

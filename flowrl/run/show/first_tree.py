@@ -150,9 +150,9 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     for edge in rollout.edges if fusion == "path" else ():
         logp[edge.step] = edge.logp.view(-1, columns.nodes[edge.step])[draw]
     context = Context(columns, weights, logp, nodes=ids, scores=scores)
-    value, scored = Estimator((), fusion).node_values(scores, context)
+    value, valued = Estimator((), fusion).node_values(scores, context)
     total = (value * weights.to(value.dtype)).sum(-1)
-    scored = (scored | ~applying(Credit(value, scored), context)) & scored.any(-1, keepdim=True)
+    valued = (valued | ~applying(Credit(value, valued), context)) & valued.any(-1, keepdim=True)
     advantages, mask = (column[rows].double().cpu() for column in first.credit)
     if advantages.shape[1] != points:  # credit of single tokens has no nodes
         advantages, mask = torch.zeros(group, points).double(), torch.zeros(group, points)
@@ -163,7 +163,7 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     return FirstTree(
         start=draw * group,
         node=place,
-        values=total.masked_fill(~scored.all(-1), torch.nan),
+        values=total.masked_fill(~valued.all(-1), torch.nan),
         advantages=advantages.masked_fill(mask == 0, torch.nan),
         sigmas=None if plan is None else plan.sigmas[:-1],
         noisy=columns.noisy,
