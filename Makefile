@@ -24,11 +24,8 @@ CALCULUS = tests/credit tests/losses tests/likelihoods tests/samplers tests/budg
 # such as runs of two processes, is prepared once.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-# One more than processors: many tests wait, for a process or a server that they have started.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
-
 test: setup
-	@$(PYTEST) -n $(WORKERS) --durations=30
+	@$(PYTEST) -n auto --durations=30
 
 # Shapes in signatures checked at run time (jaxtyping, beartype) where the calculus is tested;
 # everywhere, this takes as long as everything else together.
