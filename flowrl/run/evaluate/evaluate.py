@@ -1,11 +1,12 @@
 """Held-out scores: plain sampling from fixed noise, scored by the held-out rewards."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -86,8 +87,10 @@ class HeldOutResult:
 def score_trial(
     rewards: Mapping[str, Reward], trial: TrialSamples, attempts: Attempts = Attempts()
 ) -> HeldOutResult:
+    """The result of a trial that this process has drawn as a whole, whatever others do."""
     scores = score_all(rewards, trial.samples)
-    return merged_trial(trial, scores, more=attempts.columns(rewards, trial.samples, scores))
+    more = attempts.columns(rewards, trial.samples, scores)
+    return merged_trial(trial, scores, more=more, gather=list)
 
 
 def known_mean(column: Tensor) -> float:
@@ -101,17 +104,19 @@ def merged_trial(
     scores: Scores,
     counts: bool = True,
     more: Mapping[str, Tensor] = MappingProxyType({}),
+    gather: Callable[[list[Any]], list[Any]] = gather_object,
 ) -> HeldOutResult:
     """Merge the results of all processes that count.
 
-    `more` are further columns [n] of this process's samples.
+    `more` are further columns [n] of this process's samples. `gather` brings the lists of all
+    processes together; `list` leaves each process its own.
     """
     counted = slice(None if counts else 0)
-    parts = gather_object([trial.statistics if counts else None])
+    parts = gather([trial.statistics if counts else None])
     values, scored, applies, statistics = (
-        torch.cat(gather_object([scores.values[counted]])),
-        torch.cat(gather_object([scores.scored[counted]])),
-        torch.cat(gather_object([scores.applies[counted]])),
+        torch.cat(gather([scores.values[counted]])),
+        torch.cat(gather([scores.scored[counted]])),
+        torch.cat(gather([scores.applies[counted]])),
         [part for part in parts if part is not None],
     )
     metrics = {
@@ -126,11 +131,11 @@ def merged_trial(
     scored_values = values.double().masked_fill(~scored, torch.nan)
     columns |= dict(zip(scores.names, scored_values.unbind(1), strict=True))
     for name, column in more.items():
-        columns[name] = torch.cat(gather_object([column[counted]]))
+        columns[name] = torch.cat(gather([column[counted]]))
         if name.partition("/")[2] in metrics:  # attempts at rewards that apply
             metrics[name] = known_mean(columns[name])
     labels = [str(row[DATA_SET]) for row in trial.samples.meta if DATA_SET in row][counted]
-    sets = tuple(label for part in gather_object([labels]) for label in part)
+    sets = tuple(label for part in gather([labels]) for label in part)
     return HeldOutResult(metrics, columns, trial.samples.on_cpu(), scores, tuple(more), sets)
 
 
