@@ -35,7 +35,7 @@ _FASTER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 class _FastLoader(_FASTER):
-    """The loader in C, where PyYAML has it: some five times as fast."""
+    """The loader in C, where PyYAML has it: some four times as fast."""
 
 
 def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
