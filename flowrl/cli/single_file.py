@@ -175,40 +175,45 @@ def write_single_file(folder: Path, out: Path) -> list[Path]:
     """Write each denoiser of a pipeline's folder as a safetensors file, the second one as
     NAME_2.safetensors, and read it back. UserError, and no file, where diffusers' reader does not
     find every weight as it was."""
-    index, written = pipeline_index(folder), list[Path]()
+    index = pipeline_index(folder)
     names = [name for name in DENOISERS if (folder / name).is_dir()]
     if not names:
         raise UserError(f"convert: {folder} has no folder of a denoiser: name a pipeline's folder")
-    for number, name in enumerate(names, start=1):
-        kind: Any = getattr(diffusers, str(index[name][1]))
-        if FromOriginalModelMixin not in kind.__mro__:
-            raise UserError(f"convert: diffusers reads no single file as a {kind.__name__}")
-        check_saved(folder / name, "convert")
-        with reading(folder / name, "convert"):
-            dtype = _stored_dtype(folder / name)
-            denoiser = kind.from_pretrained(
-                folder, subfolder=name, torch_dtype=dtype, local_files_only=True
-            )
-        state = denoiser.state_dict()
-        file = out if number == 1 else out.with_name(f"{out.stem}_{number}{out.suffix}")
-        if file.exists():
-            raise UserError(f"convert: {file} exists: name another file, or remove it")
-        try:
-            save_file(original_state(kind.__name__, state), file)
-            differing = next(_differing(kind, file, folder / name, state, dtype), None)
-        except UserError as error:
-            raise UserError(f"convert: {error}") from error
-        except BaseException:
+    files = [out, *(out.with_name(f"{out.stem}_{n}{out.suffix}") for n in range(2, len(names) + 1))]
+    if there := next((file for file in files if file.exists()), None):
+        raise UserError(f"convert: {there} exists: name another file, or remove it")
+    try:
+        for name, file in zip(names, files, strict=True):
+            _write(folder / name, str(index[name][1]), file)
+    except BaseException:
+        for file in files:
             file.unlink(missing_ok=True)
-            raise
-        if differing is not None:
-            file.unlink()
-            raise UserError(
-                f"convert: diffusers' own reader of {kind.__name__} does not read back what was "
-                f"written: {differing}. Share the folder, which diffusers reads"
-            )
-        written.append(file)
-    return written
+        raise
+    return files
+
+
+def _write(component: Path, class_name: str, file: Path) -> None:
+    kind: Any = getattr(diffusers, class_name)
+    if FromOriginalModelMixin not in kind.__mro__:
+        raise UserError(f"convert: diffusers reads no single file as a {class_name}")
+    check_saved(component, "convert")
+    with reading(component, "convert"):
+        dtype = _stored_dtype(component)
+        denoiser = kind.from_pretrained(
+            component.parent, subfolder=component.name, torch_dtype=dtype, local_files_only=True
+        )
+    state = denoiser.state_dict()
+    try:
+        original = original_state(class_name, state)
+    except UserError as error:
+        raise UserError(f"convert: {error}") from error
+    save_file(original, file)
+    differing = next(_differing(kind, file, component, state, dtype), None)
+    if differing is not None:
+        raise UserError(
+            f"convert: diffusers' own reader of {class_name} does not read back what was written: "
+            f"{differing}. Share the folder, which diffusers reads"
+        )
 
 
 def first_dtype(file: Path) -> torch.dtype:

@@ -139,6 +139,23 @@ def test_so_does_one_with_norms_and_a_second_attention(tmp_path: Path) -> None:
     assert {"joint_blocks.0.x_block.attn2.ln_k.weight"} < load_file(out).keys()
 
 
+def test_of_two_files_both_are_written_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    NAMED["Wan 2.2"].build().save_pretrained(tmp_path / "base")
+    given, second = Convert(tmp_path / "base", tmp_path / "one.safetensors"), "one_2.safetensors"
+    (tmp_path / second).write_text("mine")
+    with pytest.raises(UserError, match=r"one_2\.safetensors exists"):
+        convert_file(given)
+    assert (tmp_path / second).read_text() == "mine" and not given.out.exists()
+    (tmp_path / second).unlink()
+    answers = iter([iter(()), iter(["a weight has other values"])])
+    monkeypatch.setattr(single_file, "_differing", lambda *_: next(answers))
+    with pytest.raises(UserError, match="does not read back"):
+        convert_file(given)
+    assert not given.out.exists() and not (tmp_path / second).exists()
+
+
 def test_a_damaged_folder_is_a_sentence(folder: Path) -> None:
     weights = next((folder / "transformer").glob("*.safetensors"))
     for content in (weights.read_bytes()[:-9], b"", b"<html>"):
