@@ -8,7 +8,6 @@ import torch
 from flowrl.iteration.records import DrawShare
 from flowrl.iteration.rows import scored_samples
 from flowrl.media.statistics import Statistics
-from flowrl.run.evaluate import evaluate
 from flowrl.run.evaluate.evaluate import HeldOutResult, TrialSamples, merged_trial
 from rewards import Samples, Scores
 
@@ -44,7 +43,7 @@ def test_other_counts_of_samples_are_not_compared():
     assert set(found) == {"held_out_std/strict", "held_out_std/image/brightness"}
 
 
-def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch):
+def test_statistics_of_unequal_shares_are_weighted_by_their_samples():
     """Two samples on one process and one on the other; a third has none and keeps company."""
     parts = [
         Statistics({"x": mean}, {"x": torch.full((n,), mean)}) for n, mean in ((2, 0.5), (1, 2.0))
@@ -55,8 +54,7 @@ def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch)
     def gather(mine):
         return [*parts, None] if isinstance(mine[0], Statistics) else mine
 
-    monkeypatch.setattr(evaluate, "gather_object", gather)
-    merged = merged_trial(TrialSamples(samples, parts[1]), scores)
+    merged = merged_trial(TrialSamples(samples, parts[1]), scores, gather=gather)
     assert merged.metrics["x"] == pytest.approx(1.0)
 
 
