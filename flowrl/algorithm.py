@@ -53,7 +53,7 @@ class Algorithm:
     tracker: Callable[[], Tracker] = NoTracker
 
     def __post_init__(self) -> None:
-        check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
+        check_policies([average.name for average in self.averages], self.behaviour, self.loss.roles)
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
         check_units(self.loss, self.likelihood)

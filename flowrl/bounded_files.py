@@ -70,10 +70,12 @@ def parsed_json(data: bytes, restored: Callable[[dict[str, Any]], Any] | None = 
 def json_object(data: bytes) -> Mapping[str, Any] | None:
     """The object of a line of JSON, with its keys stored once; None for anything else."""
     try:
-        found = parsed_json(data)
+        parsed = parsed_json(data)
     except ValueError:
         return None
-    return {sys.intern(key): value for key, value in found.items()} if type(found) is dict else None
+    return (
+        {sys.intern(key): value for key, value in parsed.items()} if type(parsed) is dict else None
+    )
 
 
 def _opened(path: Path, most: int, links: bool) -> IO[bytes]:

@@ -28,16 +28,16 @@ class NotFiniteError(UserError):
 
 
 @contextmanager
-def feature_files(folder: str, what: str) -> Iterator[None]:
+def feature_files(folder: str, feature: str) -> Iterator[None]:
     """Import files of features in this folder. UserError, in a sentence, where they are not
-    installed; `what` asks for them."""
+    installed; `feature` asks for them."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith(folder):
             raise
         raise UserError(
-            f"this run needs the feature {what}, and this installation of flowrl lacks "
+            f"this run needs the feature {feature}, and this installation of flowrl lacks "
             f"{error.name}: install flowrl again, or leave out the setting that asks for it"
         ) from error
 

@@ -44,9 +44,9 @@ def _replaced(value: Any, other: Any) -> Any:
     if isinstance(value, float):  # numpy's float64 is one
         return value if math.isfinite(value) else other(float(value))
     if isinstance(value, dict):
-        return {_key(key): _replaced(each, other) for key, each in value.items()}
+        return {_key(key): _replaced(item, other) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(each, other) for each in value]
+        return [_replaced(item, other) for item in value]
     return value
 
 

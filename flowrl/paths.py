@@ -26,8 +26,8 @@ _RUN_SUFFIXES = (".yaml", ".yml")
 
 def cache_folder() -> Path:
     """Folder of flowrl's cache: FLOWRL_CACHE, or flowrl in XDG_CACHE_HOME, or in ~/.cache."""
-    own, base = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
-    return (Path(own) if own else Path(base or Path.home() / ".cache") / "flowrl").expanduser()
+    named, base = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path(base or Path.home() / ".cache") / "flowrl").expanduser()
 
 
 def find(path: str) -> Path:
@@ -41,8 +41,8 @@ def find(path: str) -> Path:
     near = Path(path)
     try:
         near = near.expanduser()
-        own, there = own_file(near), near.exists()  # raises for a name that is too long
-        return own if own is not None and not there and own.exists() else near
+        shipped, exists = own_file(near), near.exists()  # raises for a name that is too long
+        return shipped if shipped is not None and not exists and shipped.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
 
@@ -58,15 +58,15 @@ def shipped_path(name: str) -> Path:
     if not isinstance(name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(f"flowrl.path: {name!r:.100} is not a name, such as flowrl/demo/shapes-sd3")
     name = str(name)
-    found = own_file(Path(name))
-    if found is not None and ".." not in Path(name).parts and found.exists():
-        return found
-    near = (found or Path(name)).parent
-    beside = sorted(path.name for path in near.iterdir()) if found and near.is_dir() else []
-    some = get_close_matches(Path(name).name, beside, n=3, cutoff=0.3) or beside[:5]
+    shipped = own_file(Path(name))
+    if shipped is not None and ".." not in Path(name).parts and shipped.exists():
+        return shipped
+    near = (shipped or Path(name)).parent
+    beside = sorted(path.name for path in near.iterdir()) if shipped and near.is_dir() else []
+    nearest = get_close_matches(Path(name).name, beside, n=3, cutoff=0.3) or beside[:5]
     hint = (
-        f"{Path(name).parent} has {', '.join(some)}"
-        if some
+        f"{Path(name).parent} has {', '.join(nearest)}"
+        if nearest
         else "such names begin with configs/ or flowrl/, as in flowrl/demo/shapes-sd3"
     )
     raise UserError(f"{name[:200]} does not come with flowrl: {hint}")
@@ -102,12 +102,12 @@ def run_file(word: str) -> Path:
         return path
     names = dict(own_runs())
     if (folder / "run.yaml").is_file():
-        own = names.get(_run_name(word))
-        if own is None:
+        file = names.get(_run_name(word))
+        if file is None:
             raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}")
         raise UserError(
             f"{word} is a run's folder and the name of one of flowrl's runs: write "
-            f"{folder / 'run.yaml'} or {_shown(own)}"
+            f"{folder / 'run.yaml'} or {_shown(file)}"
         )
     if folder.is_dir():
         raise UserError(f"{word} is a folder: give a run file, such as configs/demo.yaml")
@@ -115,11 +115,11 @@ def run_file(word: str) -> Path:
     if other is not None and folder.suffix in _RUN_SUFFIXES:
         raise UserError(f"{word[:200]}: no such file; did you mean {other}?")
     close = get_close_matches(_run_name(word), names, n=1)
-    some = ", ".join(name for name in names if "/" not in name)
+    choices = ", ".join(name for name in names if "/" not in name)
     hint = (
         f"did you mean {close[0]!r}?"
         if close
-        else f"choose one of {some}, or papers/... and models/..."
+        else f"choose one of {choices}, or papers/... and models/..."
     )
     raise UserError(f"{word[:200]}: no such file, and none of flowrl's runs has this name; {hint}")
 

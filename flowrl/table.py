@@ -125,7 +125,7 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Leaf):
         return change(value)
     if isinstance(value, tuple):
-        parts = [changed(each, change) for each in value]
+        parts = [changed(item, change) for item in value]
         return type(value)(*parts) if type(value) is not tuple else tuple(parts)
     if is_dataclass(value) and not isinstance(value, type):
         new = {f.name: changed(getattr(value, f.name), change) for f in fields(value) if f.init}
@@ -137,9 +137,9 @@ def joined_values(parts: Sequence[Any]) -> Any:
     """Concatenate values of one structure, leaf by leaf; what is no tensor comes from the first."""
     leaves: list[list[Any]] = []
     for part in parts:
-        own: list[Any] = []
-        changed(part, lambda leaf, own=own: own.append(leaf) or leaf)
-        leaves.append(own)
+        row: list[Any] = []
+        changed(part, lambda leaf, row=row: row.append(leaf) or leaf)
+        leaves.append(row)
     joined = iter([joined_column(same) for same in zip(*leaves, strict=True)])
     return changed(parts[0], lambda _: next(joined))
 

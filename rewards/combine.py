@@ -80,14 +80,16 @@ def reward_scores(name: str, reward: Reward, samples: Samples) -> RewardScores:
     if not isinstance(samples.media, Tensor):
         missing = torch.tensor([item is None for item in samples.media], dtype=torch.bool)
     failed = torch.full((n,), torch.nan, dtype=torch.float64)
-    found = RewardScores(failed, torch.ones(n, dtype=torch.bool))
+    scores = RewardScores(failed, torch.ones(n, dtype=torch.bool))
     if missing.all():
-        return found
-    kept = torch.nonzero(~missing).flatten()
-    shown = samples if len(kept) == n else samples.take(kept)
+        return scores
+    scorable = torch.nonzero(~missing).flatten()
+    shown = samples if len(scorable) == n else samples.take(scorable)
     with _noted("reward", name):
-        found.put(kept, _column("reward", name, guarded_call(name, reward, shown), len(kept)))
-    return found
+        scores.put(
+            scorable, _column("reward", name, guarded_call(name, reward, shown), len(scorable))
+        )
+    return scores
 
 
 def judged(
@@ -100,7 +102,7 @@ def judged(
         return _column("judge", name, result, len(a)).values
 
 
-def _column(what: Called, name: str, result: Any, n: int) -> RewardScores:
+def _column(kind: Called, name: str, result: Any, n: int) -> RewardScores:
     """Convert the result of a reward or judge to n numbers."""
     try:
         column = _numbers(result, n)
@@ -111,11 +113,11 @@ def _column(what: Called, name: str, result: Any, n: int) -> RewardScores:
         if column.values.isinf().any():
             raise ValueError("an infinite score")
     except ValueError as error:
-        each, missing = "pair", "None or NaN without a verdict"
-        if what == "reward":
-            each, missing = "sample", "None where it does not apply, NaN if it cannot score"
+        item, missing = "pair", "None or NaN without a verdict"
+        if kind == "reward":
+            item, missing = "sample", "None where it does not apply, NaN if it cannot score"
         raise ValueError(
-            f"{what} {name!r} returned {error}; expected {n} finite numbers, one per {each}, in "
+            f"{kind} {name!r} returned {error}; expected {n} finite numbers, one per {item}, in "
             f"a tensor or list ({missing})"
         ) from error
     return column
@@ -144,9 +146,9 @@ def _numbers(result: Any, n: int) -> RewardScores:
         return _every_applies(result.detach().cpu())
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
         raise ValueError(f"one {type(result).__name__}")
-    given = list(result)
-    applies = torch.tensor([value is not None for value in given], dtype=torch.bool)
-    numbers = [torch.nan if value is None else _number(value) for value in given]
+    listed = list(result)
+    applies = torch.tensor([value is not None for value in listed], dtype=torch.bool)
+    numbers = [torch.nan if value is None else _number(value) for value in listed]
     return RewardScores(torch.tensor(numbers, dtype=torch.float64), applies)
 
 
@@ -173,19 +175,23 @@ def blamed(error: BaseException) -> str | None:
     None for other errors. A ValueError of this package already is a sentence.
     """
     notes: list[str] = getattr(error, "__notes__", [])
-    whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
-    if whose is None:
+    label = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
+    if label is None:
         return None
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _outside_libraries(Path(f.filename))] or frames
-    if isinstance(error, ValueError) and Path(__file__).parent in Path(own[-1].filename).parents:
+    outside = [f for f in frames if _outside_libraries(Path(f.filename))] or frames
+    if (
+        isinstance(error, ValueError)
+        and Path(__file__).parent in Path(outside[-1].filename).parents
+    ):
         return str(error)
     try:
         text = ": " + " ".join(str(error).split())
     except Exception:  # a class of the user's
         text = ", which has no text"
-    what = f"{type(error).__name__}{text}"
-    return f"the reward {whose} raised {what} ({Path(own[-1].filename).name}, {own[-1].lineno})"
+    raised = f"{type(error).__name__}{text}"
+    place = f"{Path(outside[-1].filename).name}, {outside[-1].lineno}"
+    return f"the reward {label} raised {raised} ({place})"
 
 
 def _outside_libraries(file: Path) -> bool:
@@ -194,10 +200,10 @@ def _outside_libraries(file: Path) -> bool:
 
 
 @contextmanager
-def _noted(what: Called, name: str) -> Iterator[None]:
+def _noted(kind: Called, name: str) -> Iterator[None]:
     """Add the name of the reward or judge to any exception."""
     try:
         yield
     except BaseException as error:
-        error.add_note(f"in {what} {name!r}")
+        error.add_note(f"in {kind} {name!r}")
         raise

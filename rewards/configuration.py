@@ -18,8 +18,8 @@ PASSED_ON = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR", "DOCKER_HOST", "CONTAINE
 def configuration_file() -> Path:
     """The user's configuration: FLOWRL_CONFIG, or flowrl/config.toml in XDG_CONFIG_HOME or
     ~/.config."""
-    own, base = os.environ.get(CONFIGURATION_VARIABLE), os.environ.get("XDG_CONFIG_HOME")
-    return Path(own or Path(base or "~/.config") / "flowrl" / "config.toml").expanduser()
+    named, base = os.environ.get(CONFIGURATION_VARIABLE), os.environ.get("XDG_CONFIG_HOME")
+    return Path(named or Path(base or "~/.config") / "flowrl" / "config.toml").expanduser()
 
 
 def configured_section(name: str) -> Mapping[str, Any] | None:
@@ -44,8 +44,10 @@ def configured_section(name: str) -> Mapping[str, Any] | None:
         raise ValueError(f"{file}: {error}") from error
     other = next((key for key in tree if key not in SECTIONS), None)
     if other is not None:
-        known = " and ".join(f"[{section}]" for section in SECTIONS)
-        raise ValueError(f"{file} has {other[:100]!r}: its sections are {known}, and nothing else")
+        sections = " and ".join(f"[{section}]" for section in SECTIONS)
+        raise ValueError(
+            f"{file} has {other[:100]!r}: its sections are {sections}, and nothing else"
+        )
     section = tree.get(name)
     if section is not None and not isinstance(section, dict):
         raise ValueError(f"{file}: write [{name}] as a section")

@@ -113,13 +113,13 @@ class SharedState:
                 changes.append(f"{setting.name} from {before} to {now}")
         return changes[0] if changes else None
 
-    def check(self, names: Sequence[str], what: Called = "reward") -> None:
+    def check(self, names: Sequence[str], kind: Called = "reward") -> None:
         """Restore the settings. ValueError, naming the rewards, if one had changed."""
         changed = self.restore()
         if changed is not None:
             listed = ", ".join(map(repr, names))
-            who = f"{what} {listed}" if len(names) == 1 else f"one of the {what}s {listed}"
-            raise ValueError(f"{who} changed {changed}, which the run needs unchanged")
+            subject = f"{kind} {listed}" if len(names) == 1 else f"one of the {kind}s {listed}"
+            raise ValueError(f"{subject} changed {changed}, which the run needs unchanged")
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def kept_settings() -> Iterator[None]:
 
 
 def guarded_call(
-    name: str, call: Callable[[Samples], Any], samples: Samples, what: Called = "reward"
+    name: str, call: Callable[[Samples], Any], samples: Samples, kind: Called = "reward"
 ) -> Any:
     """Call a reward or judge, then restore grad mode and the settings of `SharedState`.
 
@@ -142,7 +142,7 @@ def guarded_call(
     """
     before, state, grad = _marks(samples), SharedState.now(), torch.is_grad_enabled()
     try:
-        with no_exit(name, what):
+        with no_exit(name, kind):
             result = call(_copied(samples))
             if isinstance(result, Iterator):  # a generator's body runs only now
                 result = list(result)
@@ -151,17 +151,17 @@ def guarded_call(
         raise
     torch.set_grad_enabled(grad)
     if not _BESIDE.sampling:
-        state.check([name], what)
+        state.check([name], kind)
     if _marks(samples) != before:
         raise ValueError(
-            f"{what} {name!r} wrote into the media, which other rewards and the run still need; "
+            f"{kind} {name!r} wrote into the media, which other rewards and the run still need; "
             "change a copy instead: samples.media.clone()"
         )
     return result
 
 
 @contextmanager
-def no_exit(name: str, what: Called) -> Iterator[None]:
+def no_exit(name: str, kind: Called) -> Iterator[None]:
     """Turn SystemExit and similar exceptions into a RuntimeError that names the reward or judge.
 
     KeyboardInterrupt passes on the main thread, the only one that Ctrl-C reaches.
@@ -176,7 +176,7 @@ def no_exit(name: str, what: Called) -> Iterator[None]:
         if main and isinstance(error, KeyboardInterrupt):
             raise
         how = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
-        raise RuntimeError(f"{what} {name!r} tried to end the process by {how}") from error
+        raise RuntimeError(f"{kind} {name!r} tried to end the process by {how}") from error
     finally:
         _INSIDE.process = before
 

@@ -163,15 +163,15 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
                 check_files(*spec, "judge" if kind is Judge else "load")
         elif any(mark.path and not mark.hub for mark in marks(annotation)):
             for text in texts_in(value):
-                found = next((path for path in _places(text) if path.exists()), None)
-                if found is None:
+                existing = next((path for path in _places(text) if path.exists()), None)
+                if existing is None:
                     raise ValueError(
                         f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
                         f"relative to {Path.cwd()}"
                     )
-                need(Right.FILES, text, path=found)
+                need(Right.FILES, text, path=existing)
                 try:
-                    check_file(found) if found.is_file() else check_texts_beside(found)
+                    check_file(existing) if existing.is_file() else check_texts_beside(existing)
                 except ValueError as error:
                     raise ValueError(f"reward {name!r}: {setting}: {error}") from error
         elif is_hub_name(annotation) and isinstance(value, str):
@@ -190,10 +190,10 @@ def columns_needed(name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str
     members = list(rewards_within(name, settings))
     if any(member == "by_row" for member, _ in members):
         return  # its members share the rows out
-    for member, own in members:
+    for member, member_settings in members:
         for setting, parameter in _parameters(member, "load").items() if member in names() else ():
             if NEEDED_COLUMN in getattr(parameter.annotation, "__metadata__", ()):
-                yield setting, str(own.get(setting, parameter.default))
+                yield setting, str(member_settings.get(setting, parameter.default))
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
@@ -214,10 +214,10 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
 def user_function_of(name: str) -> Callable[..., Any]:
     """Load the function named by `my_file.py:function`. ValueError if it does not exist."""
-    own = own_name(name)
-    if own is None or own.function is None:
+    named = own_name(name)
+    if named is None or named.function is None:
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
-    return vars(_found(name)[0])[own.function]
+    return vars(_found(name)[0])[named.function]
 
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
@@ -231,12 +231,12 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     if function is not None:
         named, shows = vars(module)[function], vars(module).get("examples")
         judges = is_judge(named)
-        own: Any
+        loaded: Any
         if inspect.isclass(named):
-            own = named(**built)
+            loaded = named(**built)
         else:
-            own = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
-        return ByScore(own) if want == "judge" and not judges else own
+            loaded = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
+        return ByScore(loaded) if want == "judge" and not judges else loaded
     if want == "judge" and "judge" not in vars(module):
         return ByScore(call_with(module.load, built))
     return call_with(vars(module)[want], built)
@@ -271,14 +271,16 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
         module = _imported(own_file)
         wanted = list(MAKERS) if function is None else [function]
         if not any(callable(vars(module).get(w)) for w in wanted):
-            own = {k: v for k, v in vars(module).items() if inspect.getmodule(v) is module}
-            here = [k for k, v in own.items() if inspect.isfunction(v) or inspect.isclass(v)]
-            what = (
+            members = {k: v for k, v in vars(module).items() if inspect.getmodule(v) is module}
+            callables = [
+                k for k, v in members.items() if inspect.isfunction(v) or inspect.isclass(v)
+            ]
+            problem = (
                 f"'load'; name one: {path}:FUNCTION"
                 if function is None
                 else f"function or class {function!r}"
             )
-            raise ValueError(f"{path} has no {what}" + best_guess(function or "", here))
+            raise ValueError(f"{path} has no {problem}" + best_guess(function or "", callables))
         return module, function
     if name in names():
         return importlib.import_module(f"rewards.catalogue.{name}"), None
@@ -287,21 +289,21 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
     raise ValueError(f"there is no reward {name!r}{guess}")
 
 
-def _imported(own: OwnName) -> ModuleType:
+def _imported(named: OwnName) -> ModuleType:
     """Import a user's file as a module, once. Errors name the file and the line. NotGranted for a
     file of a folder from elsewhere without the right to code."""
-    path = own.path
+    path = named.path
     if limits() is not None:  # what is checked is what runs, whatever becomes of a link
         path = path.resolve()
         if not inside(path, OWN_FOLDER):
-            need(Right.CODE, own.text)
+            need(Right.CODE, named.text)
     if not path.is_file():
         raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
     if name in sys.modules:
         return sys.modules[name]
-    if (what := file_unlike_its_name(path)) is not None:
-        raise ValueError(f"{path}: it {what}")
+    if (damage := file_unlike_its_name(path)) is not None:
+        raise ValueError(f"{path}: it {damage}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -347,8 +349,8 @@ def things_named(
 
     ValueError for a member that is no reward, as `check_reward` raises.
     """
-    if (own := own_name(name)) is not None:
-        if not own.ours:
+    if (file_name := own_name(name)) is not None:
+        if not file_name.ours:
             yield Thing(f"{at}.name", name, CODE_FILE)
         yield from _named_within(settings, at)
         return
@@ -370,12 +372,12 @@ def _named_within(value: Any, at: str) -> Iterator[Thing]:
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and own_name(value["name"]) is None:
             yield from things_named(*_spec(value), at)
-        for key, each in value.items():
-            yield from _named_within(each, f"{at}.{key}")
+        for key, item in value.items():
+            yield from _named_within(item, f"{at}.{key}")
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _named_within(each, at)
-    elif (own := own_name(value)) is not None and not own.ours:
+        for item in value:
+            yield from _named_within(item, at)
+    elif (file_name := own_name(value)) is not None and not file_name.ours:
         yield Thing(at, value, CODE_FILE)
 
 
@@ -416,11 +418,11 @@ def _rewards_in(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str) and value["name"] in names():
             yield from rewards_within(*_spec(value))
-        for each in value.values():
-            yield from _rewards_in(each)
+        for item in value.values():
+            yield from _rewards_in(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _rewards_in(each)
+        for item in value:
+            yield from _rewards_in(item)
 
 
 def _nested(annotation: Any) -> Any:
@@ -453,8 +455,8 @@ def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str
         if not isinstance(one, str) and not (
             isinstance(one, Mapping) and isinstance(one.get("name"), str)
         ):
-            what = "judge" if kind is Judge else "reward"
-            raise ValueError(f"{place} is a {what}, such as {{name: brightness}}, not {one!r}")
+            kind_name = "judge" if kind is Judge else "reward"
+            raise ValueError(f"{place} is a {kind_name}, such as {{name: brightness}}, not {one!r}")
         yield _spec(one)
 
 
@@ -473,8 +475,8 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
     if kind is None:
         return value_of_type(place, value, annotation)
     if value is None or callable(value):
-        own: Any = value
-        return ByScore(own) if kind is Judge and _is_reward(value) else own
+        function: Any = value
+        return ByScore(function) if kind is Judge and _is_reward(value) else function
     if get_origin(annotation) is Mapping and isinstance(value, Mapping):
         return {name: _built(place, one, kind) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -482,9 +484,9 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
     return _make(*_spec(value), "judge" if kind is Judge else "load")
 
 
-def _is_reward(given: Callable[..., Any] | None) -> bool:
+def _is_reward(function: Callable[..., Any] | None) -> bool:
     """Whether an object scores samples and does not judge pairs."""
-    if given is None or is_judge(given):
+    if function is None or is_judge(function):
         return False
-    required = [p for p in function_parameters(given).values() if p.default is p.empty]
+    required = [p for p in function_parameters(function).values() if p.default is p.empty]
     return len(required) == 1

@@ -111,8 +111,8 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         yield from texts_in(list(value.values()))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts_in(each)
+        for item in value:
+            yield from texts_in(item)
 
 
 def inside(path: Path, folder: Path) -> bool:
@@ -153,19 +153,20 @@ def limits() -> Limits | None:
     return _limits
 
 
-def need(right: Right, thing: str, what: str = "", path: Path | None = None) -> None:
+def need(right: Right, thing: str, description: str = "", path: Path | None = None) -> None:
     """NotGranted if the settings in use do not have the right that this needs.
 
-    thing  as it is written in the settings
-    what   a clause for the message
-    path   of a file: within the folder or within flowrl it needs no right
+    thing        as it is written in the settings
+    description  a clause for the message
+    path         of a file: within the folder or within flowrl it needs no right
     """
     if _limits is None or right in _limits.granted or (right, thing) in _limits.own:
         return
     if path is not None and inside(path, _limits.folder):
         return
     raise NotGranted(
-        f"{what or thing} needs the right to {right}, which {_limits.folder} does not have, since "
+        f"{description or thing} needs the right to {right}, which {_limits.folder} does not "
+        "have, since "
         f"it was not started here: read its run.yaml, then add --trust={right} (from Python "
         f"trust={str(right)!r})"
     )
@@ -181,34 +182,34 @@ def allows(right: Right, thing: str, path: Path | None = None) -> bool:
 
 
 @contextmanager
-def limited(found: Limits | None) -> Iterator[None]:
+def limited(limits: Limits | None) -> Iterator[None]:
     """Limits while the body runs. They hold for all threads of the process."""
     before = _limits
-    _set(found)
+    _set(limits)
     try:
         yield
     finally:
         _set(before)
 
 
-def _set(found: Limits | None) -> None:
+def _set(limits: Limits | None) -> None:
     """Set the limits; without the right to accounts, the hub's client sends no token."""
     global _limits, _token_before
-    anonymous = found is not None and Right.ACCOUNTS not in found.granted
-    if found is not None or _limits is not None:
+    anonymous = limits is not None and Right.ACCOUNTS not in limits.granted
+    if limits is not None or _limits is not None:
         from huggingface_hub import constants
 
         if _limits is None:
             _token_before = constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
         constants.HF_HUB_DISABLE_IMPLICIT_TOKEN = anonymous or _token_before
-    _limits = found
+    _limits = limits
 
 
 def rights_named(words: Iterable[str]) -> frozenset[Right]:
     """The rights of these names. ValueError for an unknown one."""
-    found = set[Right]()
+    rights = set[Right]()
     for word in words:
         if word not in [*Right]:
             raise ValueError(f"{word[:100]!r} is not a right; choose from {', '.join(Right)}")
-        found.add(Right(word))
-    return frozenset(found)
+        rights.add(Right(word))
+    return frozenset(rights)

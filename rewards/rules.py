@@ -96,7 +96,11 @@ def changed_rules(
 ) -> Iterator[str]:
     """A clause for each rule of a reward and of its members that has changed since a version of
     the rules, beginning with the reward's name. Imports no user's file."""
-    for member, own in rewards_within(name, settings, want):
+    for member, member_settings in rewards_within(name, settings, want):
         for change in RULE_CHANGES:
-            if change.reward == member and change.since > version and change.concerns(own):
+            if (
+                change.reward == member
+                and change.since > version
+                and change.concerns(member_settings)
+            ):
                 yield f"{member}: {change.what}"

@@ -123,14 +123,14 @@ def _kind(item: Any) -> Kind:
             return "image" if item.ndim == 3 else "video"
     if isinstance(item, Tensor) and item.is_floating_point() and item.ndim in (1, 2):
         return "tensor"
-    what = (
+    kind_name = (
         f"a tensor of shape {list(item.shape)} and {item.dtype}"
         if isinstance(item, Tensor)
         else type(item).__name__
     )
     raise ValueError(
         "Samples: a sample is a float image [3 h w], a video [f 3 h w], a tensor [k] or [t k], or "
-        f"a string, not {what}"
+        f"a string, not {kind_name}"
     )
 
 
@@ -384,8 +384,8 @@ class Scores:
         """Scores from those of each reward, in the mapping's order."""
         values = torch.stack([column.values for column in columns.values()], 1)
         applies = torch.stack([column.applies for column in columns.values()], 1)
-        known = ~values.isnan()
-        return cls(values.nan_to_num(0.0), known, tuple(columns), abstained=~applies)
+        scored = ~values.isnan()
+        return cls(values.nan_to_num(0.0), scored, tuple(columns), abstained=~applies)
 
     def column(self, name: str) -> RewardScores:
         """Return the scores of one reward."""
@@ -407,13 +407,13 @@ class Reports(Protocol):
 
 def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
     """`calls/<label>/<number>` of all rewards, including members of composite rewards."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for label, reward in rewards.items():
         for part in parts_of(reward, Reports):
             for name, value in part.report().items():
                 key = f"calls/{label}/{name}"
-                found[key] = found.get(key, 0.0) + value
-    return found
+                numbers[key] = numbers.get(key, 0.0) + value
+    return numbers
 
 
 def parts_of(thing: Any, kind: type[T]) -> Iterator[T]:

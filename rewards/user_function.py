@@ -83,10 +83,10 @@ class FlowGrpoFunction(Own):
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         name = self.function.__name__
         expect(samples, name, "image", "video")
-        found = RewardScores.nowhere(len(samples.prompts))
+        scores = RewardScores.nowhere(len(samples.prompts))
         for rows, part in by_size(samples):
-            found.put(rows, reward_scores(name, self._scores, part))
-        return found.plain
+            scores.put(rows, reward_scores(name, self._scores, part))
+        return scores.plain
 
     def _scores(self, samples: Samples) -> Any:
         metadata = [dict(row) for row in samples.meta] or [{} for _ in samples.prompts]
@@ -108,25 +108,25 @@ class TrlFunction(Own):
         expect(samples, self.function.__name__, "text")
         self.check_prompts(samples.prompts, samples.meta)
         rows, parameters = samples.meta, function_parameters(self.function)
-        every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {
             name: [row.get(name) for row in rows]
             for name in names
-            if (every or name in parameters) and name not in self.settings
+            if (takes_all or name in parameters) and name not in self.settings
         }
-        own: dict[str, list[Any]] = {
+        offered: dict[str, list[Any]] = {
             "prompts": list(samples.prompts),
             "completions": list(samples.media),
         }
         if _takes_messages(parameters.get("prompts")):
-            own["prompts"] = [prompt_messages(prompt) for prompt in samples.prompts]
+            offered["prompts"] = [prompt_messages(prompt) for prompt in samples.prompts]
         if _takes_messages(parameters.get("completions")):
-            own["completions"] = [
+            offered["completions"] = [
                 [{"role": "assistant", "content": text}] for text in samples.media
             ]
-        given = {name: value for name, value in own.items() if every or name in parameters}
-        result = self.function(**{**columns, **given}, **self.settings)
+        taken = {name: value for name, value in offered.items() if takes_all or name in parameters}
+        result = self.function(**{**columns, **taken}, **self.settings)
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
@@ -159,10 +159,12 @@ def prompt_messages(prompt: str) -> list[dict[str, Any]]:
 
 def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters whose values the user sets."""
-    known = [p for p in function_parameters(function).values() if p.kind not in _COLLECTED]
+    parameters = [p for p in function_parameters(function).values() if p.kind not in _COLLECTED]
     if _is_trl(function):
-        return {p.name: p for p in known if p.name not in ("prompts", "completions", *_TRAINER)}
-    return {p.name: p for p in known[3 if _is_flow_grpo(function) else 1 :]}
+        return {
+            p.name: p for p in parameters if p.name not in ("prompts", "completions", *_TRAINER)
+        }
+    return {p.name: p for p in parameters[3 if _is_flow_grpo(function) else 1 :]}
 
 
 def _is_flow_grpo(function: Callable[..., Any]) -> bool:
@@ -275,22 +277,22 @@ def _check_body(name: str, function: Any, samples: int | None) -> None:
     body = tree.body[0]
     if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
         return
-    own = list(_own_nodes(body))
+    nodes = list(_own_nodes(body))
     gives = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
-    if not any(isinstance(n, gives) and not _empty(n) for n in own):
+    if not any(isinstance(n, gives) and not _empty(n) for n in nodes):
         raise ValueError(f"{name} has no `return`: it must return one score per sample")
     if samples is None or len(body.args.args) <= samples:
         return
     shown = body.args.args[samples].arg
     if any(
-        isinstance(n, ast.Name) and n.id == shown and not isinstance(n.ctx, ast.Load) for n in own
+        isinstance(n, ast.Name) and n.id == shown and not isinstance(n.ctx, ast.Load) for n in nodes
     ):
         return
-    known = (*Samples.__dataclass_fields__, "kind", "take")
-    for node in own:
+    fields = (*Samples.__dataclass_fields__, "kind", "take")
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             read = node.attr
-            if node.value.id == shown and read not in known and not read.startswith("__"):
+            if node.value.id == shown and read not in fields and not read.startswith("__"):
                 line = function.__code__.co_firstlineno + node.lineno - 1
                 raise ValueError(f"{name}, line {line}: {no_such_name(read)}")
 

@@ -15,40 +15,41 @@ _RECORDS = {
 }  # fmt: skip
 
 
-def lora_section(given: Any) -> Any:
+def lora_section(lora: Any) -> Any:
     """The settings of `model.lora` for a rank, a mapping, or peft's LoraConfig.
 
     UserError for a configuration with a field that a run's adapters do not have, by its name.
     """
-    if not isinstance(given, LoraConfig):
-        if isinstance(given, bool | int | Mapping | None):
-            return given
+    if not isinstance(lora, LoraConfig):
+        if isinstance(lora, bool | int | Mapping | None):
+            return lora
         raise UserError(
             "lora must be a rank, a mapping of settings, False or peft.LoraConfig, not "
-            f"{type(given).__name__}"
+            f"{type(lora).__name__}"
         )
     plain = LoraConfig()
-    known = {"r", "lora_alpha", "target_modules", *_RECORDS}
-    other = [f.name for f in fields(LoraConfig) if f.name not in known]
-    changed = [name for name in other if getattr(given, name) != getattr(plain, name)]
+    translated = {"r", "lora_alpha", "target_modules", *_RECORDS}
+    other = [f.name for f in fields(LoraConfig) if f.name not in translated]
+    changed = [name for name in other if getattr(lora, name) != getattr(plain, name)]
     if changed:
-        values = ", ".join(f"{name}={getattr(given, name)!r:.60}" for name in changed)
+        values = ", ".join(f"{name}={getattr(lora, name)!r:.60}" for name in changed)
         raise UserError(
             f"lora: peft.LoraConfig({values}): a run's adapters have a rank (r), lora_alpha and "
             f"target_modules: leave {', '.join(changed)} out, or merge such adapters before the "
             "run, and train new ones"
         )
-    return {"rank": given.r, "alpha": given.lora_alpha, "targets": _targets(given.target_modules)}
+    return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": _targets(lora.target_modules)}
 
 
-def _targets(given: Any) -> list[str] | None:
+def _targets(targets: Any) -> list[str] | None:
     """Names of layers, in an order of their own, since peft keeps a set. UserError for a pattern,
     such as "all-linear", which stands for layers by the rules of peft."""
-    if given is None:
+    if targets is None:
         return None
-    if isinstance(given, str):
+    if isinstance(targets, str):
         raise UserError(
-            f"lora: peft.LoraConfig(target_modules={given!r}): name the layers in a list, such as "
+            f"lora: peft.LoraConfig(target_modules={targets!r}): name the layers in a list, such "
+            "as "
             "['to_q', 'to_k']; without it, adapters are on the attention and feed-forward layers"
         )
-    return sorted(given)
+    return sorted(targets)

@@ -32,9 +32,9 @@ def new_run(
     from flowrl.cli.new import New, write_new_run
 
     values = {"folder": folder, "model": model, "recipe": recipe, "text": text}
-    given = checked_arguments(New, values, {}, "flowrl.new_run")
-    write_new_run(given)
-    return given.folder / "run.yaml"
+    arguments = checked_arguments(New, values, {}, "flowrl.new_run")
+    write_new_run(arguments)
+    return arguments.folder / "run.yaml"
 
 
 @public_call
@@ -64,8 +64,8 @@ def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
     """The runs in these folders, or in `runs`: how far each is, its state, best score and alarms.
     The last one that did something is first. pandas.DataFrame takes the list. UserError for a
     folder that has no run."""
-    given = [folders] if isinstance(folders, str | Path) else folders
-    return run_lines([Path(each) for each in given])
+    folder_list = [folders] if isinstance(folders, str | Path) else folders
+    return run_lines([Path(folder) for folder in folder_list])
 
 
 @public_call
@@ -77,10 +77,10 @@ def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
     """
     from flowrl.cli.recipe_text import recipe_list, recipe_text
 
-    given = [names] if isinstance(names, str) else list(names)
-    if len(given) > 1:
-        raise UserError(f"recipes: give a single recipe, not {' '.join(given)[:200]}")
-    return recipe_text(given[0]) if given else recipe_list(all)
+    name_list = [names] if isinstance(names, str) else list(names)
+    if len(name_list) > 1:
+        raise UserError(f"recipes: give a single recipe, not {' '.join(name_list)[:200]}")
+    return recipe_text(name_list[0]) if name_list else recipe_list(all)
 
 
 @public_call
@@ -93,8 +93,10 @@ def suites(
     out   write its prompts to this file as JSON lines
     get   download its official file to this path
     """
-    given = checked_arguments(Suites, {"name": name, "out": out, "get": get}, {}, "flowrl.suites")
-    list_suites(given)
+    arguments = checked_arguments(
+        Suites, {"name": name, "out": out, "get": get}, {}, "flowrl.suites"
+    )
+    list_suites(arguments)
     return load_suite(name) if name and get is None else None
 
 
@@ -144,19 +146,19 @@ def doctor(
         "folder": folder, "device": device, "run": run, "sandbox": sandbox,
         "isolation": isolation, "program": program,
     }  # fmt: skip
-    given = checked_arguments(Doctor, values, {}, "flowrl.doctor")
-    if given.folder is not None:
+    arguments = checked_arguments(Doctor, values, {}, "flowrl.doctor")
+    if arguments.folder is not None:
         from flowrl.cli.rights import print_rights
 
-        return print_rights(given.folder)
-    if given.sandbox:
+        return print_rights(arguments.folder)
+    if arguments.sandbox:
         from flowrl.cli.sandbox_check import check_sandbox
 
-        return check_sandbox(given.program, given.isolation)
-    if given.program is not None:
+        return check_sandbox(arguments.program, arguments.isolation)
+    if arguments.program is not None:
         raise UserError("doctor: --program needs --sandbox")
-    if given.device is None:
-        if given.run is not None:
+    if arguments.device is None:
+        if arguments.run is not None:
             raise UserError("doctor: --run needs --device")
         return print_findings()
     from flowrl.cli.commands import quiet
@@ -166,4 +168,4 @@ def doctor(
     check_torchvision()
     from flowrl.cli.device_check import check_device
 
-    return check_device(given.device, given.run)
+    return check_device(arguments.device, arguments.run)

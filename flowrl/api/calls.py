@@ -27,9 +27,9 @@ def checked_arguments(
 ) -> T:
     """The arguments of a command; `options` take precedence over `values`. UserError for an unknown
     option or a value of another type."""
-    known = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    if unknown := [name for name in options if name not in known]:
-        raise UserError(f"{at}: options: {unknown[0]!r} is not one of {', '.join(known)}")
+    fields = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    if unknown := [name for name in options if name not in fields]:
+        raise UserError(f"{at}: options: {unknown[0]!r} is not one of {', '.join(fields)}")
     try:
         return TypeAdapter(kind).validate_python(texts_of_paths({**values, **options}))
     except ValidationError as error:
@@ -45,9 +45,9 @@ def setting_words(settings: Overrides) -> list[str]:
     for section, value in settings.items():
         inner = value.items() if isinstance(value, Mapping) and value else None
         pairs = (
-            [(f"{section}.{name}", each) for name, each in inner] if inner else [(section, value)]
+            [(f"{section}.{name}", entry) for name, entry in inner] if inner else [(section, value)]
         )
-        words += [f"--{name}={_word(each)}" for name, each in pairs]
+        words += [f"--{name}={_word(entry)}" for name, entry in pairs]
     return words
 
 
@@ -72,17 +72,17 @@ def public_calls(kind: type[T]) -> type[T]:
     return kind
 
 
-def _checked(function: Callable[P, T], at: str, own: int) -> Callable[P, T]:
-    """`own`: arguments that the caller does not write, such as self."""
+def _checked(function: Callable[P, T], at: str, skipped: int) -> Callable[P, T]:
+    """`skipped`: arguments that the caller does not write, such as self."""
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            raise UserError(f"{at}: {_misfit(signature, len(args), kwargs, own)}") from None
-        for name, value in list(given.items())[own:]:
+            raise UserError(f"{at}: {_misfit(signature, len(args), kwargs, skipped)}") from None
+        for name, value in list(bound.items())[skipped:]:
             parameter = signature.parameters[name]
             if parameter.kind is parameter.VAR_KEYWORD:
                 continue
@@ -93,24 +93,28 @@ def _checked(function: Callable[P, T], at: str, own: int) -> Callable[P, T]:
     return call
 
 
-def _misfit(signature: inspect.Signature, count: int, named: Mapping[str, object], own: int) -> str:
+def _misfit(
+    signature: inspect.Signature, count: int, named: Mapping[str, object], skipped: int
+) -> str:
     """Why arguments do not fit a signature."""
-    parameters = list(signature.parameters.values())[own:]
-    names = [each.name for each in parameters]
-    placed = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    parameters = list(signature.parameters.values())[skipped:]
+    names = [parameter.name for parameter in parameters]
+    placed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if unknown := [name for name in named if name not in names]:
         near = get_close_matches(unknown[0], names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
         return f"there is no argument {unknown[0][:100]!r}; {hint}"
-    if count - own > len(placed):
-        by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    if count - skipped > len(placed):
+        by_name = [
+            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        ]
         few = f"at most {len(placed)} arguments come" if placed else "no argument comes"
         rest = f"; name the others: {', '.join(by_name)}" if by_name else ""
         return f"{few} without a name{rest}"
-    written = {each.name for each in placed[: count - own]}
+    written = {parameter.name for parameter in placed[: count - skipped]}
     if twice := [name for name in named if name in written]:
         return f"{twice[0]} is given twice"
-    needed = [each.name for each in parameters if each.default is each.empty]
+    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     missing = [name for name in needed if name not in written and name not in named]
     return f"{' and '.join(missing)} must be given"
 

@@ -32,10 +32,10 @@ NO_CACHE, WAIT, AUTO = "--no-cache", "--wait", "auto"
 CHECK_ROWS = "--check-rows"
 
 
-def keywords(given: Any, *without: str) -> dict[str, Any]:
+def keywords(parsed: Any, *without: str) -> dict[str, Any]:
     """The fields of a command's arguments as keywords of its call, but those that its object was
     made with."""
-    return {f.name: getattr(given, f.name) for f in fields(given) if f.name not in without}
+    return {f.name: getattr(parsed, f.name) for f in fields(parsed) if f.name not in without}
 
 
 def train_command(arguments: list[str]) -> int:
@@ -43,10 +43,10 @@ def train_command(arguments: list[str]) -> int:
     `train CONFIG --folder RUN --resume auto`."""
     no_cache, wait = NO_CACHE in arguments, WAIT in arguments
     words = [word for word in arguments if word not in (NO_CACHE, WAIT) and not grants(word)]
-    own, rest = split_keys(words, (RESUME, FOLDER))
-    folder, trust = (expanded(own[FOLDER]) if FOLDER in own else None), trust_of(arguments)
+    keys, rest = split_keys(words, (RESUME, FOLDER))
+    folder, trust = (expanded(keys[FOLDER]) if FOLDER in keys else None), trust_of(arguments)
     begins = bool(rest) and not rest[0].startswith("-")
-    auto = own.get(RESUME) == AUTO
+    auto = keys.get(RESUME) == AUTO
     if auto and (folder is None or not begins):
         raise UserError(
             "train --resume auto needs a run file and the run's folder: flowrl train FILE "
@@ -54,11 +54,11 @@ def train_command(arguments: list[str]) -> int:
         )
     if wait and not auto:
         raise UserError("train: --wait belongs to --resume auto: leave it out")
-    if RESUME in own and not auto:
+    if RESUME in keys and not auto:
         if begins:
             raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
         run = _run(settings=rest, trust=trust)
-        run.folder = expanded(own[RESUME])
+        run.folder = expanded(keys[RESUME])
         return _finish(run.begin_again(no_cache=no_cache), run)
     if not begins:
         raise UserError("train: give a run file first, such as `flowrl train configs/demo.yaml`")
@@ -74,13 +74,13 @@ def train_command(arguments: list[str]) -> int:
     return _finish(result, run)
 
 
-def _run(source: str | Path | None = None, **given: Any) -> "Run":
+def _run(source: str | Path | None = None, **arguments: Any) -> "Run":
     quiet()
     from flowrl.cli.importing import collection_paused
 
     with collection_paused():
         from flowrl.api.run import Run
-    return Run(None if source is None else str(source), **given)  # a word, which may be a name
+    return Run(None if source is None else str(source), **arguments)  # a word, which may be a name
 
 
 def _finish(result: "Result", run: "Run") -> int:
@@ -133,8 +133,8 @@ def runs_command(arguments: list[str]) -> int:
     from flowrl.api.around import list_runs
     from flowrl.cli.runs import Runs, print_runs
 
-    given = parse_arguments(Runs, arguments, "runs")
-    print_runs(list_runs(given.folders), as_json=given.json)
+    parsed = parse_arguments(Runs, arguments, "runs")
+    print_runs(list_runs(parsed.folders), as_json=parsed.json)
     return 0
 
 
@@ -143,39 +143,39 @@ def launch_command(arguments: list[str]) -> int:
     from flowrl.cli.launch import LaunchArguments
 
     words, options = split_settings(arguments)
-    given = parse_arguments(LaunchArguments, words, "launch")
-    return _run(given.config, settings=options).launch(**keywords(given, "config"))
+    parsed = parse_arguments(LaunchArguments, words, "launch")
+    return _run(parsed.config, settings=options).launch(**keywords(parsed, "config"))
 
 
 def sample_command(arguments: list[str]) -> int:
     """`sample RUN PROMPT ... [overrides]` or `sample --model M PROMPT ...`."""
     words, options = split_settings(arguments)
-    given = parse_arguments(SampleArguments, words, "sample")
-    if given.model is not None and given.run is not None:  # all its words are prompts
-        given.run, given.prompts = None, (given.run, *given.prompts)
-    if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
+    parsed = parse_arguments(SampleArguments, words, "sample")
+    if parsed.model is not None and parsed.run is not None:  # all its words are prompts
+        parsed.run, parsed.prompts = None, (parsed.run, *parsed.prompts)
+    if not parsed.prompts or not all(prompt.strip() for prompt in parsed.prompts):
         raise UserError(
             'sample: give prompts, such as: flowrl sample RUN "a red circle"; put them before '
             "settings such as --model.height, which take all words after them"
         )
-    run, named = _subject(given, "sample"), keywords(given, *SUBJECT, "rewards")
-    run.sample(**named, rewards=_rewards(given.rewards), settings=options, written=True)
+    run, named = _subject(parsed, "sample"), keywords(parsed, *SUBJECT, "rewards")
+    run.sample(**named, rewards=_rewards(parsed.rewards), settings=options, written=True)
     return 0
 
 
 SUBJECT = ("run", "model", "adapter", "trust")  # words that name a run's weights, or a model
 
 
-def _subject(given: SampleArguments | EvaluateArguments, command: str) -> "Run":
+def _subject(parsed: SampleArguments | EvaluateArguments, command: str) -> "Run":
     """The run, or the untrained model, of a command."""
     quiet()
     from flowrl.api.run import Run
     from flowrl.cli.given_model import check_subject
 
-    check_subject(given, command)
-    if given.model is not None:
-        return Run.of_model(given.model, given.adapter)
-    return Run.at(given.run or "", trust=given.trust)
+    check_subject(parsed, command)
+    if parsed.model is not None:
+        return Run.of_model(parsed.model, parsed.adapter)
+    return Run.at(parsed.run or "", trust=parsed.trust)
 
 
 def _rewards(words: Sequence[str]) -> list[Any]:
@@ -192,10 +192,10 @@ def evaluate_command(arguments: list[str]) -> int:
     from flowrl.api.parts import PromptSources
 
     words, options = split_settings(arguments)
-    given = parse_arguments(EvaluateArguments, words, "evaluate")
-    run, named = _subject(given, "evaluate"), keywords(given, *SUBJECT, "rewards", "prompts")
-    prompts = PromptSources(given.prompts) if given.prompts else None
-    run.evaluate(prompts, **named, rewards=_rewards(given.rewards), settings=options)
+    parsed = parse_arguments(EvaluateArguments, words, "evaluate")
+    run, named = _subject(parsed, "evaluate"), keywords(parsed, *SUBJECT, "rewards", "prompts")
+    prompts = PromptSources(parsed.prompts) if parsed.prompts else None
+    run.evaluate(prompts, **named, rewards=_rewards(parsed.rewards), settings=options)
     return 0
 
 
@@ -203,8 +203,8 @@ def report_command(arguments: list[str]) -> int:
     """`report RUN`."""
     from flowrl.cli.report import Report
 
-    given = parse_arguments(Report, arguments, "report")
-    _at(given.run).report(**keywords(given, "run"))
+    parsed = parse_arguments(Report, arguments, "report")
+    _at(parsed.run).report(**keywords(parsed, "run"))
     return 0
 
 
@@ -228,32 +228,32 @@ def plan_command(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run could not start here or does not
     fit in memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
-    own, rest = split_keys([word for word in arguments if word != CHECK_ROWS], keys)
+    key_values, rest = split_keys([word for word in arguments if word != CHECK_ROWS], keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    words = [*rest[:count], *(word for pair in own.items() for word in pair)]
+    words = [*rest[:count], *(word for pair in key_values.items() for word in pair)]
     words += [CHECK_ROWS] * (CHECK_ROWS in arguments)
-    given = parse_arguments(PlanArguments, words, "plan")
-    if not given.configs:
+    parsed = parse_arguments(PlanArguments, words, "plan")
+    if not parsed.configs:
         raise UserError("plan: give a run file, such as `flowrl plan configs/demo.yaml`")
-    if given.svg is not None and len(given.configs) > 1:
+    if parsed.svg is not None and len(parsed.configs) > 1:
         raise UserError("plan: --svg draws a single run: give one file")
     accepted = True
-    for i, config in enumerate(given.configs):
-        found = _run(config, settings=rest[count:]).plan(**keywords(given, "configs"))
-        if len(given.configs) > 1:
+    for i, config in enumerate(parsed.configs):
+        run_plan = _run(config, settings=rest[count:]).plan(**keywords(parsed, "configs"))
+        if len(parsed.configs) > 1:
             print(f"{chr(10) if i else ''}{config}")
-        print(found)
-        accepted &= found.accepted
+        print(run_plan)
+        accepted &= run_plan.accepted
     return 0 if accepted else 1
 
 
 def prove_command(arguments: list[str]) -> int:
     """`prove CONFIG [overrides]` or `prove --model PIPELINE`. Exit code 1 if it is refused."""
-    own, rest = split_keys([word for word in arguments if word != NO_CACHE], ("--model",))
+    key_values, rest = split_keys([word for word in arguments if word != NO_CACHE], ("--model",))
     named = [] if not rest or rest[0].startswith("-") else rest[:1]
-    words = [*named, *(word for pair in own.items() for word in pair)]
-    given = parse_arguments(ProveArguments, words, "prove")
-    if given.config is None and given.model is None:
+    words = [*named, *(word for pair in key_values.items() for word in pair)]
+    parsed = parse_arguments(ProveArguments, words, "prove")
+    if parsed.config is None and parsed.model is None:
         raise UserError(
             "prove: give a run file, such as `flowrl prove configs/demo.yaml`, or use --model"
         )
@@ -261,11 +261,11 @@ def prove_command(arguments: list[str]) -> int:
     quiet()
     from flowrl.api.run import Run
 
-    if given.config is None:
-        run = Run.of_model(given.model or "", settings=options)
+    if parsed.config is None:
+        run = Run.of_model(parsed.model or "", settings=options)
     else:
-        other = [] if given.model is None else ["--model.pipeline", given.model]
-        run = Run(str(given.config), settings=[*other, *options])
+        other = [] if parsed.model is None else ["--model.pipeline", parsed.model]
+        run = Run(str(parsed.config), settings=[*other, *options])
     return 0 if run.prove(no_cache=NO_CACHE in arguments) else 1
 
 
@@ -274,17 +274,17 @@ def calibrate_command(arguments: list[str]) -> int:
     from flowrl.cli.calibrate import Calibrate
 
     words, options = split_settings(arguments)
-    given = parse_arguments(Calibrate, words, "calibrate")
-    if given.config is None:
+    parsed = parse_arguments(Calibrate, words, "calibrate")
+    if parsed.config is None:
         raise UserError("calibrate: give a run file, such as `flowrl calibrate run.yaml`")
-    _run(given.config, settings=options).calibrate(**keywords(given, "config"))
+    _run(parsed.config, settings=options).calibrate(**keywords(parsed, "config"))
     return 0
 
 
 def export_command(arguments: list[str]) -> int:
     """`export RUN`."""
-    given = parse_arguments(ExportArguments, arguments, "export")
-    _at(given.run, given.trust).export(**keywords(given, "run", "trust"))
+    parsed = parse_arguments(ExportArguments, arguments, "export")
+    _at(parsed.run, parsed.trust).export(**keywords(parsed, "run", "trust"))
     return 0
 
 
@@ -292,11 +292,11 @@ def convert_command(arguments: list[str]) -> int:
     """`convert FILE --config FOLDER --out FOLDER`."""
     from flowrl.cli.convert import Convert
 
-    given = parse_arguments(Convert, arguments, "convert")
+    parsed = parse_arguments(Convert, arguments, "convert")
     quiet()
     from flowrl.api.around import convert
 
-    print(convert(**keywords(given)))
+    print(convert(**keywords(parsed)))
     return 0
 
 
@@ -313,12 +313,12 @@ def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, parse_reward
 
-    given = parse_arguments(Serve, arguments, "serve-reward")
+    parsed = parse_arguments(Serve, arguments, "serve-reward")
     quiet()
     from flowrl.api.scoring import serve_reward
 
-    name, settings = parse_reward(given.reward)
-    serve_reward({"name": name, **settings}, **keywords(given, "reward"))
+    name, settings = parse_reward(parsed.reward)
+    serve_reward({"name": name, **settings}, **keywords(parsed, "reward"))
     return 0
 
 
@@ -326,11 +326,11 @@ def score_command(arguments: list[str]) -> int:
     """`score FOLDER`."""
     from flowrl.evaluation.scoring import ScoreArguments
 
-    given = parse_arguments(ScoreArguments, arguments, "score")
+    parsed = parse_arguments(ScoreArguments, arguments, "score")
     quiet()
     from flowrl.api.scoring import score
 
-    score(**keywords(given))
+    score(**keywords(parsed))
     return 0
 
 
@@ -338,13 +338,13 @@ def evaluate_rewards_command(arguments: list[str]) -> int:
     """`evaluate-rewards DATA`."""
     from flowrl.evaluation.reward_evaluation import EvaluateRewards
 
-    given = parse_arguments(EvaluateRewards, arguments, "evaluate-rewards")
+    parsed = parse_arguments(EvaluateRewards, arguments, "evaluate-rewards")
     quiet()
     from flowrl.api.scoring import evaluate_rewards
 
-    named = keywords(given, "dataset", "rewards", "judges")
-    rewards, judges = _rewards(given.rewards), _rewards(given.judges)
-    evaluate_rewards(given.dataset, rewards, judges=judges, **named)
+    named = keywords(parsed, "dataset", "rewards", "judges")
+    rewards, judges = _rewards(parsed.rewards), _rewards(parsed.judges)
+    evaluate_rewards(parsed.dataset, rewards, judges=judges, **named)
     return 0
 
 
@@ -352,11 +352,11 @@ def vote_command(arguments: list[str]) -> int:
     """`vote SOURCE`."""
     from flowrl.cli.vote import Vote
 
-    given = parse_arguments(Vote, arguments, "vote")
+    parsed = parse_arguments(Vote, arguments, "vote")
     quiet()
     from flowrl.api.voting import vote
 
-    vote(**keywords(given))
+    vote(**keywords(parsed))
     return 0
 
 
@@ -364,11 +364,11 @@ def fit_reward_command(arguments: list[str]) -> int:
     """`fit-reward VOTES`."""
     from flowrl.votes.fit import FitReward
 
-    given = parse_arguments(FitReward, arguments, "fit-reward")
+    parsed = parse_arguments(FitReward, arguments, "fit-reward")
     quiet()
     from flowrl.api.voting import fit_reward
 
-    fit_reward(**keywords(given))
+    fit_reward(**keywords(parsed))
     return 0
 
 
@@ -395,10 +395,10 @@ def import_command(arguments: list[str]) -> int:
     from flowrl.api.importing_runs import import_run
     from flowrl.cli.import_run import Import, print_import
 
-    given = parse_arguments(Import, arguments, "import")
-    found = import_run(**keywords(given))
-    print_import(found, given.out)
-    return int(found.refusal is not None)
+    parsed = parse_arguments(Import, arguments, "import")
+    imported = import_run(**keywords(parsed))
+    print_import(imported, parsed.out)
+    return int(imported.refusal is not None)
 
 
 def doctor_command(arguments: list[str]) -> int:
@@ -414,8 +414,8 @@ def drill_command(arguments: list[str]) -> int:
     from flowrl.cli.drill import DrillArguments
 
     words = [word for word in arguments if not grants(word)]
-    given = parse_arguments(DrillArguments, words, "drill")
-    return _at(given.folder, trust_of(arguments)).drill(**keywords(given, "folder"))
+    parsed = parse_arguments(DrillArguments, words, "drill")
+    return _at(parsed.folder, trust_of(arguments)).drill(**keywords(parsed, "folder"))
 
 
 def schema_command(arguments: list[str]) -> int:

@@ -58,9 +58,9 @@ class Given:
     @property
     def only_file(self) -> bool:
         """Whether a file and settings over it are all that is given."""
-        others = (self.model, self.tokenizer, self.prompts, self.held_out, self.recipe, self.lora)
+        sources = (self.model, self.tokenizer, self.prompts, self.held_out, self.recipe, self.lora)
         more = (self.rewards, self.held_out_rewards, self.train)
-        none = all(each is None for each in (*others, self.samples)) and not any(more)
+        none = all(value is None for value in (*sources, self.samples)) and not any(more)
         return self.file is not None and none
 
     @property
@@ -108,14 +108,14 @@ class Given:
             tree["given"] = dict(self.samples)
         self._lay_over(tree)
         asked = (("train", self.prompts), ("held_out", self.held_out))
-        for place, given in asked:
-            if given is not None:
+        for place, value in asked:
+            if value is not None:
                 column = _section(tree, "prompts").get("column", "prompt")
-                tree["prompts"][place] = prompt_settings(given, files, place, column)
+                tree["prompts"][place] = prompt_settings(value, files, place, column)
         objects = dict[str, Any]()
         for place in REWARD_PLACES:
-            if given := getattr(self, place):
-                read = GivenRewards.of(given, place)
+            if value := getattr(self, place):
+                read = GivenRewards.of(value, place)
                 tree[place] = list(read.specs)
                 objects = read.joined(objects, place)
         run = run_from(tree, source)
@@ -180,10 +180,10 @@ class Given:
 def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
     """Replace the rewards with this reward's label. UserError if the run has none with it."""
     label = RewardSpec.model_validate(spec).label
-    known = [each["label"] for place in REWARD_PLACES for each in tree[place]]
-    if label not in known:
+    labels = [reward["label"] for place in REWARD_PLACES for reward in tree[place]]
+    if label not in labels:
         raise UserError(
-            f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(known)}. Change its "
+            f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(labels)}. Change its "
             "rewards in run.yaml, or with settings={'rewards': [...]}"
         )
     changed = {key: spec[key] for key in ("name", "weight") if key in spec}

@@ -19,8 +19,8 @@ def downloaded_run(repository: str) -> Path:
             f"{place}: {repository[:100]!r} is neither a folder nor owner/name of a repository"
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{place}: {repository} cannot be read from the hub: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{place}: {repository} cannot be read from the hub: {reason}") from error
     if not (folder / "run.yaml").is_file():
         raise UserError(
             f"{place}: {repository} has no run.yaml, so it is not the folder of a run. Weights "

@@ -58,8 +58,8 @@ def model_settings(
                 "flowrl.train: a live language model needs its tokenizer: pass tokenizer="
             )
         return {"language": _language_name(model, tokenizer, files), "dtype": _dtype(model)}
-    if tokenizer is None and (found := own_model_settings(model, files)) is not None:
-        return found
+    if tokenizer is None and (settings := own_model_settings(model, files)) is not None:
+        return settings
     if tokenizer is not None:
         raise UserError(
             "flowrl.train: tokenizer is only for a live language model; a pipeline, a folder or a "
@@ -78,7 +78,11 @@ def _say_dtypes(pipe: Any, dtype: str) -> None:
     """Print the parts that compute in another dtype than they will in the run."""
     parts = {n: part for n, part in pipe.components.items() if isinstance(part, ModelMixin)}
     other = {n: str(part.dtype).removeprefix("torch.") for n, part in parts.items()}
-    differ = [f"{name} in {own}" for name, own in other.items() if own != dtype]
+    differ = [
+        f"{name} in {dtype_of_part}"
+        for name, dtype_of_part in other.items()
+        if dtype_of_part != dtype
+    ]
     if differ:
         print(f"the pipeline has its {', '.join(differ)}; the run loads all parts in {dtype}")
 
@@ -87,7 +91,7 @@ def _vae_settings(pipe: Any) -> dict[str, Any]:
     """The section `vae` of a pipeline whose VAE decodes in tiles or sample by sample."""
     values = vars(pipe.components.get("vae") or object)
     names = {"tiling": "use_tiling", "slicing": "use_slicing"}
-    chosen = {name: True for name, own in names.items() if values.get(own) is True}
+    chosen = {name: True for name, attribute in names.items() if values.get(attribute) is True}
     return {"vae": chosen} if chosen else {}
 
 
@@ -128,9 +132,9 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
             f"'FILE.py:{kind.__name__}', ...arguments}}, 'weights': FILE}}"
         )
     saved = files / "weights.safetensors"
-    found = {"own": _own_named(kind), "weights": str(saved), "dtype": _dtype(model)}
+    settings = {"own": _own_named(kind), "weights": str(saved), "dtype": _dtype(model)}
     save_model(model, str(saved))
-    return found
+    return settings
 
 
 def _own_named(model: Any) -> Any:
@@ -157,16 +161,16 @@ def _is_language(source: str, recipe: Mapping[str, Any] | str) -> bool:
 
 def _denoiser(pipe: Any) -> nn.Module:
     names = ("transformer", "unet")
-    found = next((pipe.components[n] for n in names if pipe.components.get(n) is not None), None)
+    denoiser = next((pipe.components[n] for n in names if pipe.components.get(n) is not None), None)
     modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
-    if found is None and not modules:
+    if denoiser is None and not modules:
         raise UserError(f"{type(pipe).__name__} has no weights: there is nothing to train")
-    return modules[0] if found is None else found
+    return modules[0] if denoiser is None else denoiser
 
 
 def _dtype(model: nn.Module) -> str:
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    names = [name for name, each in DTYPES.items() if each is dtype]
+    names = [name for name, value in DTYPES.items() if value is dtype]
     if not names:
         raise UserError(
             f"flowrl.train: weights of {dtype} are not supported; use {', '.join(DTYPES)}"
@@ -182,7 +186,9 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
             "remove them with pipe.unload_lora_weights()"
         )
     parts = {n: part for n, part in pipe.components.items() if isinstance(part, ModelMixin)}
-    lost = [f"{name}: {what}" for name, part in parts.items() for what in beyond_files(part)]
+    lost = [
+        f"{name}: {addition}" for name, part in parts.items() for addition in beyond_files(part)
+    ]
     if lost:
         raise UserError(
             "flowrl.train: a run trains a copy that is loaded from files, which do not contain "
@@ -215,10 +221,11 @@ def _modular_settings(pipe: Any) -> dict[str, Any]:
 def _refuse_own_class(pipe: Any) -> None:
     """UserError for a pipeline whose code is not that of the class that its files name."""
     kind = type(pipe)
-    own = [name for name in vars(pipe) if inspect.isroutine(getattr(kind, name, None))]
-    if own:
+    replaced = [name for name in vars(pipe) if inspect.isroutine(getattr(kind, name, None))]
+    if replaced:
         raise UserError(
-            f"flowrl.train: {', '.join(own)} of this pipeline has been replaced, and a run trains "
+            f"flowrl.train: {', '.join(replaced)} of this pipeline has been replaced, and a run "
+            "trains "
             f"a copy with {kind.__name__}'s own: restore it"
         )
     if getattr(diffusers, kind.__name__, None) is not kind:
@@ -241,17 +248,17 @@ def beyond_files(part: Any) -> list[str]:
     with init_empty_weights():
         plain = kind.from_config(part.config)
     theirs = dict(plain.named_modules())
-    found: list[str] = []
+    additions: list[str] = []
     for name, module in part.named_modules():
         at, other = name or type(part).__name__, theirs.get(name)
         if _hooked(module):
-            found.append(f"a hook on {at}")
+            additions.append(f"a hook on {at}")
         if other is None or type(other) is not type(module):
-            found.append(f"{type(module).__name__} at {at}")
+            additions.append(f"{type(module).__name__} at {at}")
             continue
-        ours, made = _numbers(module), _numbers(other)
-        found += [f"{key} of {at}" for key in sorted(ours) if ours[key] != made.get(key)]
-    return found
+        ours, fresh = _numbers(module), _numbers(other)
+        additions += [f"{key} of {at}" for key in sorted(ours) if ours[key] != fresh.get(key)]
+    return additions
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -43,54 +43,54 @@ class GivenRewards:
     objects: Mapping[str, Reward]
 
     @classmethod
-    def of(cls, given: Any, place: str) -> "GivenRewards":
+    def of(cls, rewards: Any, place: str) -> "GivenRewards":
         """Read names, settings and callables. `{name: a callable, weight: 0.5}` is allowed too.
 
         UserErrors begin with `place`.
         """
-        if isinstance(given, Mapping) and "name" not in given:  # as `rewards: {pickscore: 1.0}`
-            given = [{"name": name, "weight": weight} for name, weight in given.items()]
-        elif isinstance(given, str | Path | Mapping) or callable(given):
-            given = [given]
-        if not isinstance(given, Iterable):
+        if isinstance(rewards, Mapping) and "name" not in rewards:  # as `rewards: {pickscore: 1.0}`
+            rewards = [{"name": name, "weight": weight} for name, weight in rewards.items()]
+        elif isinstance(rewards, str | Path | Mapping) or callable(rewards):
+            rewards = [rewards]
+        if not isinstance(rewards, Iterable):
             raise UserError(
                 f"{place}: give a list of rewards, each a name, a mapping with a `name`, or a "
-                f"callable, not {type(given).__name__}"
+                f"callable, not {type(rewards).__name__}"
             )
         specs, objects = [], dict[str, Reward]()
-        for one in given:
+        for one in rewards:
             spec = texts_of_paths(one if isinstance(one, Mapping) else {"name": one})
             named = spec.get("name")
             if callable(named):
                 spec["label"] = spec.get("label") or _label(named)
                 settings = {k: v for k, v in spec.items() if k not in ("name", "label", "weight")}
-                made = _reward(named, settings, place)
+                reward = _reward(named, settings, place)
                 spec["name"] = file_name(named) or IN_PYTHON + spec["label"]
             elif isinstance(named, str):
                 spec = {key: _in_file(value) for key, value in spec.items()}
-                spec, made = _with_objects(spec, place) if _has_object(spec) else (spec, None)
+                spec, reward = _with_objects(spec, place) if _has_object(spec) else (spec, None)
             else:
                 raise UserError(
                     f"{place}: a reward must be a name, a mapping with a `name`, or a callable, "
                     f"not {type(one).__name__}"
                 )
-            if made is not None:
+            if reward is not None:
                 if spec["label"] in objects:
                     raise UserError(
                         f"{place}: two objects have the label {spec['label']!r}; {_RELABEL}"
                     )
-                objects[spec["label"]] = made
+                objects[spec["label"]] = reward
             specs.append(spec)
         return cls(tuple(specs), objects)
 
-    def joined(self, others: Mapping[str, Reward], place: str) -> dict[str, Reward]:
+    def joined(self, objects: Mapping[str, Reward], place: str) -> dict[str, Reward]:
         """Both collections of objects. UserError if two objects have the same label."""
-        for label in self.objects.keys() & others.keys():
-            if not _same(self.objects[label], others[label]):
+        for label in self.objects.keys() & objects.keys():
+            if not _same(self.objects[label], objects[label]):
                 raise UserError(
                     f"{place}: rewards has another object labelled {label!r}; {_RELABEL}"
                 )
-        return {**others, **self.objects}
+        return {**objects, **self.objects}
 
 
 def _same(one: Reward, other: Reward) -> bool:
@@ -101,29 +101,29 @@ def _same(one: Reward, other: Reward) -> bool:
 def _in_file(value: Any) -> Any:
     """A setting with functions replaced by FILE.py:FUNCTION if they can be found there."""
     if isinstance(value, Mapping):
-        return {key: _in_file(each) for key, each in value.items()}
+        return {key: _in_file(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_in_file(each) for each in value]
+        return [_in_file(item) for item in value]
     return (file_name(value) or value) if callable(value) else value
 
 
 def _has_object(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(_has_object(each) for each in value.values())
+        return any(_has_object(item) for item in value.values())
     if isinstance(value, list):
-        return any(_has_object(each) for each in value)
+        return any(_has_object(item) for item in value)
     return callable(value)
 
 
 def _with_objects(spec: Mapping[str, Any], place: str) -> tuple[dict[str, Any], Reward]:
     """A reward composed of objects, such as a judge: in the form of run.yaml, and loaded."""
-    given = RewardSpec.model_validate(spec)
+    checked = RewardSpec.model_validate(spec)
     try:
-        made = load(given.name, **given.settings)
+        reward = load(checked.name, **checked.settings)
     except (ValueError, ImportError) as error:
         raise UserError(f"{place}: {error}") from error
     weight = {"weight": spec["weight"]} if "weight" in spec else {}
-    return {"name": IN_PYTHON + given.label, "label": given.label, **weight}, made
+    return {"name": IN_PYTHON + checked.label, "label": checked.label, **weight}, reward
 
 
 def _label(reward: Any) -> str:
@@ -132,28 +132,28 @@ def _label(reward: Any) -> str:
     return str(inner.__name__ if is_function else type(inner).__name__).strip("<>")  # of <lambda>
 
 
-def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
+def _reward(reward: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
     """A callable as a reward: a function by its signature, other objects unchanged."""
-    if inspect.isclass(given):
-        raise UserError(f"{place}: {given.__name__} is a class; pass an instance of it")
-    function = given.func if isinstance(given, functools.partial) else given
-    if isinstance(given, functools.partial):  # messages need its name
-        given = functools.partial(given.func, *given.args, **given.keywords)
-        vars(given)["__name__"] = _label(given)
+    if inspect.isclass(reward):
+        raise UserError(f"{place}: {reward.__name__} is a class; pass an instance of it")
+    function = reward.func if isinstance(reward, functools.partial) else reward
+    if isinstance(reward, functools.partial):  # messages need its name
+        reward = functools.partial(reward.func, *reward.args, **reward.keywords)
+        vars(reward)["__name__"] = _label(reward)
     if not inspect.isroutine(function):
         if settings:
             raise UserError(
-                f"{place}: {_label(given)} is an object, which takes no settings "
+                f"{place}: {_label(reward)} is an object, which takes no settings "
                 f"({', '.join(settings)}): pass them to its constructor"
             )
-        return given
+        return reward
     try:
-        known = function_settings(_label(given), given)
+        parameters = function_settings(_label(reward), reward)
     except ValueError as error:
         raise UserError(f"{place}: {error}") from error
-    if unknown := [name for name in settings if name not in known]:
-        raise UserError(f"{place}: {_label(given)} has no setting {unknown[0]!r}")
-    return user_reward(given, settings, _examples(function))
+    if unknown := [name for name in settings if name not in parameters]:
+        raise UserError(f"{place}: {_label(reward)} has no setting {unknown[0]!r}")
+    return user_reward(reward, settings, _examples(function))
 
 
 def _examples(function: Any) -> Callable[[], Samples] | None:
@@ -182,7 +182,7 @@ def place_of(named: Any) -> str | None:
     return f"{Path(path).absolute()}:{named.__name__}" if path.endswith(".py") else None
 
 
-def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
+def prompt_settings(prompts: Any, files: Path, place: str, column: str) -> Any:
     """Settings of a data set for prompts. Files, hub names, mappings with `source` and lists of
     these mappings stay as they are; texts and rows are written to a new file in `files`, with the
     rows' images next to it.
@@ -190,49 +190,49 @@ def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
     UserError, with the row, for values that cannot be stored in a file.
     """
     at = f"prompts ({place})"
-    if isinstance(given, str | Path):
-        return str(given)
-    if isinstance(given, Mapping):
-        if "source" not in given:
+    if isinstance(prompts, str | Path):
+        return str(prompts)
+    if isinstance(prompts, Mapping):
+        if "source" not in prompts:
             raise UserError(
                 f"{at}: a mapping must be a data set {{'source': ...}}; pass one split of a "
                 "DatasetDict"
             )
-        return texts_of_paths(given)
-    given = _records(given)
-    if isinstance(given, list | tuple) and any(_is_data_set(each, column) for each in given):
-        if not all(_is_data_set(each, column) for each in given):
+        return texts_of_paths(prompts)
+    prompts = _records(prompts)
+    if isinstance(prompts, list | tuple) and any(_is_data_set(row, column) for row in prompts):
+        if not all(_is_data_set(row, column) for row in prompts):
             raise UserError(
                 f"{at}: a list has texts, rows or data sets {{'source': ...}}, not several of "
                 "these: give each file as {'source': FILE}"
             )
-        return texts_of_paths(given)
-    if not isinstance(given, Iterable) or isinstance(given, IOBase):
+        return texts_of_paths(prompts)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, IOBase):
         raise UserError(
-            f"{at}: expected a file's name, texts, rows or a data set, not {type(given).__name__}"
+            f"{at}: expected a file's name, texts, rows or a data set, not {type(prompts).__name__}"
         )
     path = files / f"{place}.jsonl"
-    lines = [_line(row, i, path, column, at) for i, row in enumerate(given, 1)]
+    lines = [_line(row, i, path, column, at) for i, row in enumerate(prompts, 1)]
     if not lines:
         raise UserError(f"{at}: the list is empty")
     path.write_text("".join(line + "\n" for line in lines))
     return str(path)
 
 
-def _is_data_set(given: Any, column: str) -> bool:
+def _is_data_set(value: Any, column: str) -> bool:
     """Whether an entry of a list is a data set with its settings rather than a row."""
-    if not isinstance(given, Mapping) or "source" not in given or column in given:
+    if not isinstance(value, Mapping) or "source" not in value or column in value:
         return False
-    return set(given) <= set(DataSet.model_fields)
+    return set(value) <= set(DataSet.model_fields)
 
 
-def _records(given: Any) -> Any:
+def _records(prompts: Any) -> Any:
     """The rows of a pandas table, which iterates over the names of its columns; other values
     unchanged."""
     pandas = sys.modules.get("pandas")
-    if pandas is None or not isinstance(given, pandas.DataFrame):
-        return given
-    return given.astype(object).where(given.notna(), None).to_dict("records")
+    if pandas is None or not isinstance(prompts, pandas.DataFrame):
+        return prompts
+    return prompts.astype(object).where(prompts.notna(), None).to_dict("records")
 
 
 def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:

@@ -328,18 +328,20 @@ class Run:
             "svg": svg, "iteration": iteration, "memory": memory, "devices": devices,
             "utilisation": utilisation, "check_rows": check_rows, "configs": (),
         }  # fmt: skip
-        given = checked_arguments(PlanArguments, values, {}, "flowrl.Run.plan")
+        arguments = checked_arguments(PlanArguments, values, {}, "flowrl.Run.plan")
         with untouched(), self._either() as (run, live):
-            found = planned(run, given, live.rewards)
-            won = not given.check_rows or report_rows(run)
-            return found if won else replace(found, refusals=(*found.refusals, ROWS_REFUSED))
+            run_plan = planned(run, arguments, live.rewards)
+            won = not arguments.check_rows or report_rows(run)
+            return (
+                run_plan if won else replace(run_plan, refusals=(*run_plan.refusals, ROWS_REFUSED))
+            )
 
     @contextmanager
     def _either(self) -> Iterator[tuple[RunSettings, Live]]:
         """The settings of a run, begun or not, and its objects."""
         if self.folder is None:
-            with self._read() as found:
-                yield found
+            with self._read() as opened_run:
+                yield opened_run
             return
         opened = self._opened(ALL_PARTS)
         with opened.limited():
@@ -372,9 +374,9 @@ class Run:
         by      the change of a step's noise per round
         """
         values = {"config": None, "rounds": rounds, "within": within, "by": by}
-        given = checked_arguments(Calibrate, values, {}, "flowrl.Run.calibrate")
+        arguments = checked_arguments(Calibrate, values, {}, "flowrl.Run.calibrate")
         with untouched(), self._either() as (run, _):
-            return print_calibration(run, given)
+            return print_calibration(run, arguments)
 
     def train(
         self,
@@ -620,12 +622,12 @@ class Run:
                 "image": None if isinstance(image, Image) or image is None else str(image),
                 **self._subject(),
             }  # fmt: skip
-            given = checked_arguments(SampleArguments, values, {}, "flowrl.Run.sample")
+            arguments = checked_arguments(SampleArguments, values, {}, "flowrl.Run.sample")
             from flowrl.cli.sample import FromPython, sample_prompts
 
             shown = image if isinstance(image, Image) else None
-            own = FromPython(live, shown, writes=written or out is not None)
-            return sample_prompts(given, settings, own)
+            from_python = FromPython(live, shown, writes=written or out is not None)
+            return sample_prompts(arguments, settings, from_python)
 
     def evaluate(  # noqa: PLR0913 one keyword for each option of the command
         self,
@@ -675,10 +677,10 @@ class Run:
                 "pass_at": tuple(pass_at), "majority": majority, "out": out, "rewards": specs,
                 **self._subject(),
             }  # fmt: skip
-            given = checked_arguments(EvaluateArguments, values, {}, "flowrl.Run.evaluate")
+            arguments = checked_arguments(EvaluateArguments, values, {}, "flowrl.Run.evaluate")
             from flowrl.cli.evaluate import evaluate_weights
 
-            return evaluate_weights(given, settings, live).with_base
+            return evaluate_weights(arguments, settings, live).with_base
 
     def _subject(self) -> dict[str, Any]:
         """Arguments of a command that name this run's weights, or an untrained model."""
@@ -687,9 +689,9 @@ class Run:
             return {"run": None, "model": model, "adapter": adapter, "trust": self._trust}
         return {"run": str(self.begun), "model": None, "adapter": None, "trust": self._trust}
 
-    def _rewards(self, given: Sequence[GivenReward]) -> tuple[tuple[str, ...], Live]:
+    def _rewards(self, rewards: Sequence[GivenReward]) -> tuple[tuple[str, ...], Live]:
         """Rewards as words of a command, and those that are objects."""
-        read = GivenRewards.of(given, "rewards")
+        read = GivenRewards.of(rewards, "rewards")
         words = tuple(json.dumps(spec) for spec in read.specs)
         return words, Live({**self.live.rewards, **read.objects})
 
@@ -702,15 +704,18 @@ class Run:
         column = "prompt" if self._untrained is not None else self.settings.prompts.column
         named = prompt_settings(prompts, files, "held_out", column)
         sets = named if isinstance(named, list) else [named]
-        return tuple(each if isinstance(each, str) else json.dumps(each) for each in sets)
+        return tuple(
+            prompt_set if isinstance(prompt_set, str) else json.dumps(prompt_set)
+            for prompt_set in sets
+        )
 
     def judges(self, given: Sequence[GivenReward] = (), of_sets: bool = True) -> dict[str, Reward]:
         """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores
         its own data sets alone."""
         if not given:
             opened = self._opened(SAMPLED_PARTS | {*REWARDS})
-            kept = {} if of_sets else {"sets": ()}
-            specs = [spec.model_copy(update=kept) for spec in opened.run.judges]
+            changes = {} if of_sets else {"sets": ()}
+            specs = [spec.model_copy(update=changes) for spec in opened.run.judges]
             with opened.limited():
                 return load_rewards(specs, self.live)
         read = GivenRewards.of(given, "rewards")
@@ -742,11 +747,11 @@ class Run:
             "formats": tuple(formats), "merged": merged, "push_to_hub": push_to_hub,
             "private": private,
         }  # fmt: skip
-        given = checked_arguments(ExportArguments, values, {}, "flowrl.Run.export")
+        arguments = checked_arguments(ExportArguments, values, {}, "flowrl.Run.export")
         from flowrl.cli.export import export_run
 
         with untouched():
-            return Exported(*export_run(given))
+            return Exported(*export_run(arguments))
 
     def push(
         self,
@@ -768,12 +773,10 @@ class Run:
         place = None if out is None else Path(out)
         return print_report(Report(self.begun, place))
 
-    def compare(
-        self, *others: "str | Path | Run", out: str | Path = Path("comparison.html")
-    ) -> Path:
+    def compare(self, *runs: "str | Path | Run", out: str | Path = Path("comparison.html")) -> Path:
         """Write this run and others on one page, with paired intervals over prompts. Returns its
         path."""
-        return compare((self, *others), out=out)
+        return compare((self, *runs), out=out)
 
     def drill(
         self,
@@ -802,8 +805,8 @@ class Run:
             "folder": self.begun, "only": tuple(only), "iterations": iterations, "limit": limit,
             "processes": processes, "seed": seed, "out": out, "program": program, "yes": yes,
         }  # fmt: skip
-        given = checked_arguments(DrillArguments, values, {}, "flowrl.Run.drill")
-        return drill_run(given, self._trust)
+        arguments = checked_arguments(DrillArguments, values, {}, "flowrl.Run.drill")
+        return drill_run(arguments, self._trust)
 
     def launch(  # noqa: PLR0913 one keyword for each option of the command
         self,
@@ -853,8 +856,8 @@ class Run:
             "notice": notice, "gpu": gpu, "image": image, "volume": volume, "mount": mount,
             "port": port,
         }  # fmt: skip
-        given = checked_arguments(LaunchArguments, values, {}, "flowrl.Run.launch")
-        return launch_job(given, setting_words(self._given.overrides))
+        arguments = checked_arguments(LaunchArguments, values, {}, "flowrl.Run.launch")
+        return launch_job(arguments, setting_words(self._given.overrides))
 
 
 ROWS_REFUSED = "training rows that nothing can win: the lines above name them"
@@ -867,23 +870,24 @@ def compare(runs: Sequence[str | Path | Run], *, out: str | Path = Path("compari
     a folder without a run."""
     from flowrl.cli.report import print_comparison
 
-    folders = tuple(each.begun if isinstance(each, Run) else Path(each) for each in runs)
+    folders = tuple(run.begun if isinstance(run, Run) else Path(run) for run in runs)
     return print_comparison(Compare(folders, Path(out)))
 
 
-def checked_callbacks(given: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
+def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
     """The callbacks as a tuple. UserError for anything that a run cannot call and wait for."""
     from inspect import iscoroutinefunction
 
-    listed = given if isinstance(given, Iterable) else [given]
-    found = (given,) if callable(given) else tuple(listed)
-    for each in found:
-        if not callable(each) or iscoroutinefunction(each):
-            what = "is asynchronous" if callable(each) else "cannot be called"
+    listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
+    functions = (callbacks,) if callable(callbacks) else tuple(listed)
+    for function in functions:
+        if not callable(function) or iscoroutinefunction(function):
+            fault = "is asynchronous" if callable(function) else "cannot be called"
             raise UserError(
-                f"flowrl.train: callbacks must be functions of an event, and {each!r:.80} {what}"
+                f"flowrl.train: callbacks must be functions of an event, and {function!r:.80} "
+                f"{fault}"
             )
-    return found
+    return functions
 
 
 def _texts(prompts: str | Iterable[str]) -> tuple[str, ...]:

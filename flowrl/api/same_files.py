@@ -46,17 +46,19 @@ def _same_settings(part: nn.Module, folder: Path) -> bool:
     """Whether a model of diffusers has the configuration of its folder."""
     if not isinstance(part, ModelMixin):
         return True
-    known: Any = type(part)  # `load_config` is of ConfigMixin, which every such model also is
-    return _alike(part, known.load_config(str(folder)))
+    kind: Any = type(part)  # `load_config` is of ConfigMixin, which every such model also is
+    return _alike(part, kind.load_config(str(folder)))
 
 
 def _alike(part: Any, stored: Any) -> bool:
     """Whether a configuration has the stored values, and elsewhere the defaults of its class, but
     for the parts of a pipeline."""
-    known = inspect.signature(type(part).__init__).parameters
+    parameters = inspect.signature(type(part).__init__).parameters
     parts = part.components if isinstance(part, DiffusionPipeline) else {}
-    made = {name: p.default for name, p in known.items() if p.default is not p.empty}
-    wanted = {k: stored.get(k, made.get(k)) for k in part.config if k[0] != "_" and k not in parts}
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    wanted = {
+        k: stored.get(k, defaults.get(k)) for k in part.config if k[0] != "_" and k not in parts
+    }
     return json.dumps(wanted, default=str, sort_keys=True) == json.dumps(
         {k: part.config[k] for k in wanted}, default=str, sort_keys=True
     )
@@ -88,9 +90,9 @@ def has_weights_of(module: nn.Module, folder: Path) -> bool:
     for file in files:
         with safe_open(file, framework="pt") as stored:
             for name in left.keys() & set(stored.keys()):
-                weight, kept = left.pop(name).detach(), stored.get_tensor(name)
-                if weight.shape != kept.shape or not torch.equal(
-                    weight.cpu(), kept.to(weight.dtype)
+                weight, saved = left.pop(name).detach(), stored.get_tensor(name)
+                if weight.shape != saved.shape or not torch.equal(
+                    weight.cpu(), saved.to(weight.dtype)
                 ):
                     return False
                 same.add(weight.data_ptr())
@@ -102,9 +104,15 @@ def is_tokenizer_of(tokenizer: Any, folder: Path) -> bool:
         stored: Any = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError):
         return False
-    kept = ("chat_template", "eos_token", "model_max_length", "padding_side", "truncation_side")
+    attributes = (
+        "chat_template",
+        "eos_token",
+        "model_max_length",
+        "padding_side",
+        "truncation_side",
+    )
     ours, theirs = (
-        (each.get_vocab(), *(getattr(each, name, None) for name in kept))
-        for each in (tokenizer, stored)
+        (tokens.get_vocab(), *(getattr(tokens, name, None) for name in attributes))
+        for tokens in (tokenizer, stored)
     )
     return ours == theirs

@@ -126,17 +126,17 @@ def sample(
             rollouts = batch.rollouts(plan, range(len(texts)), seed=seed, iteration=0)
         except ValueError as error:
             raise UserError(f"flowrl.sample: {error}") from error
-        found = []
+        plans_sampled = []
         for rollout in rollouts:
             prompt = rollout.prompt.cpu()
             names = [texts[i] for i in prompt.tolist()]
             media = None
             if decode:
-                made = batch.media(rollout)
-                shown, audio = made if isinstance(made, Decoded) else (made, None)
+                decoded = batch.media(rollout)
+                shown, audio = decoded if isinstance(decoded, Decoded) else (decoded, None)
                 media = Samples(shown, names, prompt, audio=audio)
-            found.append(SampledPlan.of(rollout, media))
-        return tuple(found)
+            plans_sampled.append(SampledPlan.of(rollout, media))
+        return tuple(plans_sampled)
 
 
 @dataclass(frozen=True)
@@ -209,9 +209,9 @@ def _driven(
         if call:
             raise UserError("a run has its own call arguments (model.call): leave call out")
         run = model.settings
-        found = drivable(policy_of(run, model.begun, "last" if model.done else "best"))
-        assert isinstance(found, PipelinePolicy | OwnPolicy), "both are drivable"
-        policy = found
+        drivable_policy = drivable(policy_of(run, model.begun, "last" if model.done else "best"))
+        assert isinstance(drivable_policy, PipelinePolicy | OwnPolicy), "both are drivable"
+        policy = drivable_policy
     elif isinstance(model, DiffusionPipeline):
         with _as_before(model):
             live = PipelinePolicy(model, call=call, use=PipelineUse(device=model.device))

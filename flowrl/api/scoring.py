@@ -82,9 +82,9 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
         "resamples": resamples, "robust": robust, "examples": examples, "chunk": chunk,
         "frames": frames, "seed": seed,
     }  # fmt: skip
-    given = checked_arguments(EvaluateRewards, values, options, place)
+    arguments = checked_arguments(EvaluateRewards, values, options, place)
     with untouched():
-        folder = report_rewards(given, read.objects)
+        folder = report_rewards(arguments, read.objects)
     return RewardEvaluation(folder, json.loads((folder / "evaluation.json").read_text()))
 
 
@@ -121,11 +121,11 @@ def serve_reward(  # noqa: PLR0913 one keyword for each option of the command
         "reward": name, "port": port, "host": host, "token": token, "judge": judge, "batch": batch,
         "wait": wait, "body": body, "pixels": pixels, "values": values,
     }  # fmt: skip
-    given = checked_arguments(Serve, named, options, place)
-    if objects and given.judge:
+    arguments = checked_arguments(Serve, named, options, place)
+    if objects and arguments.judge:
         raise UserError(f"{place}: judge is only for rewards given by name: leave it out")
     with untouched():
-        run_reward_server(given, objects[0][1] if objects else None)
+        run_reward_server(arguments, objects[0][1] if objects else None)
 
 
 def _is_object(spec: Mapping[str, Any], read: GivenRewards) -> bool:
@@ -157,12 +157,12 @@ def score(
     out           a folder; None: FOLDER/scores
     """
     values = {
-        "folder": folder, "rewards": tuple(_word(each) for each in rewards), "prompts": prompts,
+        "folder": folder, "rewards": tuple(_word(reward) for reward in rewards), "prompts": prompts,
         "prompts_from": prompts_from, "sheet": sheet, "chunk": chunk, "frames": frames, "out": out,
     }  # fmt: skip
-    given = checked_arguments(ScoreArguments, values, {}, "flowrl.score")
+    arguments = checked_arguments(ScoreArguments, values, {}, "flowrl.score")
     with untouched():
-        return score_folder(given)
+        return score_folder(arguments)
 
 
 def _word(reward: str | Path | Mapping[str, Any]) -> str:

@@ -21,15 +21,15 @@ def recipe(name: str, **settings: Any) -> dict[str, Any]:
 
     UserError, with a suggestion, for an unknown name, setting or value.
     """
-    given = {"name": name, **settings}
+    section = {"name": name, **settings}
     rest: dict[str, Any] = {"model": {"pipeline": "-"}, "prompts": {"train": "-"}}
     rest["rewards"] = "length"
     routes = settings.get("modalities")
     if isinstance(routes, Mapping):  # its rewards are those of the run that it will be part of
         named = {str(name): None for names in routes.values() for name in names}
         rest["rewards"] = [{"name": "length", "label": name} for name in named]
-    run_from({"recipe": given, **rest}, "flowrl.recipe")
-    return given
+    run_from({"recipe": section, **rest}, "flowrl.recipe")
+    return section
 
 
 @public_call

@@ -46,11 +46,11 @@ def untouched() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    kept: list[Callable[[], AbstractContextManager[None]]] = [
+    keepers: list[Callable[[], AbstractContextManager[None]]] = [
         _random_states, _torch_defaults, _environment, _loggers, _progress_bars, _accelerate,
     ]  # fmt: skip
     with ExitStack() as stack:
-        for keep in kept:
+        for keep in keepers:
             stack.enter_context(keep())
         quiet()
         yield
@@ -118,19 +118,19 @@ def _environment() -> Iterator[None]:
 def _loggers() -> Iterator[None]:
     """Levels, handlers and propagation of all loggers that exist now, and accelerate's level."""
     logging.getLogger("accelerate")  # `quiet` would make it
-    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     before = [
-        (each, each.level, each.handlers[:], each.propagate)
-        for each in known
-        if isinstance(each, logging.Logger)
+        (logger, logger.level, logger.handlers[:], logger.propagate)
+        for logger in loggers
+        if isinstance(logger, logging.Logger)
     ]
     try:
         yield
     finally:
-        for each, level, handlers, propagate in before:
-            if each.level != level:  # each call empties what all loggers remember of levels
-                each.setLevel(level)
-            each.handlers[:], each.propagate = handlers, propagate
+        for logger, level, handlers, propagate in before:
+            if logger.level != level:  # each call empties what all loggers remember of levels
+                logger.setLevel(level)
+            logger.handlers[:], logger.propagate = handlers, propagate
 
 
 @contextmanager
@@ -173,9 +173,9 @@ def _accelerate() -> Iterator[None]:
     try:
         yield
     finally:
-        for shared, own in before:
+        for shared, state in before:
             shared.clear()
-            shared.update(own)
+            shared.update(state)
 
 
 @cache

@@ -67,9 +67,9 @@ def vote(  # noqa: PLR0913 one keyword for each option of the command
     person, taste  a simulated person of the demo's world, for trials
     options   these keywords as a mapping, which take precedence: {"raters": 3, "port": 8301}
     """
-    given = [source] if isinstance(source, str | Path) else list(source)
+    sources = [source] if isinstance(source, str | Path) else list(source)
     values = {
-        "source": tuple(given), "question": question, "votes": votes,
+        "source": tuple(sources), "question": question, "votes": votes,
         "out": None if out is None else Path(out), "raters": raters, "results": results,
         "forget": forget, "export": export, "weights": weights, "trust": trust,
         "prompts": prompts, "prompts_from": prompts_from, "steps": steps, "seed": seed,
@@ -115,7 +115,9 @@ def fit_reward(  # noqa: PLR0913 one keyword for each option of the command
             f"{votes!r:.80}"
         )
     table = votes.folder if isinstance(votes, CollectedVotes) else Path(votes)
-    words = tuple(each if isinstance(each, str) else json.dumps(dict(each)) for each in features)
+    words = tuple(
+        feature if isinstance(feature, str) else json.dumps(dict(feature)) for feature in features
+    )
     values = {
         "votes": table, "features": words, "out": out, "reuse": reuse, "beside": tuple(beside),
         "layout": layout, "columns": tuple(columns), "images": images, "robust": robust,

@@ -79,10 +79,10 @@ def exit_code(words: list[str]) -> int:
         print(f"flowrl: {error}", file=sys.stderr)
         return 3 if isinstance(error, Stopped) else 2
     except OSError as error:
-        why = _of_the_disk(error)
-        if why is None:
+        message = _of_the_disk(error)
+        if message is None:
             raise
-        print(f"flowrl: {why}", file=sys.stderr)
+        print(f"flowrl: {message}", file=sys.stderr)
         return 3 if error.errno in NO_SPACE else 2
     except KeyboardInterrupt:
         print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)

@@ -28,7 +28,7 @@ class Calibrate:
     """The change of a step's noise per round."""
 
 
-def print_calibration(run: RunSettings, given: Calibrate) -> tuple[float, ...]:
+def print_calibration(run: RunSettings, arguments: Calibrate) -> tuple[float, ...]:
     """Print each round's table, and the last one as YAML. Returns the noise of each step."""
     from flowrl.run.calibrate import calibrate, with_noise
     from flowrl.session.session import open_accelerator, open_session
@@ -41,10 +41,12 @@ def print_calibration(run: RunSettings, given: Calibrate) -> tuple[float, ...]:
     with tempfile.TemporaryDirectory() as scratch, explained(run, trains=False):
         session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))
         print("a step's noise, trajectories that gained and lost:")
-        for number, found in enumerate(calibrate(session, given.rounds, given.within, given.by)):
-            each = zip(found.table, found.above, found.below, strict=True)
-            row = "  ".join(f"{psi:.3f} +{up} -{down}" for psi, up, down in each)
+        for number, calibration in enumerate(
+            calibrate(session, arguments.rounds, arguments.within, arguments.by)
+        ):
+            columns = zip(calibration.table, calibration.above, calibration.below, strict=True)
+            row = "  ".join(f"{psi:.3f} +{up} -{down}" for psi, up, down in columns)
             print(f"round {number + 1:3d}: {row}", flush=True)
-            last = found.then
+            last = calibration.then
     print(f"in the run's file: recipe: {{noise: [{', '.join(f'{psi:.4g}' for psi in last)}]}}")
     return last

@@ -24,19 +24,19 @@ def report_rows(run: RunSettings) -> bool:
     UserError if the prompts or a reward cannot be read.
     """
     specs = [spec for spec in run.rewards if may_know(spec.name, spec.settings)]
-    prompts, kept = run.prompts.read("train"), KeptAnswers([cache_folder() / ANSWERS_FILE])
+    prompts, stored = run.prompts.read("train"), KeptAnswers([cache_folder() / ANSWERS_FILE])
     if not specs:
         print(f"{TRAINING_ROWS}: no reward says whether its rows can be won")
         return True
-    kept.read()
-    found = RowAnswers(prompts, askers_of(load_rewards(specs)), kept).every(range(len(prompts)))
-    count, lost = Counter(one.answer for one in found.values()), lost_of(found)
+    stored.read()
+    answers = RowAnswers(prompts, askers_of(load_rewards(specs)), stored).every(range(len(prompts)))
+    count, lost = Counter(one.answer for one in answers.values()), lost_of(answers)
     print(
         f"{TRAINING_ROWS}: {count['yes']} rows can be won, {count['no']} cannot, and of "
         f"{count['unknown']} there is no reference"
     )
-    for row, why in sorted(lost.items()):
-        print(f"cannot be won: {row_place(prompts, row)}: {why}")
+    for row, reason in sorted(lost.items()):
+        print(f"cannot be won: {row_place(prompts, row)}: {reason}")
     refused = bool(lost) and run.prompts.unwinnable == "refuse"
     if refused:
         print(f"before training: {refusal_of_rows(prompts, lost)}")

@@ -69,16 +69,16 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
     if len(words) < 2:
         yield from (*COMMANDS, "--help", "--version")
         return
-    name, *others, last = words
+    name, *earlier, last = words
     if name not in COMMANDS:
         return
     options = command_options(name)
-    before = others[-1] if others else ""
+    before = earlier[-1] if earlier else ""
     option = options.get(before)
     if last.startswith("-"):
         yield from (*options, "--help")
         if f"--{RECIPE_NAME}" in options:
-            yield from recipe_options(_recipe_of(others))
+            yield from recipe_options(_recipe_of(earlier))
     elif before == f"--{RECIPE_NAME}" or (name, before) == ("new", "--recipe"):
         yield from read_schema()["recipes"]
     elif before == "--resume":
@@ -87,9 +87,9 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
         yield from read_schema()["rewards"]
     elif option is not None and not option["flag"]:
         yield from option["choices"] or files(last, "")
-    elif name == "launch" and len(others) == 1:
+    elif name == "launch" and len(earlier) == 1:
         yield from run_files(last)
-    elif before.startswith("--recipe.") or (others and name not in _SEVERAL):
+    elif before.startswith("--recipe.") or (earlier and name not in _SEVERAL):
         return
     else:
         yield from _FIRST.get(name, lambda _: iter(()))(last)
@@ -97,8 +97,8 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
 
 def recipe_options(recipe: str) -> Iterator[str]:
     """`--recipe.steps` and the other settings of a recipe; none for an unknown name."""
-    found = read_schema()["recipes"].get(recipe, {"settings": ()})
-    yield from (f"--recipe.{name.replace('_', '-')}" for name, *_ in found["settings"])
+    settings = read_schema()["recipes"].get(recipe, {"settings": ()})
+    yield from (f"--recipe.{name.replace('_', '-')}" for name, *_ in settings["settings"])
 
 
 def _recipe_of(words: Sequence[str]) -> str:
@@ -110,8 +110,8 @@ def _recipe_of(words: Sequence[str]) -> str:
     if file is None:
         return ""
     with file.open(encoding="utf-8", errors="replace") as text:
-        found = _RUN.search(text.read(_MOST))
-    return found[1] if found else ""
+        match = _RUN.search(text.read(_MOST))
+    return match[1] if match else ""
 
 
 def run_files(begin: str) -> Iterator[str]:
@@ -122,10 +122,10 @@ def run_files(begin: str) -> Iterator[str]:
 
 def run_folders(begin: str) -> Iterator[str]:
     """Folders of runs, first those in `runs`, and folders on the path to others."""
-    found = list(files(begin, None))
+    folders = list(files(begin, None))
     if not begin or "runs/".startswith(begin):
-        found = [*files("runs/", None), *found]
-    for name in dict.fromkeys(found):
+        folders = [*files("runs/", None), *folders]
+    for name in dict.fromkeys(folders):
         yield name.rstrip("/") if (Path(name).expanduser() / "run.yaml").is_file() else name
 
 
@@ -134,10 +134,10 @@ def files(begin: str, suffix: str | None) -> Iterator[str]:
     (None: no files)."""
     folder = begin[: begin.rfind("/") + 1]
     try:
-        here = sorted(Path(folder or ".").expanduser().iterdir())
+        entries = sorted(Path(folder or ".").expanduser().iterdir())
     except OSError:
         return  # no folder, or not ours to read: nothing to offer
-    for path in here:
+    for path in entries:
         if path.name.startswith(".") and not begin[len(folder) :].startswith("."):
             continue
         if path.is_dir():

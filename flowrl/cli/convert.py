@@ -40,26 +40,26 @@ class Convert:
     file lacks."""
 
 
-def convert_file(given: Convert) -> Path:
+def convert_file(arguments: Convert) -> Path:
     """Write the folder, or the file. UserError for a file that does not fit the folder's pipeline,
     and for a model whose file diffusers does not read back."""
-    file = find(str(given.file))
+    file = find(str(arguments.file))
     if file.is_dir():
-        return _folder_to_file(file, given)
-    if given.config is None:
+        return _folder_to_file(file, arguments)
+    if arguments.config is None:
         raise UserError(
-            f"convert: {given.file} needs --config: the folder of a pipeline of the same model"
+            f"convert: {arguments.file} needs --config: the folder of a pipeline of the same model"
         )
-    folder = find(str(given.config))
+    folder = find(str(arguments.config))
     whole_file = file.is_file() and file.suffix == ".safetensors"
-    if whole_file and (what := damage_of(file)):
-        raise UserError(f"convert: {given.file} {what}")
+    if whole_file and (damage := damage_of(file)):
+        raise UserError(f"convert: {arguments.file} {damage}")
     header = safetensors_header(file) if file.is_file() else None
     if not header:
-        raise UserError(f"convert: {given.file} is no safetensors file: name one")
+        raise UserError(f"convert: {arguments.file} is no safetensors file: name one")
     if not folder.is_dir():
-        raise UserError(f"convert: --config: there is no folder {given.config}")
-    out = out_folder(given.out)
+        raise UserError(f"convert: --config: there is no folder {arguments.config}")
+    out = out_folder(arguments.out)
     with removed_if_empty(out), whole_or_empty(out):
         whole = any(key.startswith(ENCODER_KEYS) for key in header)
         pipe = _whole(file, folder) if whole else _with_denoiser(file, folder)
@@ -67,17 +67,20 @@ def convert_file(given: Convert) -> Path:
     return out
 
 
-def _folder_to_file(folder: Path, given: Convert) -> Path:
-    if given.config is not None:
-        raise UserError(f"convert: {given.file} is a folder, which needs no --config: leave it out")
-    if given.out.suffix != ".safetensors":
+def _folder_to_file(folder: Path, arguments: Convert) -> Path:
+    if arguments.config is not None:
         raise UserError(
-            f"convert: --out: {given.out} is no name of a safetensors file, which {given.file} "
+            f"convert: {arguments.file} is a folder, which needs no --config: leave it out"
+        )
+    if arguments.out.suffix != ".safetensors":
+        raise UserError(
+            f"convert: --out: {arguments.out} is no name of a safetensors file, which "
+            f"{arguments.file} "
             "becomes: end it with .safetensors"
         )
-    if not given.out.parent.is_dir():
-        raise UserError(f"convert: --out: there is no folder {given.out.parent}: make it first")
-    return write_single_file(folder, given.out)[0]
+    if not arguments.out.parent.is_dir():
+        raise UserError(f"convert: --out: there is no folder {arguments.out.parent}: make it first")
+    return write_single_file(folder, arguments.out)[0]
 
 
 def _whole(file: Path, folder: Path) -> Any:

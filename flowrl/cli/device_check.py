@@ -121,9 +121,9 @@ class DeviceTrial:
     @cached_property
     def kept(self) -> Opened:
         """The run after its first iteration."""
-        kept = Opened(self.session)
-        kept.turn()
-        return kept
+        opened = Opened(self.session)
+        opened.turn()
+        return opened
 
 
 def same_samples(trial: DeviceTrial) -> str:
@@ -142,19 +142,19 @@ def same_samples(trial: DeviceTrial) -> str:
     rounding = float((plain - latents("cpu", "float64")).abs().max())
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         difference = float((plain - latents(trial.device, "float32")).abs().max())
-    found = (
+    sentence = (
         f"latents differ by {difference:.1e}; float32 differs from float64 on the CPU by "
         f"{rounding:.1e}"
     )
     if not difference <= ROUNDING * rounding:
-        raise Failed(f"{found}: above {ROUNDING:g} times that")
-    return found
+        raise Failed(f"{sentence}: above {ROUNDING:g} times that")
+    return sentence
 
 
 def proof(trial: DeviceTrial) -> str:
-    made = StartProof(trial.session, cache=False)
-    made.prove()
-    return made.sentences[0]
+    proof = StartProof(trial.session, cache=False)
+    proof.prove()
+    return proof.sentences[0]
 
 
 def ratio(trial: DeviceTrial) -> str:
@@ -163,13 +163,13 @@ def ratio(trial: DeviceTrial) -> str:
     if floor is None:
         raise NotRun("the loss of this recipe computes old and new on the same rows")
     clip = vars(session.algorithm.loss).get("clip")
-    found = f"largest difference between sampled and recomputed log-densities {floor:.1e}"
+    sentence = f"largest difference between sampled and recomputed log-densities {floor:.1e}"
     if session.run.recomputes_old:
-        return f"{found}; the update uses the recomputed densities, so its first ratio is 1"
+        return f"{sentence}; the update uses the recomputed densities, so its first ratio is 1"
     least = min(clip) if clip else 1.0
     if not floor <= FAR_ABOVE_CLIP * least:
-        raise Failed(f"{found}: far above the clip range {least:g}")
-    return f"{found}; clip range {least:g}"
+        raise Failed(f"{sentence}: far above the clip range {least:g}")
+    return f"{sentence}; clip range {least:g}"
 
 
 def rows_of_first_iteration(session: Session) -> TrainingRows:
@@ -180,7 +180,7 @@ def rows_of_first_iteration(session: Session) -> TrainingRows:
 def waits(trial: DeviceTrial) -> str:
     if not trial.cuda:
         raise NotRun("torch counts waits only on CUDA")
-    session, kept = trial.session, trial.kept
+    session, opened = trial.session, trial.kept
     policy, algorithm = session.learner.policy, session.algorithm
     batch = policy.open(*session.prompts.take([0, 1]), algorithm.steps)
     with session.learner.policies.using(algorithm.behaviour), _waits() as sampling:
@@ -188,32 +188,34 @@ def waits(trial: DeviceTrial) -> str:
             algorithm.plan, [0, 1], seed=0, iteration=0,
             sampling=Sampling(algorithm.likelihood.keep_mean),
         )  # fmt: skip
-    stages = kept.stages  # whose first update was checked and judged
-    rows = stages.collected(kept.progress.iteration)
+    stages = opened.stages  # whose first update was checked and judged
+    rows = stages.collected(opened.progress.iteration)
     with _waits() as training:
         stages.update(rows)
     steps = session.run.train.updates
-    found = f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
+    sentence = (
+        f"sampling {sampling.total()}, update {training.total()} with {steps} optimizer steps"
+    )
     lines = [f"{line} ({n})" for line, n in (sampling + training).most_common(5)]
     if sampling.total() or training.total() > steps + 1:
-        raise Failed(f"{found}; at most 0 and {steps + 1} are allowed: {', '.join(lines)}")
-    return found
+        raise Failed(f"{sentence}; at most 0 and {steps + 1} are allowed: {', '.join(lines)}")
+    return sentence
 
 
 @contextmanager
 def _waits() -> Iterator[Counter[str]]:
     """Count the host's waits in the body, by line."""
-    found = Counter[str]()
+    counts = Counter[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield counts
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for each in caught:
-        if WAIT in str(each.message):
-            found[f"{'/'.join(Path(each.filename).parts[-3:])}:{each.lineno}"] += 1
+    for warning in caught:
+        if WAIT in str(warning.message):
+            counts[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
 
 
 def floor(trial: DeviceTrial) -> str:
@@ -221,29 +223,29 @@ def floor(trial: DeviceTrial) -> str:
     ratios = [above / below for above, below in zip(*arms, strict=True)]
     middle = statistics.median(ratios)
     spread = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    found = (
+    sentence = (
         f"an iteration {statistics.median(arms[0]):.2f} s, {spread} of a plain loop of its calls"
     )
     if middle > FLOOR_RATIO:
-        raise Failed(f"{found}: above {FLOOR_RATIO:g}")
-    return found
+        raise Failed(f"{sentence}: above {FLOOR_RATIO:g}")
+    return sentence
 
 
 def memory(trial: DeviceTrial) -> str:
     if not trial.cuda:
         raise NotRun("only GPUs measure their peak memory")
-    planned, kept = estimate(trial.run), trial.kept
+    planned, opened = estimate(trial.run), trial.kept
     if planned is None:
         raise NotRun("the sizes of this model are unknown")
     torch.cuda.reset_peak_memory_stats()
-    kept.turn()
+    opened.turn()
     peak = torch.cuda.max_memory_allocated()
-    found = f"peak {size(peak)}, `flowrl plan` {size(planned.total)}"
+    sentence = f"peak {size(peak)}, `flowrl plan` {size(planned.total)}"
     if peak < SMALL_PEAK:
-        raise NotRun(f"{found}: too small to compare; use --run with a larger model")
+        raise NotRun(f"{sentence}: too small to compare; use --run with a larger model")
     if abs(planned.total / peak - 1) > PEAK_SHARE:
-        raise Failed(f"{found}: {planned.total / peak:.2f} of the peak")
-    return f"{found}: {planned.total / peak:.2f} of the peak"
+        raise Failed(f"{sentence}: {planned.total / peak:.2f} of the peak")
+    return f"{sentence}: {planned.total / peak:.2f} of the peak"
 
 
 def compiled(trial: DeviceTrial) -> str:
@@ -253,8 +255,8 @@ def compiled(trial: DeviceTrial) -> str:
         raise NotRun("torch finds no Triton for this device")
     session = trial.open(override(trial.run, ["--model.compile", "true"]), "compiled")
     first = noise_floor(session.learner, rows_of_first_iteration(session))
-    kept = Opened(session)
-    slow, *rest = [kept.turn() for _ in range(1 + trial.turns)]
+    opened = Opened(session)
+    slow, *rest = [opened.turn() for _ in range(1 + trial.turns)]
     whole = statistics.median(trial.kept.turn() for _ in range(trial.turns))
     ratios = "" if first is None else f", largest difference of log-densities {first:.1e}"
     took = f"first iteration {slow:.0f} s, then {statistics.median(rest):.2f} s"
@@ -296,20 +298,20 @@ CHECKS: dict[str, tuple[Callable[[DeviceTrial], str], str]] = {
 
 def check_device(device: str, chosen: str | None = None) -> int:
     """Print the table. Returns 1 if a check has failed, 2 if the device is missing."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(),
+    available = {"cpu": True, "cuda": torch.cuda.is_available(),
              "mps": torch.backends.mps.is_available()}  # fmt: skip
-    if device not in there:
+    if device not in available:
         raise UserError(
-            f"doctor: --device {device[:60]!r} is not known; choose one of {', '.join(there)}"
+            f"doctor: --device {device[:60]!r} is not known; choose one of {', '.join(available)}"
         )
-    name = torch.cuda.get_device_name() if device == "cuda" and there[device] else device
+    name = torch.cuda.get_device_name() if device == "cuda" and available[device] else device
     built = f"CUDA {torch.version.cuda}, " if device == "cuda" else ""
     where = f"{built}Python {platform.python_version()}, {platform.system()}"
     print(f"{name}: flowrl {version()}, torch {torch.__version__}, {where}, run {chosen or DEMO}\n")
     print("| check | result | detail |\n|---|---|---|")
-    if not there[device]:
-        for check, (_, what) in CHECKS.items():
-            print(CheckRow(check, "not run", what))
+    if not available[device]:
+        for check, (_, question) in CHECKS.items():
+            print(CheckRow(check, "not run", question))
         print(f"\nPyTorch sees no device {device}: nothing was run")
         return 2
     with tempfile.TemporaryDirectory() as folder:
@@ -326,8 +328,8 @@ def _row(check: str, trial: DeviceTrial) -> CheckRow:
     try:
         with redirect_stdout(io.StringIO()):  # what starts print
             return CheckRow(check, "passed", CHECKS[check][0](trial))
-    except NotRun as why:
-        return CheckRow(check, "not run", str(why))
+    except NotRun as reason:
+        return CheckRow(check, "not run", str(reason))
     except (Failed, UserError, *BROKEN) as error:
         kind = "" if isinstance(error, Failed | UserError) else f"{type(error).__name__}: "
         return CheckRow(check, "failed", f"{kind}{error}"[:600])

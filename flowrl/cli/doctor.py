@@ -103,19 +103,19 @@ def findings() -> Iterator[Finding]:
     yield from _rewards()
     yield from _hub()
     yield _write_access("disk", Path.cwd(), "runs are written to ./runs")
-    why = f"proofs are not cached; set {CACHE_VARIABLE}"
-    yield _write_access("proof cache", cache_folder() / "proofs", why)
+    remedy = f"proofs are not cached; set {CACHE_VARIABLE}"
+    yield _write_access("proof cache", cache_folder() / "proofs", remedy)
     yield _launchers()
     yield _notices()
 
 
 def print_findings() -> int:
     """Print a line per finding. Returns 1 if something that every run needs is missing."""
-    found = list(findings())
-    width = max(len(each.subject) for each in found)
-    for each in found:
-        print(f"{each.state:<8}{each.subject:<{width}}  {each.detail}")
-    missing = [each.subject for each in found if each.state == "missing"]
+    rows = list(findings())
+    width = max(len(row.subject) for row in rows)
+    for row in rows:
+        print(f"{row.state:<8}{row.subject:<{width}}  {row.detail}")
+    missing = [row.subject for row in rows if row.state == "missing"]
     print(
         f"missing: {', '.join(missing)}" if missing else "nothing that every run needs is missing"
     )
@@ -136,14 +136,14 @@ def _wanted() -> dict[str, list[Requirement]]:
     """The packages of each extra, and under "" those that every run needs; of a source tree that is
     not installed, from its pyproject.toml."""
     try:
-        own = distribution("flowrl")
+        ours = distribution("flowrl")
     except PackageNotFoundError:
         project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
         named = {"": project["dependencies"], **project["optional-dependencies"]}
         return {extra: [Requirement(line) for line in lines] for extra, lines in named.items()}
-    all_of_them = [Requirement(line) for line in own.requires or ()]
-    extras = own.metadata.get_all("Provides-Extra") or ()
-    return {"": [each for each in all_of_them if each.marker is None]} | {
+    all_of_them = [Requirement(line) for line in ours.requires or ()]
+    extras = ours.metadata.get_all("Provides-Extra") or ()
+    return {"": [requirement for requirement in all_of_them if requirement.marker is None]} | {
         extra: [r for r in all_of_them if r.marker and r.marker.evaluate({"extra": extra})]
         for extra in extras
     }
@@ -155,19 +155,21 @@ def _packages() -> Iterator[Finding]:
         yield Finding("note", "flowrl", app.version())
     for wanted in _wanted()[""]:
         try:
-            here = version(wanted.name)
+            installed = version(wanted.name)
         except PackageNotFoundError:
             yield Finding("missing", wanted.name, f"pip install '{wanted}'")
             continue
-        if not wanted.specifier.contains(here, prereleases=True):
-            detail = f"{here}, but flowrl needs {wanted.specifier}: pip install '{wanted}'"
+        if not wanted.specifier.contains(installed, prereleases=True):
+            detail = f"{installed}, but flowrl needs {wanted.specifier}: pip install '{wanted}'"
             yield Finding("missing", wanted.name, detail)
             continue
         proven = PROVEN_VERSIONS.get(wanted.name)
-        if proven is None or here.partition("+")[0] == proven:
-            yield Finding("ok", wanted.name, here)
+        if proven is None or installed.partition("+")[0] == proven:
+            yield Finding("ok", wanted.name, installed)
             continue
-        detail = f"{here}; tested with {proven}. Each start compares the pipeline with its own call"
+        detail = (
+            f"{installed}; tested with {proven}. Each start compares the pipeline with its own call"
+        )
         yield Finding("note", wanted.name, detail)
 
 
@@ -185,9 +187,9 @@ def _together() -> Iterator[Finding]:
     try:
         importlib.import_module("diffusers.pipelines.pipeline_utils")
     except (ImportError, RuntimeError) as error:  # diffusers makes the first into the second
-        why = " ".join(str(error).split("\n")[-1].split())[:200]
+        reason = " ".join(str(error).split("\n")[-1].split())[:200]
         way = "pip install -U diffusers transformers peft"
-        yield Finding("missing", "imports", f"diffusers cannot be imported ({why}): {way}")
+        yield Finding("missing", "imports", f"diffusers cannot be imported ({reason}): {way}")
 
 
 def _memory() -> Finding:
@@ -213,29 +215,29 @@ def _devices() -> Iterator[Finding]:
             yield Finding("ok", f"cuda:{i}", f"{device.name}, {size}, CUDA {torch.version.cuda}")
         return
     if torch.backends.mps.is_available():
-        why = "visible, but flowrl was never tested on it: set model.device: cpu"
-        yield Finding("note", "mps", f"Apple's GPU (MPS) is {why}; no bitsandbytes, no CUDA")
+        detail = "visible, but flowrl was never tested on it: set model.device: cpu"
+        yield Finding("note", "mps", f"Apple's GPU (MPS) is {detail}; no bitsandbytes, no CUDA")
         return
     driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").is_file()
     built = torch.version.cuda
     if driver and built is None:
-        why = (
+        detail = (
             f"an NVIDIA driver is installed, but torch {torch.__version__} is built without CUDA: "
             "install torch with CUDA (https://pytorch.org/get-started/locally)"
         )
     elif driver:
-        why = f"torch is built for CUDA {built}, but sees no device: check the driver's version"
+        detail = f"torch is built for CUDA {built}, but sees no device: check the driver's version"
     else:
-        why = "no GPU is visible: runs use the CPU, which is enough for the demos"
-    yield Finding("note", "cuda", why)
+        detail = "no GPU is visible: runs use the CPU, which is enough for the demos"
+    yield Finding("note", "cuda", detail)
 
 
 def _compiler() -> Finding:
-    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    if found is None:
+    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if compiler is None:
         lost = "no C++ compiler: model.compile will not work; install g++ or clang"
         return Finding("note", "compiler", lost)
-    return Finding("ok", "compiler", f"{found}, for model.compile")
+    return Finding("ok", "compiler", f"{compiler}, for model.compile")
 
 
 def _sandbox() -> Finding:
@@ -291,14 +293,14 @@ def _hub() -> Iterator[Finding]:
     from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
-        why = "HF_HUB_OFFLINE is set: only folders and cached models can be used"
-        yield Finding("note", "hub", why)
+        detail = "HF_HUB_OFFLINE is set: only folders and cached models can be used"
+        yield Finding("note", "hub", detail)
     else:
         yield _reachable(ENDPOINT)
     cache = Path(HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
-    found = _write_access("hub cache", cache, "HF_HUB_CACHE sets another folder")
-    yield found._replace(detail=f"{models} models; {found.detail}")
+    finding = _write_access("hub cache", cache, "HF_HUB_CACHE sets another folder")
+    yield finding._replace(detail=f"{models} models; {finding.detail}")
 
 
 def _reachable(url: str) -> Finding:
@@ -306,27 +308,27 @@ def _reachable(url: str) -> Finding:
         with urlopen(Request(url, method="HEAD"), timeout=HUB_SECONDS):
             return Finding("ok", "hub", f"{url} answers; gated models need `hf auth login`")
     except (URLError, OSError, ValueError) as error:
-        why = " ".join(str(error).split())[:80]
+        reason = " ".join(str(error).split())[:80]
         way = "run `hf download` on a machine with a network, or set HF_ENDPOINT to a mirror"
-        return Finding("note", "hub", f"{url} cannot be reached ({why}): {way}")
+        return Finding("note", "hub", f"{url} cannot be reached ({reason}): {way}")
 
 
 def _write_access(subject: str, folder: Path, otherwise: str) -> Finding:
     """Whether a folder, or its nearest existing parent, is writable."""
-    here = next(p for p in (folder, *folder.resolve().parents) if p.exists())
-    if not os.access(here, os.W_OK):
+    existing = next(p for p in (folder, *folder.resolve().parents) if p.exists())
+    if not os.access(existing, os.W_OK):
         state: Verdict = "missing" if subject == "disk" else "note"
         return Finding(state, subject, f"{folder} cannot be written; {otherwise}")
-    free = shutil.disk_usage(here).free / 2**30
+    free = shutil.disk_usage(existing).free / 2**30
     detail = f"{free:.0f} GiB free in {folder}"
     return Finding("ok" if free > FREE else "note", subject, detail)
 
 
 def _launchers() -> Finding:
     beside = Path(sys.executable).parent
-    found = [n for n in ("flowrl", "accelerate", "torchrun") if (beside / n).exists()]
-    lost = [name for name in ("accelerate", "torchrun") if name not in found]
-    detail = ", ".join([*found, "python -m flowrl"])
+    present = [n for n in ("flowrl", "accelerate", "torchrun") if (beside / n).exists()]
+    lost = [name for name in ("accelerate", "torchrun") if name not in present]
+    detail = ", ".join([*present, "python -m flowrl"])
     if lost:
         detail += f"; no {' and no '.join(lost)} next to {sys.executable}: one process only"
     return Finding("note" if lost else "ok", "launchers", detail)
@@ -343,9 +345,9 @@ def _notices() -> Finding:
         off = os.environ.get(NOTICES_VARIABLE) == "off"
         none = f"{NOTICES_VARIABLE} is off" if off else f"no [notify] in {configuration_file()}"
         return Finding("note", "notices", f"none: {none} ({where})")
-    why, seconds = try_receiver(receiver)
-    if why:
-        return Finding("note", "notices", f"{receiver} did not take a test: {why} ({where})")
+    failure, seconds = try_receiver(receiver)
+    if failure:
+        return Finding("note", "notices", f"{receiver} did not take a test: {failure} ({where})")
     states = ", ".join(state for state in STATES if state in receiver.states)
     detail = f"{receiver} took a test in {seconds:.1f} s; it gets {states or 'nothing else'}"
     return Finding("ok", "notices", detail)

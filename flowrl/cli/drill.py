@@ -64,14 +64,14 @@ class DrillArguments:
     """Begin without asking."""
 
 
-def drill_run(given: DrillArguments, trust: Trust) -> int:
+def drill_run(arguments: DrillArguments, trust: Trust) -> int:
     """Run the drill. Returns 1 if something was not as promised. UserError for a run that cannot be
     drilled."""
-    if given.iterations < 2 * EVERY or given.processes < 1 or given.limit <= 0:
+    if arguments.iterations < 2 * EVERY or arguments.processes < 1 or arguments.limit <= 0:
         raise UserError(
             f"drill: --iterations must be at least {2 * EVERY}, --processes and --limit positive"
         )
-    run = given.folder
+    run = arguments.folder
     opened = open_folder(run, trust)
     first = saved(run)
     if not first:
@@ -79,13 +79,13 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
     needs, _ = rights_of(run)
     words = ["--trust"] if opened.limits is None else _granted(opened.limits.granted)
     addresses = sorted({need.value for need in needs if need.right == Right.NETWORK})
-    program = sys.executable if given.program is None else interpreter(given.program)
-    faults = faults_of(given.only, DrilledProgram(program, True, run, given.processes))
-    last = first + given.iterations
-    _say_first(given, faults, last, addresses)
-    if not given.yes:
+    program = sys.executable if arguments.program is None else interpreter(arguments.program)
+    faults = faults_of(arguments.only, DrilledProgram(program, True, run, arguments.processes))
+    last = first + arguments.iterations
+    _say_first(arguments, faults, last, addresses)
+    if not arguments.yes:
         _ask()
-    place = given.out or new_numbered(Path("runs"), "drill")
+    place = arguments.out or new_numbered(Path("runs"), "drill")
     place.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -95,14 +95,14 @@ def drill_run(given: DrillArguments, trust: Trust) -> int:
         proxies = {url: enter(proxy) for url, proxy in _proxies(addresses)}
         drill = Drill(
             program=DrilledProgram(
-                program, given.program is None, copies / "state", given.processes
+                program, arguments.program is None, copies / "state", arguments.processes
             ),
             run=run,
             place=copies,
             words=words,
             last=last,
-            limit=given.limit,
-            rng=random.Random(given.seed),
+            limit=arguments.limit,
+            rng=random.Random(arguments.seed),
             make=lambda folder: _copy(run, folder, last, proxies),
             proxies=[*proxies.values()],
         )
@@ -127,12 +127,12 @@ def _drilled(
             drill.train_unbroken()
         except RuntimeError as error:
             raise UserError(f"drill: {error}") from error
-        for what, fault in faults:
-            print(f"{what}: ", end="", flush=True)
+        for question, fault in faults:
+            print(f"{question}: ", end="", flush=True)
             try:
                 outcome = fault(drill)
             except Overdue as error:
-                outcome = FaultOutcome(what)
+                outcome = FaultOutcome(question)
                 outcome.wrong(f"before the fault: {error}")
             outcomes.append(outcome)
             shutil.copyfile(drill.output, place / f"output-{len(outcomes):02d}.txt")
@@ -154,18 +154,19 @@ def drill_page(
     drill: Drill, outcomes: Sequence[FaultOutcome], seconds: float, stopped: bool, planned: int
 ) -> str:
     """The page as HTML."""
-    tried = [each for each in outcomes if each.tried]
-    right = [each for each in tried if each.right]
-    equal = [each for each in tried if each.equal is not None]
+    tried = [outcome for outcome in outcomes if outcome.tried]
+    right = [outcome for outcome in tried if outcome.right]
+    equal = [outcome for outcome in tried if outcome.equal is not None]
     sentences = [
         f"{len(right)} of {len(tried)} faults ended as promised.",
-        f"{sum(bool(each.equal) for each in equal)} of {len(equal)} ends have the bits of the "
+        f"{sum(bool(outcome.equal) for outcome in equal)} of {len(equal)} ends have the bits of "
+        "the "
         "unbroken run.",
     ]
-    waits = [each.without for each in tried if each.without is not None]
+    waits = [outcome.without for outcome in tried if outcome.without is not None]
     if waits:
         sentences.append(f"The longest time without progress was {duration_text(max(waits))}.")
-    sentences += [f"Not as promised: {each.fault}." for each in tried if not each.right]
+    sentences += [f"Not as promised: {outcome.fault}." for outcome in tried if not outcome.right]
     if stopped:
         sentences.append(f"Stopped after {len(outcomes)} of {planned} faults.")
     about = (
@@ -175,18 +176,19 @@ def drill_page(
     )
     rows = [
         [
-            each.fault, "impossible here" if not each.tried else "yes" if each.right else "no",
-            "" if each.lost is None else str(each.lost),
-            "" if each.without is None else f"{each.without:.1f}",
-            "" if each.equal is None else "yes" if each.equal else "no",
+            outcome.fault,
+            "impossible here" if not outcome.tried else "yes" if outcome.right else "no",
+            "" if outcome.lost is None else str(outcome.lost),
+            "" if outcome.without is None else f"{outcome.without:.1f}",
+            "" if outcome.equal is None else "yes" if outcome.equal else "no",
         ]
-        for each in outcomes
+        for outcome in outcomes
     ]  # fmt: skip
     values = {
         "title": f"Drill of {drill.run.name}", "heading": f"Drill of {drill.run.name}",
         "chips": [f"{len(right)} of {len(tried)} as promised"], "sections": [],
         "interactive": False, "about": about, "sentences": sentences, "rows": rows,
-        "seen": [(each.fault, each.notes) for each in outcomes if each.notes],
+        "seen": [(outcome.fault, outcome.notes) for outcome in outcomes if outcome.notes],
     }  # fmt: skip
     return str(from_template("drill.html", values))
 
@@ -194,22 +196,25 @@ def drill_page(
 def _line(outcome: FaultOutcome) -> str:
     if not outcome.tried:
         return f"impossible here: {'; '.join(outcome.notes)}"
-    found = ["as promised" if outcome.right else "NOT as promised"]
+    words = ["as promised" if outcome.right else "NOT as promised"]
     if outcome.lost is not None:
-        found.append(f"{outcome.lost} iterations lost")
+        words.append(f"{outcome.lost} iterations lost")
     if outcome.without is not None:
-        found.append(f"{outcome.without:.1f} s without progress")
+        words.append(f"{outcome.without:.1f} s without progress")
     if outcome.equal is not None:
-        found.append("bits equal" if outcome.equal else "bits differ")
-    return ", ".join([*found, *outcome.notes])
+        words.append("bits equal" if outcome.equal else "bits differ")
+    return ", ".join([*words, *outcome.notes])
 
 
 def _say_first(
-    given: DrillArguments, faults: Sequence[tuple[str, Any]], last: int, addresses: Sequence[str]
+    arguments: DrillArguments,
+    faults: Sequence[tuple[str, Any]],
+    last: int,
+    addresses: Sequence[str],
 ) -> None:
-    print(f"The drill will copy {given.folder} and train the copies to iteration {last}:")
-    for what, _ in faults:
-        print(f"  {what}")
+    print(f"The drill will copy {arguments.folder} and train the copies to iteration {last}:")
+    for name, _ in faults:
+        print(f"  {name}")
     print(
         "It signals only what it starts, fills at most a small tmpfs of its own, and cuts only its "
         "own proxies. Trackers are off. The run itself is only read."
@@ -270,9 +275,9 @@ def _through(address: str, proxy: Proxy) -> str:
 
 def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _replaced(each, texts) for key, each in value.items()}
+        return {key: _replaced(item, texts) for key, item in value.items()}
     if isinstance(value, list):
-        return [_replaced(each, texts) for each in value]
+        return [_replaced(item, texts) for item in value]
     return texts.get(value, value) if isinstance(value, str) else value
 
 
@@ -283,9 +288,9 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    known = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in known.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -50,30 +50,30 @@ RowMask = Bool[np.ndarray, " n"]
 
 
 def evaluate_weights(
-    given: EvaluateArguments, options: Overrides, live: Live = NOTHING_LIVE
+    arguments: EvaluateArguments, options: Overrides, live: Live = NOTHING_LIVE
 ) -> "EvaluationTable":
     """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
     difference from the base model's. `live`: rewards that are Python objects."""
-    if given.out is not None:
-        check_output_file(given.out)
-    chosen = GivenModel.of(given, options, "evaluate")
+    if arguments.out is not None:
+        check_output_file(arguments.out)
+    chosen = GivenModel.of(arguments, options, "evaluate")
     run = chosen.run
-    suite = None if given.suite is None else load_suite(given.suite)
-    own_prompts = suite is None and not given.prompts  # the run's, whose rows have its rights
+    suite = None if arguments.suite is None else load_suite(arguments.suite)
+    own_prompts = suite is None and not arguments.prompts  # the run's, whose rows have its rights
     with chosen.limited() if own_prompts else nullcontext():
-        prompts = evaluation_prompts(chosen, given, suite)
+        prompts = evaluation_prompts(chosen, arguments, suite)
         check_texts(prompts, run.model)
         check_sizes(run, prompts)
-    words = given.rewards or (suite.rewards if suite is not None else ())
+    words = arguments.rewards or (suite.rewards if suite is not None else ())
     if not words and chosen.folder is None:
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
-    e = evaluation_settings(run, given)
+    e = evaluation_settings(run, arguments)
     specs = tuple(parse_specs(words, "--rewards").values())
     with explained(run, trains=False):
         with nullcontext() if specs else chosen.limited():
             rewards = load_rewards(_fitting(specs or run.judges, not own_prompts), live)
         with chosen.limited() if own_prompts else nullcontext():
-            return _evaluate(given, chosen, EvaluationInput(suite, prompts, rewards, e))
+            return _evaluate(arguments, chosen, EvaluationInput(suite, prompts, rewards, e))
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class EvaluationInput:
 
 
 def _evaluate(
-    given: EvaluateArguments, chosen: GivenModel, what: EvaluationInput
+    arguments: EvaluateArguments, chosen: GivenModel, subject: EvaluationInput
 ) -> "EvaluationTable":
     run, suite, prompts, rewards, e = (
         chosen.run,
-        what.suite,
-        what.prompts,
-        what.rewards,
-        what.settings,
+        subject.suite,
+        subject.prompts,
+        subject.rewards,
+        subject.settings,
     )
     opened: tuple[Any, Any] | None = None
     if isinstance(run.model, OwnSettings):  # it alone knows its form
@@ -104,29 +104,29 @@ def _evaluate(
         print(sentence)
     model, policy = opened or chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt
-    steps = chosen.steps(policy, given.steps)
-    trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
+    steps = chosen.steps(policy, arguments.steps)
+    trial = Trial.of(prompts, arguments.samples or whole, e.per_prompt, steps, e.seed)
 
     def scored(sampler: EvaluationSampler) -> HeldOutResult:
         return score_trial(rewards, draw_trial(sampler, trial), Attempts.of(e))
 
     sampler: EvaluationSampler = policy
-    if given.base_steps:
-        sampler = chosen.ended_by_base(policy, given.base_steps, "evaluate")
+    if arguments.base_steps:
+        sampler = chosen.ended_by_base(policy, arguments.base_steps, "evaluate")
     take_tallies(rewards)  # those of the self-test
-    base = scored(policy) if chosen.weights is not None and not given.alone else None
+    base = scored(policy) if chosen.weights is not None and not arguments.alone else None
     of_base = take_tallies(rewards)
     load_into(model, run, chosen.weights)
     result = scored(sampler)
-    found = EvaluationTable(result, base)
-    print("\n".join(table_lines(found)))
+    table = EvaluationTable(result, base)
+    print("\n".join(table_lines(table)))
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))
     if lines := dimension_lines(take_tallies(rewards), None if base is None else of_base):
         print("\n".join(lines))
-    if given.out is not None:
-        write_scores(given.out, result, base)
-    return found
+    if arguments.out is not None:
+        write_scores(arguments.out, result, base)
+    return table
 
 
 def _fitting(specs: Sequence[RewardSpec], other: bool) -> list[RewardSpec]:
@@ -140,14 +140,14 @@ def proven_form(policy: Policy, prompts: PromptSet, run: RunSettings) -> MediaFo
     return made_form(policy)
 
 
-def evaluation_settings(run: RunSettings, given: EvaluateArguments) -> EvaluateSettings:
+def evaluation_settings(run: RunSettings, arguments: EvaluateArguments) -> EvaluateSettings:
     """A run's `evaluate` settings with the command line's options. UserError if they do not fit."""
     e = run.evaluate
     changes: dict[str, Any] = {
-        "seed": e.seed if given.seed is None else given.seed,
-        "per_prompt": given.per_prompt or max(e.per_prompt, *given.pass_at, 1),
-        "pass_at": given.pass_at or e.pass_at,
-        "majority": given.majority or e.majority,
+        "seed": e.seed if arguments.seed is None else arguments.seed,
+        "per_prompt": arguments.per_prompt or max(e.per_prompt, *arguments.pass_at, 1),
+        "pass_at": arguments.pass_at or e.pass_at,
+        "majority": arguments.majority or e.majority,
     }
     try:
         return EvaluateSettings.model_validate(e.model_dump() | changes)
@@ -156,18 +156,18 @@ def evaluation_settings(run: RunSettings, given: EvaluateArguments) -> EvaluateS
 
 
 def evaluation_prompts(
-    chosen: GivenModel, given: EvaluateArguments, suite: Suite | None
+    chosen: GivenModel, arguments: EvaluateArguments, suite: Suite | None
 ) -> PromptSet:
     """The suite's prompts, those of `--prompts`, or the run's held-out ones."""
     run = chosen.run
     if suite is not None:
-        if given.prompts:
+        if arguments.prompts:
             raise UserError(
                 "evaluate: a suite has its own prompts: leave out either --prompts or --suite"
             )
         return suite.prompts
-    if given.prompts:
-        return given_prompts(given.prompts, run.prompts.column)
+    if arguments.prompts:
+        return given_prompts(arguments.prompts, run.prompts.column)
     if run.prompts.held_out is None:
         owner = "the run has no held-out prompts" if chosen.folder else "--model has no prompts"
         raise UserError(f"evaluate: {owner}: add --prompts FILE")
@@ -183,8 +183,8 @@ def given_prompts(words: Sequence[str], column: str) -> PromptSet:
         raise UserError(
             f"--prompts: {plain_message(error.errors(include_url=False)[0])}"
         ) from error
-    found = {each.label: each.read(column, "--prompts") for each in sets}
-    return PromptSet.joined(found) if len(found) > 1 else next(iter(found.values()))
+    prompts = {data_set.label: data_set.read(column, "--prompts") for data_set in sets}
+    return PromptSet.joined(prompts) if len(prompts) > 1 else next(iter(prompts.values()))
 
 
 @dataclass(frozen=True)
@@ -205,19 +205,19 @@ class EvaluationTable:
         units, unit = now, "samples"
         if name in self.result.attempts:  # a prompt's samples share one value
             units, unit = prompt_means(now, group), "prompts"
-        known = units[~np.isnan(units)]
-        if not len(known):
+        scored = units[~np.isnan(units)]
+        if not len(scored):
             return f"{label}: no scores"
-        error = float(known.std(ddof=1)) / len(known) ** 0.5 if len(known) > 1 else float("nan")
-        text = f"{label}: {known.mean():.4f} +- {error:.4f} (standard error, {len(known)} {unit})"
+        error = float(scored.std(ddof=1)) / len(scored) ** 0.5 if len(scored) > 1 else float("nan")
+        text = f"{label}: {scored.mean():.4f} +- {error:.4f} (standard error, {len(scored)} {unit})"
         return text if self.base is None else f"{text}; {self._beside(name, rows)}"
 
     def _beside(self, name: str, rows: RowMask | None) -> str:
         assert self.base is not None
         now, base = (self._column(r, name, rows) for r in (self.result, self.base))
         gain = paired_gain(now, base, self._groups(rows))
-        known = base[~np.isnan(base)]
-        mean = float(known.mean()) if len(known) else float("nan")
+        scored = base[~np.isnan(base)]
+        mean = float(scored.mean()) if len(scored) else float("nan")
         interval = f"95 % interval {gain.low:+.4f} to {gain.high:+.4f} over {gain.n} prompts"
         if gain.n < 2:
             interval = "no interval, since it needs two prompts"
@@ -240,7 +240,7 @@ def table_lines(table: EvaluationTable) -> list[str]:
     for name in (*result.scores.names, *result.attempts):
         lines.append(table.line(name, name))
         for label in dict.fromkeys(result.data_sets):
-            rows = np.array([each == label for each in result.data_sets])
+            rows = np.array([name == label for name in result.data_sets])
             lines.append(table.line(f"  {label}", name, rows))
     for name in [name for name in result.metrics if name in METRIC_NAMES]:
         text = f"{METRIC_NAMES[name]}: {result.metrics[name]:.4f}"

@@ -40,47 +40,55 @@ CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
 
 
-def export_run(given: ExportArguments) -> tuple[Path, str | None]:
+def export_run(arguments: ExportArguments) -> tuple[Path, str | None]:
     """Write the files, upload them if requested, and print their location. Returns the folder, and
     its address on the hub."""
-    opened = open_folder(given.run, given.trust, SAMPLED_PARTS)
+    opened = open_folder(arguments.run, arguments.trust, SAMPLED_PARTS)
     with opened.limited():
-        out = _export(given, opened.run)
-    if given.push_to_hub is not None:  # named by the user, whatever the folder may do
-        address = upload(out, given.push_to_hub, private=given.private)
+        out = _export(arguments, opened.run)
+    if arguments.push_to_hub is not None:  # named by the user, whatever the folder may do
+        address = upload(out, arguments.push_to_hub, private=arguments.private)
         print(f"uploaded: {address}")
         return out, address
     return out, None
 
 
-def _export(given: ExportArguments, run: RunSettings) -> Path:
-    weights = _weights(given)
-    if given.push_to_hub is not None:
-        check_upload(given.push_to_hub)
-    if run.prompt_writer is not None and given.merged:
+def _export(arguments: ExportArguments, run: RunSettings) -> Path:
+    weights = _weights(arguments)
+    if arguments.push_to_hub is not None:
+        check_upload(arguments.push_to_hub)
+    if run.prompt_writer is not None and arguments.merged:
         raise UserError(
             "export: --merged is for runs with one model, but a joint run has two: leave it out"
         )
     adapter = (weights / LORA_FILE).is_file()
-    if not adapter and (given.formats or given.merged) and not (weights / TEXT_ADAPTER).is_file():
+    if (
+        not adapter
+        and (arguments.formats or arguments.merged)
+        and not (weights / TEXT_ADAPTER).is_file()
+    ):
         raise UserError(
             f"export: {weights} has full weights, to which --formats and --merged do not apply: "
             "leave both out"
         )
-    if given.formats and not adapter:
+    if arguments.formats and not adapter:
         raise UserError("export: --formats is for image and video models: leave it out")
     denoisers = _denoisers(run) if adapter else []
-    forms = _formats(given.formats, weights, denoisers) if adapter else ()
-    out = new_numbered(given.run, "export") if given.out is None else out_folder(given.out)
+    forms = _formats(arguments.formats, weights, denoisers) if adapter else ()
+    out = (
+        new_numbered(arguments.run, "export")
+        if arguments.out is None
+        else out_folder(arguments.out)
+    )
     with removed_if_empty(out), whole_or_empty(out):
-        written = _write(given, run, weights, forms, denoisers, out)
+        written = _write(arguments, run, weights, forms, denoisers, out)
     for path in written:
         print(path)
     return out
 
 
 def _write(
-    given: ExportArguments,
+    arguments: ExportArguments,
     run: RunSettings,
     weights: Path,
     forms: Sequence[KeyFormat],
@@ -92,17 +100,17 @@ def _write(
     for form in CONVERTED:
         if form in forms:
             written += _convert(weights, out, form, denoisers)
-    if given.merged:
+    if arguments.merged:
         _merge(run, weights, out / MERGED)
         written.append(out / MERGED)
-    subject = CardSubject(run, given.run, weights, given.push_to_hub)
+    subject = CardSubject(run, arguments.run, weights, arguments.push_to_hub)
     return [*written, write_card(subject, out, [path.name for path in written])]
 
 
-def _weights(given: ExportArguments) -> Path:
-    if given.weights == "base":
+def _weights(arguments: ExportArguments) -> Path:
+    if arguments.weights == "base":
         raise UserError("export: the base weights are the original model; choose last or best")
-    weights = weights_folder(given.run, given.weights)
+    weights = weights_folder(arguments.run, arguments.weights)
     if (weights / checkpoint.POLICIES_FILE).is_file():
         raise UserError(
             f"export: {weights} is a training checkpoint, which other programs cannot load: "
@@ -206,8 +214,10 @@ def check_upload(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"--push-to-hub: {repository[:100]!r} is not owner/name: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"--push-to-hub: {repository[:100]!r} is not owner/name: {reason}"
+        ) from error
     if get_token() is None:
         raise UserError(
             "--push-to-hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
@@ -226,10 +236,10 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, commit_message="Export of a flowrl run"
         )
     except Exception as error:  # whatever the hub's client and its HTTP library raise
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         again = f"hf upload {quote(repository)} {quote(str(folder))}"
         raise UserError(
-            f"--push-to-hub: {repository} was not uploaded ({type(error).__name__}: {why}); the "
+            f"--push-to-hub: {repository} was not uploaded ({type(error).__name__}: {reason}); the "
             f"files are in {folder}, and `{again}` tries again"
         ) from error
     return str(url)

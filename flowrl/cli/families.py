@@ -74,10 +74,10 @@ def _first_and_last(index: ModelIndex) -> bool:
 
 def _turbo(index: ModelIndex) -> bool:
     """Whether the scheduler is that of SD-Turbo and SDXL-Turbo (arXiv:2311.17042)."""
-    own = index.scheduler
+    scheduler = index.scheduler
     return (
-        own.get("_class_name") == "EulerAncestralDiscreteScheduler"
-        and own.get("timestep_spacing") == "trailing"
+        scheduler.get("_class_name") == "EulerAncestralDiscreteScheduler"
+        and scheduler.get("timestep_spacing") == "trailing"
     )
 
 
@@ -100,11 +100,11 @@ def _hunyuan(index: ModelIndex) -> SectionTree:
 
 
 def _cogvideo(index: ModelIndex) -> SectionTree:
-    own = index.denoiser
-    height, width = (8 * int(own.get(f"sample_{side}", 0)) for side in ("height", "width"))
+    denoiser = index.denoiser
+    height, width = (8 * int(denoiser.get(f"sample_{side}", 0)) for side in ("height", "width"))
     if not 0 < height <= LARGEST_SIDE or not 0 < width <= LARGEST_SIDE:
         return {}
-    return {"height": height, "width": width, "call": {"num_frames": own["sample_frames"]}}
+    return {"height": height, "width": width, "call": {"num_frames": denoiser["sample_frames"]}}
 
 
 FEW_STEPS: Mapping[str, SectionTree] = {
@@ -189,7 +189,11 @@ CONFIGURED_FAMILIES: tuple[Family, ...] = (
 def family_of(index: ModelIndex) -> Family | None:
     """The family that an index belongs to; None if flowrl has no configuration for its class or
     its size."""
-    fits = (each for each in CONFIGURED_FAMILIES if index.kind in each.classes and each.when(index))
+    fits = (
+        family
+        for family in CONFIGURED_FAMILIES
+        if index.kind in family.classes and family.when(index)
+    )
     return None if index.modular else next(fits, None)
 
 

@@ -47,9 +47,9 @@ class Opened:
     def of(cls, run: RunSettings, folder: Path) -> "Opened":
         """Open a run and do one iteration that is not timed."""
         folder.mkdir(parents=True, exist_ok=True)
-        kept = cls(open_session(run, folder, open_accelerator(run, folder)))
-        kept.turn()
-        return kept
+        opened = cls(open_session(run, folder, open_accelerator(run, folder)))
+        opened.turn()
+        return opened
 
     @cached_property
     def stages(self) -> Stages:
@@ -63,9 +63,9 @@ class Opened:
     def turn(self) -> float:
         """Run an iteration; return its seconds."""
         began = seconds_now(self.device)
-        made = iterate(self.stages, self.progress)
-        self.metrics.append(made.metrics)
-        samples = made.scores.samples[0]
+        outcome = iterate(self.stages, self.progress)
+        self.metrics.append(outcome.metrics)
+        samples = outcome.scores.samples[0]
         self.samples = samples if isinstance(samples, Samples) else None
         return seconds_now(self.device) - began
 
@@ -107,16 +107,16 @@ class Floor:
     a_call: list[float] = field(default_factory=list)  # seconds without gradients, of a denoiser
 
     @classmethod
-    def of(cls, kept: Opened) -> "Floor":
+    def of(cls, opened: Opened) -> "Floor":
         """Hook the networks of an opened run, and record one iteration."""
-        found = cls(kept)
-        for name, module in found.networks().items():
-            module.register_forward_hook(found.hook(name), with_kwargs=True)
-        found.recording = True
-        found.iteration()
-        found.recording = False
-        found.samples = kept.samples
-        return found
+        floor = cls(opened)
+        for name, module in floor.networks().items():
+            module.register_forward_hook(floor.hook(name), with_kwargs=True)
+        floor.recording = True
+        floor.iteration()
+        floor.recording = False
+        floor.samples = opened.samples
+        return floor
 
     def networks(self) -> dict[str, nn.Module]:
         """The denoisers, encoders and decoder of the run's pipeline."""
@@ -136,8 +136,8 @@ class Floor:
             self.counts[name, rows, graded] += 1
             if self.recording:
                 start = self.kept.session.learner.policies.inside == "ref"
-                given = tree_map(_plain, (tuple(args), dict(named)))
-                self.calls.append(RecordedCall(name, module, given, graded, start))
+                passed = tree_map(_plain, (tuple(args), dict(named)))
+                self.calls.append(RecordedCall(name, module, passed, graded, start))
 
         return called
 
@@ -170,15 +170,15 @@ class Floor:
     def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
         """Seconds of iterations and of the plain loop, measured in turns. AssertionError unless
         both make the same number of calls, with the same rows, with and without gradients."""
-        found: tuple[list[float], list[float]] = ([], [])
+        times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
             seen: list[CallCounts] = []
-            for seconds, arm in zip(found, (self.iteration, self.plain), strict=True):
+            for seconds, arm in zip(times, (self.iteration, self.plain), strict=True):
                 self.counts = Counter()
                 seconds.append(arm())
                 seen.append(self.counts)
             assert seen[0] == seen[1] and seen[0], (seen[0] - seen[1], seen[1] - seen[0])
-        return found
+        return times
 
     def rows(self, graded: bool) -> int:
         """Number of rows of the denoiser's calls in an iteration."""

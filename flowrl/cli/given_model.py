@@ -72,10 +72,10 @@ def weights_folder(folder: Path, weights: str) -> Path:
     if chosen is None:
         unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
         saved = [path.name for path in numbered_folders(folder / "checkpoints")]
-        found = {"last": _last(folder), "best": _best(folder)}
-        named = [name for name, place in found.items() if place is not None]
-        there = f"; it has {', '.join([*named, 'base', *saved])}"
-        hint = "" if unfinished else there
+        folders = {"last": _last(folder), "best": _best(folder)}
+        named = [name for name, place in folders.items() if place is not None]
+        offered = f"; it has {', '.join([*named, 'base', *saved])}"
+        hint = "" if unfinished else offered
         raise UserError(f"{folder} has no {weights!r} weights{unfinished}{hint}")
     check_whole(chosen)
     return chosen
@@ -121,47 +121,50 @@ class GivenModel:
 
     @classmethod
     def of(
-        cls, given: SampleArguments | EvaluateArguments, options: Overrides, command: str
+        cls, arguments: SampleArguments | EvaluateArguments, options: Overrides, command: str
     ) -> "GivenModel":
         """Read a run's settings, or create them for a model. `options` override settings."""
-        check_subject(given, command)
+        check_subject(arguments, command)
         places = ("guidance", "height", "width")
-        words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(given, n)) is not None]
-        if given.model is not None:
-            run = override(override(model_run(given.model, given.adapter), options), words)
+        words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(arguments, n)) is not None]
+        if arguments.model is not None:
+            run = override(override(model_run(arguments.model, arguments.adapter), options), words)
             check_plan(run)
-            name = f"{Path(given.model).name}, {'base' if given.adapter is None else 'adapter'}"
-            return cls(run, None, given.adapter, name)
-        folder = Path(given.run or "")
+            weights_name = "base" if arguments.adapter is None else "adapter"
+            name = f"{Path(arguments.model).name}, {weights_name}"
+            return cls(run, None, arguments.adapter, name)
+        folder = Path(arguments.run or "")
         opened = (
-            open_folder(folder, given.trust, _parts(given)).overridden(options).overridden(words)
+            open_folder(folder, arguments.trust, _parts(arguments))
+            .overridden(options)
+            .overridden(words)
         )
-        run, opens = opened.run, opened.opens_rewards or isinstance(given, EvaluateArguments)
-        if not opens and not given.rewards:
+        run, opens = opened.run, opened.opens_rewards or isinstance(arguments, EvaluateArguments)
+        if not opens and not arguments.rewards:
             print(
                 f"{folder} was not started here, so its rewards are not loaded (use --trust=code "
                 "to load them)"
             )
         with opened.limited():
             check_plan(run)
-        weights = None if given.weights == "base" else weights_folder(folder, given.weights)
-        name = f"{folder.name}, {given.weights} weights"
+        weights = None if arguments.weights == "base" else weights_folder(folder, arguments.weights)
+        name = f"{folder.name}, {arguments.weights} weights"
         return cls(run, folder, weights, name, run.judges if opens else (), opened.limits)
 
-    def steps(self, policy: Model, given: int | None) -> int:
+    def steps(self, policy: Model, count: int | None) -> int:
         """Number of steps: the given one, the run's, or the pipeline's default."""
-        if given is not None:
-            return given
+        if count is not None:
+            return count
         if self.folder is not None or self.run.evaluate.steps is not None:
             return self.run.evaluation_steps
         from flowrl.models.diffusers.policy import PipelinePolicy
 
         if not isinstance(policy, PipelinePolicy):  # texts have a number of steps
             raise UserError("your own model has no default number of steps: set --steps")
-        own = policy.loop.driver.parameters.get("num_inference_steps")
-        if own is None or not isinstance(own.default, int):
+        parameter = policy.loop.driver.parameters.get("num_inference_steps")
+        if parameter is None or not isinstance(parameter.default, int):
             raise UserError(f"{policy.name} has no default number of steps: set --steps")
-        return own.default
+        return parameter.default
 
     def open(self) -> tuple[Model, Model]:
         """Open the model with the base weights, and the same model at the evaluation's guidance
@@ -198,23 +201,23 @@ class GivenModel:
         return HybridPolicy(policy, base, last)
 
 
-def check_subject(given: SampleArguments | EvaluateArguments, command: str) -> None:
+def check_subject(arguments: SampleArguments | EvaluateArguments, command: str) -> None:
     """UserError for words that name neither a run nor a model, or both."""
-    if (given.run is None) == (given.model is None):
+    if (arguments.run is None) == (arguments.model is None):
         raise UserError(
             f"{command}: give either a run's folder or, with --model, the folder or hub name "
             "of a pipeline or language model"
         )
-    if given.adapter is not None and given.model is None:
+    if arguments.adapter is not None and arguments.model is None:
         raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
 
 
-def _parts(given: SampleArguments | EvaluateArguments) -> frozenset[str]:
+def _parts(arguments: SampleArguments | EvaluateArguments) -> frozenset[str]:
     """The sections of a run file that the command uses."""
-    if isinstance(given, SampleArguments):
+    if isinstance(arguments, SampleArguments):
         return SAMPLED_PARTS
-    own = {"prompts"} if given.prompts or given.suite else set[str]()
-    return EVALUATED_PARTS - own - (set(REWARDS) if given.rewards else set())
+    named = {"prompts"} if arguments.prompts or arguments.suite else set[str]()
+    return EVALUATED_PARTS - named - (set(REWARDS) if arguments.rewards else set())
 
 
 def model_run(source: str, adapter: Path | None) -> RunSettings:
@@ -273,9 +276,9 @@ def is_pipeline(source: str) -> bool:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
-    for file, found in indices:
+    for file, kind in indices:
         if isinstance(try_to_load_from_cache(source, file), str):
-            return found
+            return kind
     try:
         check_hub(PipelineSettings(pipeline=source))
     except UserError as error:

@@ -34,9 +34,9 @@ def command_help(name: str) -> str:
     command = COMMANDS[name]
     parts = [f"usage: flowrl {name} {command.usage}".rstrip()]
     if command.words:
-        made = read_schema()["commands"][name]
-        parts.append(fill(made["about"], _WIDTH))
-        parts.append("\n".join(_entry(word) for word in made["words"]))
+        entry = read_schema()["commands"][name]
+        parts.append(fill(entry["about"], _WIDTH))
+        parts.append("\n".join(_entry(word) for word in entry["words"]))
     else:
         parts.append(f"{command.about[0].upper()}{command.about[1:]}.")
     if command.settings:
@@ -52,7 +52,7 @@ def command_options(name: str) -> dict[str, Mapping[str, Any]]:
         return {}
     words = read_schema()["commands"][name]["words"]
     settings = read_schema()["settings"] if COMMANDS[name].settings else ()
-    return {each["name"]: each for each in (*words, *settings) if each["name"].startswith("--")}
+    return {word["name"]: word for word in (*words, *settings) if word["name"].startswith("--")}
 
 
 def _settings() -> Iterator[str]:

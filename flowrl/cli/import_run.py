@@ -43,8 +43,8 @@ def print_import(run: ImportedRun, out: Path | None) -> None:
         print(sentence)
     for need in run.needs:
         print(f"it needs {need.right}: {need.value} ({need.at})")
-    for each in run.code:
-        print(f"it needs code that is not copied: {each}")
+    for code in run.code:
+        print(f"it needs code that is not copied: {code}")
     if run.refusal is not None:
         print(f"refused: {run.refusal}")
     else:

@@ -34,19 +34,21 @@ def torchvision_misfit() -> str | None:
     plain = theirs.partition("+")[0]
     on_cpu = not _value(torch, "cuda") and not _value(torch, "hip")
     if on_cpu and re.search(r"\+(cu|rocm)\d", theirs):
-        why = f"torchvision {theirs} is built for a GPU, but torch {ours} for the CPU"
+        reason = f"torchvision {theirs} is built for a GPU, but torch {ours} for the CPU"
         way = (
             f"pip install --force-reinstall --no-deps torchvision=={plain} --index-url {CPU_INDEX}"
         )
     elif (wanted := _wanted_torch()) is not None and not wanted.specifier.contains(
         ours.partition("+")[0], prereleases=True
     ):
-        why = f"torchvision {theirs} needs torch {wanted.specifier}, but torch {ours} is installed"
+        reason = (
+            f"torchvision {theirs} needs torch {wanted.specifier}, but torch {ours} is installed"
+        )
         way = "pip install the torchvision for that torch, from the index that torch came from"
     else:
         return None
     return (
-        f"{why}: with both, transformers and diffusers cannot be imported. Either {way}; or, if "
+        f"{reason}: with both, transformers and diffusers cannot be imported. Either {way}; or, if "
         "you do not use open_clip's rewards, pip uninstall torchvision (docs/installing.md)"
     )
 
@@ -61,8 +63,8 @@ def _version_file(package: str) -> str | None:
 
 def _value(text: str, name: str) -> str:
     """The string that a version file assigns to a name; empty for None."""
-    found = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _wanted_torch() -> "Requirement | None":

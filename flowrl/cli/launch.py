@@ -74,31 +74,34 @@ class LaunchArguments:
     """ray: the port of the first machine at which the processes meet."""
 
 
-def launch_job(given: LaunchArguments, options: Sequence[str]) -> int:
+def launch_job(arguments: LaunchArguments, options: Sequence[str]) -> int:
     """Print, or submit with --submit. The settings are checked before either."""
-    job = job_of(given, options)
-    if given.submit and given.where not in SUBMITTED:
-        tool = {"sky": "sky jobs launch", "k8s": "kubectl apply -f"}[given.where]
+    job = job_of(arguments, options)
+    if arguments.submit and arguments.where not in SUBMITTED:
+        tool = {"sky": "sky jobs launch", "k8s": "kubectl apply -f"}[arguments.where]
         raise UserError(
-            f"launch {given.where}: flowrl does not submit there: leave --submit out, write the "
+            f"launch {arguments.where}: flowrl does not submit there: leave --submit out, write "
+            "the "
             f"output into a file, and hand that to `{tool}`"
         )
-    place = CloudPlace(given.gpu, given.image, given.volume, given.mount)
-    if given.where == "slurm":
-        limits = SlurmLimits(given.time, given.partition, given.account, given.notice)
+    place = CloudPlace(arguments.gpu, arguments.image, arguments.volume, arguments.mount)
+    if arguments.where == "slurm":
+        limits = SlurmLimits(
+            arguments.time, arguments.partition, arguments.account, arguments.notice
+        )
         script = slurm_script(job, limits)
-        print(submit_to_slurm(script) if given.submit else script)
-    elif given.where == "sky":
+        print(submit_to_slurm(script) if arguments.submit else script)
+    elif arguments.where == "sky":
         print(sky_task(job, place), end="")
-    elif given.where == "k8s":
+    elif arguments.where == "k8s":
         print(kubernetes_job(job, place), end="")
-    elif given.where == "ray":
+    elif arguments.where == "ray":
         from flowrl.launching.on_ray import ray_commands, run_on_ray  # Ray is an extra
 
-        if given.submit:
-            return run_on_ray(job, given.port)
-        print("\n".join(ray_commands(job, given.port)))
-    elif given.submit:
+        if arguments.submit:
+            return run_on_ray(job, arguments.port)
+        print("\n".join(ray_commands(job, arguments.port)))
+    elif arguments.submit:
         from flowrl.launching.accelerate import run_here
 
         sys.stdout.flush()
@@ -108,44 +111,47 @@ def launch_job(given: LaunchArguments, options: Sequence[str]) -> int:
     return 0
 
 
-def job_of(given: LaunchArguments, options: Sequence[str]) -> LaunchJob:
+def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
     """The job that is asked for. UserError for settings that a start would refuse on any machine,
     and for places that its machines could not find."""
-    if given.folder is None:
+    if arguments.folder is None:
         raise UserError(
-            f"launch {given.where}: name the run's folder with --folder: every start resumes "
+            f"launch {arguments.where}: name the run's folder with --folder: every start resumes "
             "the run that is in it"
         )
-    if (given.gpus is None) == (given.cpus is None):
+    if (arguments.gpus is None) == (arguments.cpus is None):
         raise UserError(
-            f"launch {given.where}: give either --gpus, those of each machine, or --cpus, the "
+            f"launch {arguments.where}: give either --gpus, those of each machine, or --cpus, the "
             "processes on each without GPUs"
         )
-    if given.where in ("sky", "k8s") and not given.folder.is_relative_to(given.mount):
+    if arguments.where in ("sky", "k8s") and not arguments.folder.is_relative_to(arguments.mount):
         raise UserError(
-            f"launch {given.where}: --folder {given.folder} is not below {given.mount}, where the "
+            f"launch {arguments.where}: --folder {arguments.folder} is not below "
+            f"{arguments.mount}, where the "
             "volume is mounted (--mount), so that the run would end with its machine"
         )
-    config = run_file(given.config)
+    config = run_file(arguments.config)
     run = override(read_run(config), options)
     check_plan(run)
-    if given.accelerate_config and not find(given.accelerate_config).is_file():
-        raise UserError(f"launch: --accelerate-config {given.accelerate_config}: no such file")
-    words = [f"--trust={given.trust}" if isinstance(given.trust, str) else "--trust"]
+    if arguments.accelerate_config and not find(arguments.accelerate_config).is_file():
+        raise UserError(f"launch: --accelerate-config {arguments.accelerate_config}: no such file")
+    words = [f"--trust={arguments.trust}" if isinstance(arguments.trust, str) else "--trust"]
     sharded = True
-    if given.gpus and not given.accelerate_config:
-        sharded, why = sharded_by_default(run)
+    if arguments.gpus and not arguments.accelerate_config:
+        sharded, reason = sharded_by_default(run)
         kind = "FSDP2" if sharded else "DDP"
-        other = shipped_file(SINGLE if sharded else SHARDED, given.nodes)
-        print(f"{kind}: {why}; --accelerate-config {other} is the other way", file=sys.stderr)
+        other = shipped_file(SINGLE if sharded else SHARDED, arguments.nodes)
+        print(f"{kind}: {reason}; --accelerate-config {other} is the other way", file=sys.stderr)
     return LaunchJob(
-        config=_for_all(given.config, config),
-        folder=str(given.folder if given.where in ("sky", "k8s") else given.folder.absolute()),
-        options=(*options, *(words if given.trust else ())),
-        nodes=given.nodes,
-        gpus=given.gpus or 0,
-        cpus=given.cpus or 1,
-        accelerate=given.accelerate_config,
+        config=_for_all(arguments.config, config),
+        folder=str(
+            arguments.folder if arguments.where in ("sky", "k8s") else arguments.folder.absolute()
+        ),
+        options=(*options, *(words if arguments.trust else ())),
+        nodes=arguments.nodes,
+        gpus=arguments.gpus or 0,
+        cpus=arguments.cpus or 1,
+        accelerate=arguments.accelerate_config,
         sharded=sharded,
     )
 
@@ -168,8 +174,8 @@ def sharded_by_default(run: RunSettings) -> tuple[bool, str]:
 
 def _for_all(word: str, path: Path) -> str:
     """The name by which other machines find a run file: one of flowrl's own, or the whole path."""
-    own = {file: name for name, file in own_runs()}
-    if path in own:
-        return own[path]
+    names = {file: name for name, file in own_runs()}
+    if path in names:
+        return names[path]
     shipped = own_file(Path(word))
     return word if shipped is not None and shipped == path else str(path.absolute())

@@ -29,7 +29,9 @@ _BASE = (
 
 def make_schema() -> dict[str, Any]:
     return {
-        "commands": {name: _command(each.words) for name, each in COMMANDS.items() if each.words},
+        "commands": {
+            name: _command(command.words) for name, command in COMMANDS.items() if command.words
+        },
         "settings": list(_settings((RunSettings,), "")),
         "recipes": {
             name: {

@@ -167,13 +167,17 @@ def loading_lines(
         return
     yield from _pipeline_lines(m, json.dumps(source))
     if changed := m.scheduler:  # an adapter's files do not contain it
-        given = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        made = f"type(pipe.scheduler).from_config(pipe.scheduler.config, {given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        scheduler = f"type(pipe.scheduler).from_config(pipe.scheduler.config, {arguments})"
         modular = m.form == "modular"
-        yield f"pipe.update_components(scheduler={made})" if modular else f"pipe.scheduler = {made}"
+        yield (
+            f"pipe.update_components(scheduler={scheduler})"
+            if modular
+            else f"pipe.scheduler = {scheduler}"
+        )
     described = describe(m)
-    known = (None, []) if described is None else (described.kind, list(described.denoisers))
-    yield from adapter_lines(*known, repository, files, at)
+    pipeline = (None, []) if described is None else (described.kind, list(described.denoisers))
+    yield from adapter_lines(*pipeline, repository, files, at)
 
 
 def adapter_lines(
@@ -192,11 +196,11 @@ def adapter_lines(
         yield "from peft import PeftModel"
     for name in names:
         if name not in files:
-            given = f'weight_name="{LORA_FILE}", prefix="{name}"'
-            yield f"pipe.{name}.load_lora_adapter({place}, {given})"
+            options = f'weight_name="{LORA_FILE}", prefix="{name}"'
+            yield f"pipe.{name}.load_lora_adapter({place}, {options})"
             continue
-        own = name if at == "." else f"{at}/{name}"
-        where = json.dumps(own) if repository is None else f'{place}, subfolder="{name}"'
+        subfolder = name if at == "." else f"{at}/{name}"
+        where = json.dumps(subfolder) if repository is None else f'{place}, subfolder="{name}"'
         yield f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {where})"
 
 
@@ -236,12 +240,12 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
         return
     scale = run.evaluation_guidance
     sides = [run.evaluate.height or run.model.height, run.evaluate.width or run.model.width]
-    own = "the pipeline's own"
+    unset = "the pipeline's own"
     yield Markup("steps (`num_inference_steps`)"), run.evaluation_steps
-    yield "guidance", own if scale is None else scale if scale == "none" else f"{scale:g}"
-    yield "size", " x ".join(map(str, sides)) if all(sides) else own
+    yield "guidance", unset if scale is None else scale if scale == "none" else f"{scale:g}"
+    yield "size", " x ".join(map(str, sides)) if all(sides) else unset
     yield "sampling", "deterministic (ODE), whatever noise training sampled with"
-    yield "scheduler", _scheduler(run.model.pipeline) or own
+    yield "scheduler", _scheduler(run.model.pipeline) or unset
     frames = {} if run.evaluate.num_frames is None else {"num_frames": run.evaluate.num_frames}
     for key, value in {**run.model.call, **frames}.items():
         yield code_span(key), code_span(value)
@@ -290,9 +294,9 @@ def _settings(subject: CardSubject) -> CardRows:
 def _public(value: Any, subject: CardSubject) -> Any:
     """A tree of settings in which texts name sources as the card does."""
     if isinstance(value, dict):
-        return {key: _public(each, subject) for key, each in value.items()}
+        return {key: _public(item, subject) for key, item in value.items()}
     if isinstance(value, list):
-        return [_public(each, subject) for each in value]
+        return [_public(item, subject) for item in value]
     return subject.public(value) if isinstance(value, str) else value
 
 
@@ -304,9 +308,12 @@ def _prompts(subject: CardSubject) -> CardRows:
     prompts = subject.run.prompts
     places = [("training", prompts.train), ("held out", prompts.held_out or ())]
     rows: CardRows = [
-        (title, Markup(", ").join(code_span(subject.public(each.source)) for each in some))
-        for title, some in places
-        if some
+        (
+            title,
+            Markup(", ").join(code_span(subject.public(data_set.source)) for data_set in data_sets),
+        )
+        for title, data_sets in places
+        if data_sets
     ]
     return [*rows, ("an iteration", f"{prompts.per_iteration} prompts")]
 

@@ -38,30 +38,36 @@ class New:
     texts, or the model is a folder."""
 
 
-def write_new_run(given: New) -> None:
+def write_new_run(arguments: New) -> None:
     """Write the files and print the next commands. UserError if a file already exists, or for an
     unsuitable recipe or model."""
-    text = given.text or given.recipe in TEXT_RECIPES or _is_language_model(given.model)
-    recipe = given.recipe or ("text_grpo" if text else "nft")
+    text = arguments.text or arguments.recipe in TEXT_RECIPES or _is_language_model(arguments.model)
+    recipe = arguments.recipe or ("text_grpo" if text else "nft")
     if recipe not in RECIPES:
         raise UserError(f"new: recipe {unknown_name(recipe, [*RECIPES])}")
     if (recipe in TEXT_RECIPES) != text:
-        why = "--text asks for" if given.text else f"{given.model} is"
-        raise UserError(f"new: recipe {recipe} is for images, and {why} a language model")
-    found = None if given.model is None or text else pipeline_files(given.model, given.recipe)
-    if found is not None:
-        files = found.files
+        reason = "--text asks for" if arguments.text else f"{arguments.model} is"
+        raise UserError(f"new: recipe {recipe} is for images, and {reason} a language model")
+    start = (
+        None
+        if arguments.model is None or text
+        else pipeline_files(arguments.model, arguments.recipe)
+    )
+    if start is not None:
+        files = start.files
     else:
-        files = text_files(given.model, recipe) if text else image_files(given.model, recipe)
-    tree, _ = with_base(parse_yaml(str(files["run.yaml"]), "new"), given.folder / "run.yaml")
+        files = (
+            text_files(arguments.model, recipe) if text else image_files(arguments.model, recipe)
+        )
+    tree, _ = with_base(parse_yaml(str(files["run.yaml"]), "new"), arguments.folder / "run.yaml")
     run = run_from(tree, "new")
     check_plan(run)
     check_model_of(run)
     schema = json_text(read_schema()["run"], indent=2)
     files["run.schema.json"] = schema + "\n"
-    _write(given.folder, files)
-    _next(given.folder, files, found)
-    if found is not None and found.guesses:
+    _write(arguments.folder, files)
+    _next(arguments.folder, files, start)
+    if start is not None and start.guesses:
         print(_guesses(run))
 
 
@@ -80,7 +86,7 @@ def _write(folder: Path, files: Files) -> None:
         raise UserError(f"new: {folder} cannot be written: {error.strerror}") from error
 
 
-def _next(folder: Path, files: Files, found: PipelineStart | None) -> None:
+def _next(folder: Path, files: Files, start: PipelineStart | None) -> None:
     """Print what was written, the next commands, and where settings come from."""
     written = [name for name in files if not name.startswith("images/")]
     written += ["images/"] * (len(written) < len(files))
@@ -90,9 +96,9 @@ def _next(folder: Path, files: Files, found: PipelineStart | None) -> None:
     prompts = next(name for name in files if name.startswith("prompts."))
     print("  flowrl plan run.yaml      # what an iteration does and costs")
     print(f"  flowrl train run.yaml     # rewards are in my_reward.py, prompts in {prompts}")
-    lines = example_prompts() if found is not None else str(files["held_out.txt"]).splitlines()
-    print(f'  flowrl sample runs/run-0001 "{lines[0] if found is None else lines[-1]}"')
-    for note in () if found is None else found.notes:
+    lines = example_prompts() if start is not None else str(files["held_out.txt"]).splitlines()
+    print(f'  flowrl sample runs/run-0001 "{lines[0] if start is None else lines[-1]}"')
+    for note in () if start is None else start.notes:
         print(note)
 
 
@@ -100,13 +106,14 @@ def _guesses(run: RunSettings) -> str:
     """Values of the run that a model's card says, and no file of it."""
     scale, m = run.evaluation_guidance, run.model
     assert isinstance(m, PipelineSettings)
-    own = "the pipeline's own" if scale is None else scale if scale == "none" else f"{scale:g}"
+    guidance = "the pipeline's own" if scale is None else scale if scale == "none" else f"{scale:g}"
     size = "the pipeline's own size"
     if m.height is not None and m.width is not None:
         frames = m.call.get("num_frames")
         size = f"{m.height} x {m.width}" + ("" if frames is None else f" x {frames}")
     return (
-        f"guesses, to compare with the model's card: guidance {own}, {run.evaluation_steps} steps "
+        f"guesses, to compare with the model's card: guidance {guidance}, {run.evaluation_steps} "
+        "steps "
         f"in evaluations, {size}; and the learning rate"
     )
 

@@ -222,22 +222,24 @@ def known_files(
     changes  sections that differ from the base's, for a model that is not the base's own; None:
              the base is the model's
     """
-    own = [] if recipe is None else [f"name: {recipe}{_group(recipe)}"]
+    settings = [] if recipe is None else [f"name: {recipe}{_group(recipe)}"]
     routed = read_tree(find(base))[0]["recipe"].get("modalities") is not None
-    own += ["modalities: null"] if routed else []  # they are of the base's rewards
+    settings += ["modalities: null"] if routed else []  # they are of the base's rewards
     other = changes is not None or find(model).is_dir()
     sections = {name: dict(section) for name, section in (changes or {}).items()}
     section = {"pipeline": _source(model)} if other else {}
     section |= sections.pop("model", {})
     if recipe is None:
-        own += [f"{name}: {_flow(value)}" for name, value in sections.pop("recipe", {}).items()]
+        settings += [
+            f"{name}: {_flow(value)}" for name, value in sections.pop("recipe", {}).items()
+        ]
     place = f"model: {_flow(section)}\n" if section else ""
     place += "".join(f"{name}: {_flow(value)}\n" for name, value in sections.items())
     graded = recipe is not None and RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
     body = KNOWN_MODEL.format(
         base=base,
-        recipe=f"recipe: {{{', '.join(own)}}}\n" if own else "",
+        recipe=f"recipe: {{{', '.join(settings)}}}\n" if settings else "",
         model=place,
         reward=reward,
         judge=IMAGE_JUDGE,
@@ -264,18 +266,18 @@ def with_pictures(files: Files, columns: Sequence[str]) -> Files:
     if any("mask" in name for name in columns):
         pictures |= mask
     places = list(pictures)
-    made: Files = {}
+    changed: Files = {}
     for name, content in files.items():
         if not name.endswith(".txt"):
-            made[name] = _rows_not_lines(content)
+            changed[name] = _rows_not_lines(content)
             continue
         rows = list[str]()
         for number, prompt in enumerate(str(content).splitlines()):
             place = places[number % (len(EXAMPLE_SHAPES) * 3)]
-            cells = {each: next(iter(mask)) if "mask" in each else place for each in columns}
+            cells = {column: next(iter(mask)) if "mask" in column else place for column in columns}
             rows.append(json.dumps({"prompt": prompt, **cells}))
-        made[name.replace(".txt", ".jsonl")] = "\n".join(rows) + "\n"
-    return made | pictures
+        changed[name.replace(".txt", ".jsonl")] = "\n".join(rows) + "\n"
+    return changed | pictures
 
 
 def _rows_not_lines(content: str | bytes) -> str | bytes:
@@ -308,10 +310,14 @@ def example_prompts() -> list[str]:
     return prompts + [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
 
 
-def image_files(model: str | None, recipe: str, own: ClassDefaults | None = None) -> Files:
-    """Files for a run of images or videos, by name. `own`: what is known of the model."""
+def image_files(model: str | None, recipe: str, defaults: ClassDefaults | None = None) -> Files:
+    """Files for a run of images or videos, by name. `defaults`: what is known of the model."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
-    guidance = "{sample: 1.0, train: 1.0}       # 1 is no guidance" if own is None else own.guidance
+    guidance = (
+        "{sample: 1.0, train: 1.0}       # 1 is no guidance"
+        if defaults is None
+        else defaults.guidance
+    )
     body = IMAGE_MODEL.format(
         model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora, guidance=guidance
     )
@@ -319,8 +325,8 @@ def image_files(model: str | None, recipe: str, own: ClassDefaults | None = None
         body += "  call: {max_sequence_length: 1}           # arguments of the pipeline's call\n"
     else:
         body += "  dtype: bfloat16\n"
-        body += _sizes(own)
-    steps = "" if own is None or not own.few else f", steps: {own.steps}"
+        body += _sizes(defaults)
+    steps = "" if defaults is None or not defaults.few else f", steps: {defaults.steps}"
     head = HEAD.format(recipe=recipe, settings=f"{steps}{_group(recipe)}")
     body += TEACHERS if recipe == "opd" else ""
     graded = RECIPES[recipe]().reward_gradient
@@ -328,21 +334,22 @@ def image_files(model: str | None, recipe: str, own: ClassDefaults | None = None
     judge = SHAPES_JUDGE if model is None else IMAGE_JUDGE
     tail = TAIL.format(
         reward=reward, judge=judge, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64,
-        evaluate="" if own is None else own.evaluate, train="" if own is None else own.train,
+        evaluate="" if defaults is None else defaults.evaluate,
+        train="" if defaults is None else defaults.train,
     )  # fmt: skip
     files = _files(head + body + tail, code, example_prompts())
-    return files if own is None else with_pictures(files, own.columns)
+    return files if defaults is None else with_pictures(files, defaults.columns)
 
 
-def _sizes(own: ClassDefaults | None) -> str:
+def _sizes(defaults: ClassDefaults | None) -> str:
     """The settings of sizes: those that the class's call has, or what to fill in."""
-    if own is None:
+    if defaults is None:
         return (
             "  # height: 512\n  # width: 512\n"
             "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
         )
-    lines = "".join(f"  {name}: {value}\n" for name, value in own.sizes.items())
-    return lines + (f"  call: {_flow(dict(own.call))}\n" if own.call else "")
+    lines = "".join(f"  {name}: {value}\n" for name, value in defaults.sizes.items())
+    return lines + (f"  call: {_flow(dict(defaults.call))}\n" if defaults.call else "")
 
 
 def text_files(model: str | None, recipe: str) -> Files:

@@ -33,8 +33,8 @@ class PipelineStart:
 
 def pipeline_files(model: str, recipe: str | None) -> PipelineStart:
     """Files for a pipeline's folder or hub name. UserError for a name that the hub refuses."""
-    if (known := known_model(model)) is not None:
-        base, kind = known
+    if (published := known_model(model)) is not None:
+        base, kind = published
         note = f"the model's settings come from {base}: see that file, and `flowrl plan`"
         return PipelineStart(
             known_files(model, recipe, base, image_columns(kind)), (note,), guesses=False
@@ -92,13 +92,13 @@ def _own(model: str, index: ModelIndex) -> ClassDefaults:
     call = {name: defaults[name] for name in ("num_frames",) if name in defaults}
     if argument == "true_cfg_scale" and "negative_prompt" in parameters:
         call["negative_prompt"] = " "  # without one this scale has no effect
-    own = f"{{sample: {float(scale):g}}}" if number else "null"
-    why = "the default of its class" if number else "the pipeline's own"
+    guidance = f"{{sample: {float(scale):g}}}" if number else "null"
+    source = "the default of its class" if number else "the pipeline's own"
     if few and number:
-        own, why = "none", "it is distilled"
+        guidance, source = "none", "it is distilled"
     video = "num_frames" in parameters
     return ClassDefaults(
-        guidance=f"{own:<32}# {why}; see the model's card",
+        guidance=f"{guidance:<32}# {source}; see the model's card",
         sizes={name: defaults[name] for name in ("height", "width") if name in defaults},
         call=call,
         steps=steps,

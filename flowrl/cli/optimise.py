@@ -122,14 +122,14 @@ class NoiseScores:
                 )
             shown = self.scorer.shown(media.detach(), at)
             weights = self.scorer.weights
-            each = [
+            scores = [
                 weights[n] * differentiable_scores(n, r, media, shown).to(media)
                 for n, r in rewards.items()
             ]
-            score = torch.stack(each).sum(0)
+            score = torch.stack(scores).sum(0)
             (slope,) = torch.autograd.grad(score.sum(), part)
-            (found,) = torch.autograd.grad(x0, noise, slope.to(x0))
-        return score.detach(), found
+            (gradient,) = torch.autograd.grad(x0, noise, slope.to(x0))
+        return score.detach(), gradient
 
 
 def graded_of(scorer: SampleScorer) -> dict[str, DifferentiableScore]:
@@ -158,12 +158,12 @@ def optimised_samples(scorer: SampleScorer, how: NoiseSearch) -> tuple[Samples, 
     noise = scores.noise("root")
     steps = len(noise) * scorer.trial.steps
     graded = how.method == "gradient"
-    first, found, best = (_by_gradient if graded else _by_proposals)(scores, noise, how)
+    first, last, best = (_by_gradient if graded else _by_proposals)(scores, noise, how)
     again = 2 if scorer.trial.steps > 1 else 1  # several steps are evaluated twice
     work = steps * (1 + again * (how.rounds + 1) if graded else 2 + how.rounds)
     names = ", ".join(scorer.rewards)
     return scores.samples(best), (
-        f"optimised for {names}: {first:.4g} -> {found:.4g} on average, {work} network evaluations"
+        f"optimised for {names}: {first:.4g} -> {last:.4g} on average, {work} network evaluations"
     )
 
 

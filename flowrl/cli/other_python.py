@@ -11,9 +11,9 @@ def interpreter(program: str) -> str:
     be run."""
     path = expanded(program)
     inside = path / "bin" / "python"
-    found = shutil.which(str(inside if inside.exists() else path))
-    if found is None:
+    path_found = shutil.which(str(inside if inside.exists() else path))
+    if path_found is None:
         raise UserError(
             f"--program: {program[:200]} is no interpreter, nor a folder with bin/python"
         )
-    return found
+    return path_found

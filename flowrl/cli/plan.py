@@ -51,28 +51,32 @@ class RunPlan:
         return not self.refusals and self.fits
 
     def __str__(self) -> str:
-        refused = [f"refused: {each}" for each in self.refusals]
+        refused = [f"refused: {refusal}" for refusal in self.refusals]
         return "\n  ".join(["\n".join([self.text, *refused, "not checked here:"]), *self.unchecked])
 
     __repr__ = __str__
 
 
-def planned(run: RunSettings, given: PlanArguments, objects: Mapping[str, Reward] = {}) -> RunPlan:
+def planned(
+    run: RunSettings, arguments: PlanArguments, objects: Mapping[str, Reward] = {}
+) -> RunPlan:
     """The plan of a run. `objects`: rewards that are Python objects, by label. UserError for a
     recipe that does not fit its settings, or a model that cannot be driven."""
     check_plan(run)
-    devices = None if given.devices is None else parse_devices(given.devices)
+    devices = None if arguments.devices is None else parse_devices(arguments.devices)
     unknown = fetch_unknown(run.model)
     check_model_of(run)  # else nothing is known of what it would cost
-    lines = [describe_run(run, given.iteration, given.svg)]
-    limit = fit.limit(given.memory, devices)
-    lines.append(fit.memory_report(run, limit, given.iteration))
+    lines = [describe_run(run, arguments.iteration, arguments.svg)]
+    limit = fit.limit(arguments.memory, devices)
+    lines.append(fit.memory_report(run, limit, arguments.iteration))
     if unknown:
         lines.append(unknown)
     if devices is not None:
-        lines.append(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
-    lines += workers_report(run, devices, given.utilisation, given.iteration)
-    fits = fit.fits(run, limit, given.iteration)
+        lines.append(
+            time_estimate.time_report(run, devices, arguments.utilisation, arguments.iteration)
+        )
+    lines += workers_report(run, devices, arguments.utilisation, arguments.iteration)
+    fits = fit.fits(run, limit, arguments.iteration)
     refused = tuple(refusals(run, objects))
     return RunPlan("\n".join(lines), refused, tuple(unchecked(run)), fits)
 
@@ -202,19 +206,19 @@ def _describe_images(run: RunSettings, plans: Sequence[Plan], svg: Path | None) 
 def _through(run: RunSettings, plans: Sequence[Plan], likelihood: Pathwise) -> str:
     """The work of a gradient method."""
     draws, loss = run.prompts.per_iteration * run.rewritings, run.algorithm().loss
-    others = len(loss.roles)
-    graded = sum(likelihood.graded(plan, others) for plan in plans)
+    roles = len(loss.roles)
+    graded = sum(likelihood.graded(plan, roles) for plan in plans)
     rows = sum(likelihood.decoded(plan) for plan in plans)
     words = 2 if isinstance(loss, RewardGradient) and loss.words else 1
     scores = f"{draws * rows * words} scores" if words > 1 else f"{draws * rows} scores"
-    found = (
+    counted = (
         f"{draws * graded} network evaluations, {draws * rows} decodes and {scores} with gradients"
     )
-    frozen = draws * sum(likelihood.frozen(plan, others) for plan in plans)
+    frozen = draws * sum(likelihood.frozen(plan, roles) for plan in plans)
     return (
-        (f"{found}, {frozen} network evaluations without gradients for the anchors")
+        (f"{counted}, {frozen} network evaluations without gradients for the anchors")
         if frozen
-        else found
+        else counted
     )
 
 

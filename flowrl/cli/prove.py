@@ -66,23 +66,23 @@ def _prove(run: RunSettings, prompts: PromptSet, held_out: PromptSet | None, cac
     digest = None  # a cached proof is of the run's own size
     if not other_sizes(policy, rows[1]):
         digest = proof_digest(run, policy, rows, held_out, StartRecord.of(run, 1))
-    kept = proof_cache.read(digest) if cache and digest is not None else None
-    if kept is None:
+    stored = proof_cache.read(digest) if cache and digest is not None else None
+    if stored is None:
         sentences = policy.proofs(rows[0], run.algorithm().steps, rows[1])
     else:
-        sentences = list(kept.sentences)
-        kept.use(policy)
+        sentences = list(stored.sentences)
+        stored.use(policy)
     print("\n".join(sentences), flush=True)
-    whole = kept.whole if kept is not None else ()
+    whole = stored.whole if stored is not None else ()
     if not whole:
-        for each in rows_by_size(policy, *rows):
-            own = tuple(each.take(rows[0])), tuple(each.take(rows[1]))
-            whole = (*whole, *_whole(run, each.policy, own, each.policy is policy))
+        for size in rows_by_size(policy, *rows):
+            shown = tuple(size.take(rows[0])), tuple(size.take(rows[1]))
+            whole = (*whole, *_whole(run, size.policy, shown, size.policy is policy))
         if digest is not None:
             proof_cache.keep(digest, CachedProof.of(policy, sentences, whole))
     print(f"{deviations(whole)}\n{LEGEND}")
-    if kept is not None:
-        print(kept.line)
+    if stored is not None:
+        print(stored.line)
 
 
 def _whole(
@@ -91,20 +91,20 @@ def _whole(
     """The proofs over whole samples, with the steps, guidance scales and sizes of the run's
     training and evaluations. UserError if one fails. Rows with another size than the run's
     (`own_size` False) have it in evaluations too."""
-    scales, steps, made = policy.guidance, run.algorithm().steps, []
+    scales, steps, proofs = policy.guidance, run.algorithm().steps, []
     evaluator = evaluation_policy(policy, run)
     assert isinstance(evaluator, PipelinePolicy)
-    own = run.evaluation_steps, evaluator.guidance.sample
+    evaluated = run.evaluation_steps, evaluator.guidance.sample
     sized = own_size and evaluator.loop is not policy.loop
-    pairs = [(steps, scales.sample), (steps, scales.train), *(() if sized else (own,))]
+    pairs = [(steps, scales.sample), (steps, scales.train), *(() if sized else (evaluated,))]
     cases = [(policy, *pair) for pair in dict.fromkeys(pairs)]
-    for subject, count, guidance in [*cases, *([(evaluator, *own)] if sized else ())]:
+    for subject, count, guidance in [*cases, *([(evaluator, *evaluated)] if sized else ())]:
         replay = subject.known_proofs.get((count, guidance)) or subject.prove(
             rows[0][:2], steps=count, guidance=guidance, meta=rows[1][:2]
         )
-        made.append(prove_whole(subject, *whole_prompts(rows), replay))
-        failure = made[-1].failure()
+        proofs.append(prove_whole(subject, *whole_prompts(rows), replay))
+        failure = proofs[-1].failure()
         if failure is not None:
-            print(deviations(made))
+            print(deviations(proofs))
             raise UserError(f"{subject.name}: {failure}")
-    return tuple(made)
+    return tuple(proofs)

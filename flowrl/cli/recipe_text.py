@@ -37,10 +37,10 @@ def recipe_list(contributed: bool) -> str:
     width, lines = max(map(len, names)), list[str]()
     for kind, about in SOURCE_KINDS.items():
         rows = [
-            f"  {name:<{width}}  {found.learned:<16}  {'GPU' if found.on_gpu else '':<3}  "
+            f"  {name:<{width}}  {evidence.learned:<16}  {'GPU' if evidence.on_gpu else '':<3}  "
             f"{(names[name].__doc__ or '').strip().splitlines()[0]}"
             for name in names
-            if (found := evidence_of(names[name])).sources.kind == kind
+            if (evidence := evidence_of(names[name])).sources.kind == kind
         ]
         if rows:
             lines += [f"{about}:", *rows, ""]
@@ -82,20 +82,26 @@ def recipe_text(name: str) -> str:
 
 def evidence_line(name: str) -> str:
     """A recipe's sources and what was seen of it, in one line."""
-    found = evidence_of(RECIPES[name])
-    seen = [] if found.gain is None else [f"gained {found.learned} here"]
-    seen += ["ran on a GPU"] if found.on_gpu else []
-    return f"Evidence: {'; '.join([SOURCE_KINDS[found.sources.kind], *seen])}."
+    evidence = evidence_of(RECIPES[name])
+    seen = [] if evidence.gain is None else [f"gained {evidence.learned} here"]
+    seen += ["ran on a GPU"] if evidence.on_gpu else []
+    return f"Evidence: {'; '.join([SOURCE_KINDS[evidence.sources.kind], *seen])}."
 
 
 def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
     """Setting, type and default of a recipe, as written in YAML. `parts`: also those that every
     recipe has, such as the parts that it lets you replace."""
-    own = function_parameters(recipe_function(name))
+    parameters = function_parameters(recipe_function(name))
     fields = {k: f for k, f in recipe_kind(name).model_fields.items() if k != "name"}
     forms = {k: FORMS if k in RECIPE_PARTS else readable(f.annotation) for k, f in fields.items()}
-    rows = [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields.items() if k in own]
-    return rows + [(key, form, "null") for key, form in forms.items() if parts and key not in own]
+    rows = [
+        (k, readable(f.annotation), in_yaml(f.default))
+        for k, f in fields.items()
+        if k in parameters
+    ]
+    return rows + [
+        (key, form, "null") for key, form in forms.items() if parts and key not in parameters
+    ]
 
 
 def readable(kind: Any) -> str:
@@ -111,8 +117,8 @@ def readable(kind: Any) -> str:
         many = "list of" if get_origin(kind) is Sequence else "names to"
         return f"{many} {readable(parts[-1])}"
     if get_origin(kind) is tuple:
-        each = [readable(part) for part in parts if part is not Ellipsis]
-        return f"list of {each[0]}" if Ellipsis in parts else f"[{', '.join(each)}]"
+        parts_read = [readable(part) for part in parts if part is not Ellipsis]
+        return f"list of {parts_read[0]}" if Ellipsis in parts else f"[{', '.join(parts_read)}]"
     if get_origin(kind) is Literal:
         *most, last = map(in_yaml, parts)
         return f"{', '.join(most)} or {last}" if most else last

@@ -33,27 +33,27 @@ class Compare:
     """A file for the page, which is overwritten."""
 
 
-def print_report(given: Report) -> Path:
+def print_report(arguments: Report) -> Path:
     """Write the page of a run, print its path and return it. UserError if it cannot be written."""
-    out = given.out or given.run / REPORT
-    if given.run.is_dir():  # otherwise the reader of the folder says what is wrong
+    out = arguments.out or arguments.run / REPORT
+    if arguments.run.is_dir():  # otherwise the reader of the folder says what is wrong
         check_output_file(out)
     try:
-        written = write_report(given.run, out)
+        written = write_report(arguments.run, out)
     except OSError as error:
         raise UserError(f"report: {out} cannot be written: {error.strerror or error}") from error
     print(f"page: {written}")
     return written
 
 
-def print_comparison(given: Compare) -> Path:
+def print_comparison(arguments: Compare) -> Path:
     """Write the page of several runs, print its path and return it. UserError if it cannot be
     written."""
-    check_output_file(given.out)
+    check_output_file(arguments.out)
     try:
-        write_comparison(given.runs, given.out)
+        write_comparison(arguments.runs, arguments.out)
     except OSError as error:
-        text = f"compare: {given.out} cannot be written: {error.strerror or error}"
+        text = f"compare: {arguments.out} cannot be written: {error.strerror or error}"
         raise UserError(text) from error
-    print(f"page: {given.out}")
-    return given.out
+    print(f"page: {arguments.out}")
+    return arguments.out

@@ -24,19 +24,21 @@ ENDS = {0, 2, *(128 + number for number in ENDING)}  # exit codes without a rest
 _LAUNCHED = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE")
 
 
-def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `--key value` and `--key=value` for the keys in `own` from the other arguments."""
+def split_keys(arguments: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split `--key value` and `--key=value` for the keys in `keys` from the other arguments."""
     values, rest = dict[str, str](), list[str]()
     words = iter(arguments)
     for word in words:
         key, _, value = word.partition("=")
-        if key in own:
-            given = value or next(words, "")
-            if not given or given.startswith("--"):
+        if key in keys:
+            value_given = value or next(words, "")
+            if not value_given or value_given.startswith("--"):
                 raise UserError(f"{key} needs a value")
             if key in values:
-                raise UserError(f"{key} is given twice, with {values[key]} and {given}: keep one")
-            values[key] = given
+                raise UserError(
+                    f"{key} is given twice, with {values[key]} and {value_given}: keep one"
+                )
+            values[key] = value_given
         else:
             rest.append(word)
     return values, rest
@@ -49,8 +51,8 @@ def grants(word: str) -> bool:
 
 def trust_of(words: Sequence[str]) -> bool | str:
     """The rights that the words grant: the last --trust counts."""
-    given = [word for word in words if grants(word)]
-    return (given[-1].partition("=")[2] or True) if given else False
+    grants_given = [word for word in words if grants(word)]
+    return (grants_given[-1].partition("=")[2] or True) if grants_given else False
 
 
 def launched() -> bool:
@@ -64,25 +66,25 @@ def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
     Returns the arguments, and None in the child or the last exit code in the parent.
     UserError under a launcher, and for an invalid count.
     """
-    own, words = split_keys(arguments, (RESTARTS,))
-    if RESTARTS not in own:
+    ours, words = split_keys(arguments, (RESTARTS,))
+    if RESTARTS not in ours:
         return words, None
-    if not own[RESTARTS].isdecimal():
-        raise UserError(f"{RESTARTS}: {own[RESTARTS][:100]!r} is not a number of restarts")
+    if not ours[RESTARTS].isdecimal():
+        raise UserError(f"{RESTARTS}: {ours[RESTARTS][:100]!r} is not a number of restarts")
     if any(name in os.environ for name in _LAUNCHED):
         raise UserError(
             f"{RESTARTS} is for single-process runs, but this one has a launcher: pass "
-            f"`--max_restarts {own[RESTARTS]}` to the launcher instead, and {FOLDER} to the run"
+            f"`--max_restarts {ours[RESTARTS]}` to the launcher instead, and {FOLDER} to the run"
         )
     words, folder = _with_folder(words)
-    return _Parent(int(own[RESTARTS]), folder).run(words)
+    return _Parent(int(ours[RESTARTS]), folder).run(words)
 
 
 def _with_folder(words: list[str]) -> tuple[list[str], Path]:
     """The arguments with the run's folder, and that folder."""
-    own, rest = split_keys(words, (FOLDER, RESUME))
-    if own:
-        named = own.get(FOLDER) or own[RESUME]  # --resume auto has its folder there
+    folder_keys, rest = split_keys(words, (FOLDER, RESUME))
+    if folder_keys:
+        named = folder_keys.get(FOLDER) or folder_keys[RESUME]  # --resume auto has its folder there
         return words, Path(named).expanduser()
     config = run_path(rest[0]) if rest and not rest[0].startswith("-") else None
     if config is None:  # the child has the sentence
@@ -101,7 +103,7 @@ class _Parent:
 
     def run(self, words: list[str]) -> tuple[list[str], int | None]:
         left, reached = self.restarts, newest_checkpoint(self.folder)
-        known = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
+        handlers = {number: signal.signal(number, self._pass_on) for number in ending_signals()}
         ends = os.pipe()  # the second closes when this process ends, however it ends
         while True:
             sys.stdout.flush()
@@ -109,7 +111,7 @@ class _Parent:
             self.child = os.fork()
             if self.child == 0:
                 os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which hands it on
-                for number, handler in known.items():
+                for number, handler in handlers.items():
                     signal.signal(number, handler)
                 os.close(ends[1])
                 threading.Thread(target=_end_with_parent, args=ends[:1], daemon=True).start()
@@ -183,5 +185,5 @@ def _cause(code: int) -> str:
     return f"the training ended with code {code}"
 
 
-def _say(what: str) -> None:
-    print(f"flowrl: {what}", file=sys.stderr, flush=True)
+def _say(sentence: str) -> None:
+    print(f"flowrl: {sentence}", file=sys.stderr, flush=True)

@@ -19,9 +19,9 @@ def print_rights(folder: Path) -> int:
     needs, lacking = rights_of(folder)
     lines = _Lines.of(folder / "run.yaml")
     for right in Right:
-        own = [need for need in needs if need.right == right]
-        print(f"{right}: to {MEANINGS[right]}" + ("" if own else ": not asked for"))
-        for need in own:
+        of_right = [need for need in needs if need.right == right]
+        print(f"{right}: to {MEANINGS[right]}" + ("" if of_right else ": not asked for"))
+        for need in of_right:
             line = lines.find(need)
             at = "its defaults" if line is None else f"line {line}"
             state = "not granted" if need in lacking else "granted"
@@ -45,16 +45,16 @@ class _Lines:
             root = yaml.compose(text, yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
-        found: dict[str, list[tuple[str, int]]] = {}
+        lines: dict[str, list[tuple[str, int]]] = {}
         for section, text, line in _scalars(root, ""):
-            found.setdefault(text, []).append((section, line))
-        return cls(found)
+            lines.setdefault(text, []).append((section, line))
+        return cls(lines)
 
     def find(self, need: Need) -> int | None:
         """The line with the value, in the section that asks for it if there are several."""
-        known = self.texts.get(need.value, [])
-        own = [line for section, line in known if need.at.startswith(section)]
-        return next(iter(own or [line for _, line in known]), None)
+        places = self.texts.get(need.value, [])
+        within = [line for section, line in places if need.at.startswith(section)]
+        return next(iter(within or [line for _, line in places]), None)
 
 
 def _scalars(node: yaml.Node | None, section: str) -> Iterator[tuple[str, str, int]]:
@@ -64,7 +64,7 @@ def _scalars(node: yaml.Node | None, section: str) -> Iterator[tuple[str, str, i
             yield from _scalars(key, section)
             yield from _scalars(value, section or str(key.value))
     elif isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            yield from _scalars(each, section)
+        for item in node.value:
+            yield from _scalars(item, section)
     elif isinstance(node, yaml.ScalarNode):
         yield section, str(node.value), node.start_mark.line + 1

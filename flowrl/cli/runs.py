@@ -58,7 +58,7 @@ class RunLine:
             run = RunFolder.read(folder)
         except UserError as error:
             return cls(str(folder), seconds_ago=ago, why=str(error))
-        state, why = _state(run)
+        state, reason = _state(run)
         scores = run.column(f"held_out/{run.key}") if run.key else []
         best_at = run.best
         return cls(
@@ -73,7 +73,7 @@ class RunLine:
             best_at=best_at,
             alarms=int(run.raised),
             seconds_ago=ago,
-            why=why,
+            why=reason,
         )
 
     def cells(self) -> list[str]:
@@ -98,8 +98,10 @@ HEADINGS = ("run", "recipe", "iterations", "state", "held-out, base -> best", "a
 def run_lines(folders: Sequence[Path]) -> list[RunLine]:
     """The runs in these folders, the last one that did something first. UserError for a folder that
     has no run, neither itself nor inside."""
-    found = list(dict.fromkeys(_found(folders or (RUNS,))))
-    return sorted((RunLine.of(each) for each in found), key=lambda line: line.seconds_ago)
+    folders_found = list(dict.fromkeys(_found(folders or (RUNS,))))
+    return sorted(
+        (RunLine.of(folder) for folder in folders_found), key=lambda line: line.seconds_ago
+    )
 
 
 def print_runs(lines: Sequence[RunLine], *, as_json: bool) -> None:
@@ -123,8 +125,8 @@ def text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield _GAP.join(row[i].ljust(widths[i]) for i in shown).rstrip()
 
 
-def _found(given: Iterable[Path]) -> Iterator[Path]:
-    for folder in given:
+def _found(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in folders:
         if (folder / "run.yaml").is_file():
             yield folder
             continue

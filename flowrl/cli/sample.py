@@ -61,45 +61,45 @@ WORDS_ALONE = FromPython()
 
 
 def sample_prompts(
-    given: SampleArguments, options: Overrides, own: FromPython = WORDS_ALONE
+    arguments: SampleArguments, options: Overrides, from_python: FromPython = WORDS_ALONE
 ) -> Samples:
     """Generate and score samples of prompts, and write them with an overview page."""
-    specs = tuple(parse_specs(given.rewards, "--rewards").values())
-    out = None if given.out is None else out_folder(given.out)
-    chosen = GivenModel.of(given, options, "sample")
+    specs = tuple(parse_specs(arguments.rewards, "--rewards").values())
+    out = None if arguments.out is None else out_folder(arguments.out)
+    chosen = GivenModel.of(arguments, options, "sample")
     run = chosen.run
-    sides = [name for name in ("height", "width") if getattr(given, name) is not None]
+    sides = [name for name in ("height", "width") if getattr(arguments, name) is not None]
     with chosen.limited():
-        prompts = with_rows(run, given.prompts, None, sides)
-    image = given.image if own.image is None else own.image
+        prompts = with_rows(run, arguments.prompts, None, sides)
+    image = arguments.image if from_python.image is None else from_python.image
     prompts = with_image(prompts, image)
     named = bool(specs)  # by the user
     specs = specs or chosen.judges
-    _refuse(given, bool(specs))
-    if not own.writes:
-        selects = given.steer != "no" or given.optimise != "no" or given.rewrite > 1
-        rewards = _loaded(specs, named, chosen, own) if selects else {}
+    _refuse(arguments, bool(specs))
+    if not from_python.writes:
+        selects = arguments.steer != "no" or arguments.optimise != "no" or arguments.rewrite > 1
+        rewards = _loaded(specs, named, chosen, from_python) if selects else {}
         with explained(run, trains=False):
-            samples, _ = _sampled(given, chosen, prompts, specs, rewards, image)
+            samples, _ = _sampled(arguments, chosen, prompts, specs, rewards, image)
         return samples
     if out is None:
         at = Path("samples") if chosen.folder is None else folder_inside(chosen.folder, "samples")
         out = new_numbered(at, "sample")
     with removed_if_empty(out), explained(run, trains=False):
-        rewards = _loaded(specs, named, chosen, own)
-        return _write(given, chosen, prompts, specs, rewards, out, image)
+        rewards = _loaded(specs, named, chosen, from_python)
+        return _write(arguments, chosen, prompts, specs, rewards, out, image)
 
 
 def _loaded(
-    specs: Sequence[RewardSpec], named: bool, chosen: GivenModel, own: FromPython
+    specs: Sequence[RewardSpec], named: bool, chosen: GivenModel, from_python: FromPython
 ) -> dict[str, Reward]:
     """The rewards; those that the user named have the user's rights."""
     with nullcontext() if named else chosen.limited():
-        return load_rewards(specs, own.live)
+        return load_rewards(specs, from_python.live)
 
 
 def _write(
-    given: SampleArguments,
+    arguments: SampleArguments,
     chosen: GivenModel,
     prompts: PromptSet,
     specs: tuple[RewardSpec, ...],
@@ -107,13 +107,13 @@ def _write(
     out: Path,
     image: str | Image | None,
 ) -> Samples:
-    samples, policy = _sampled(given, chosen, prompts, specs, rewards, image)
+    samples, policy = _sampled(arguments, chosen, prompts, specs, rewards, image)
     with chosen.limited():
-        known = _rows_by_prompt(chosen.run) if rewards else {}
+        rows_by_prompt = _rows_by_prompt(chosen.run) if rewards else {}
     page = Page(samples, [None] * len(samples.prompts), chosen.name)
     _save_each(page, policy, out)  # before a reward is asked, which may fail
     if rewards:
-        page = _scored(page, rewards, known)
+        page = _scored(page, rewards, rows_by_prompt)
     page = replace(page, samples=shown_by(policy, page.samples))
     whole = page.save(out, "grid")
     print(f"{len(page.scores)} samples in {out}; overview page: {whole}")
@@ -121,7 +121,7 @@ def _write(
 
 
 def _sampled(
-    given: SampleArguments,
+    arguments: SampleArguments,
     chosen: GivenModel,
     prompts: PromptSet,
     specs: tuple[RewardSpec, ...],
@@ -134,29 +134,29 @@ def _sampled(
     takes_image = check_takes_image(policy, image)
     with chosen.limited():
         pictured = _rows_have_images(run)
-        trial_rows = _rows_by_prompt(run) if given.rewrite > 1 else {}
+        trial_rows = _rows_by_prompt(run) if arguments.rewrite > 1 else {}
     if takes_image and image is None and pictured:
         print("the run's prompts have images, but this command gives no image: add --image FILE")
     load_into(base, run, chosen.weights)
-    steps = chosen.steps(policy, given.steps)
-    trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    if given.rewrite > 1:
-        known = with_known_rows(trial, trial_rows)
-        result = best_rewritings(policy, known, given.rewrite, rewards, specs)
-    elif given.steer == "no" and given.optimise == "no":
+    steps = chosen.steps(policy, arguments.steps)
+    trial = Trial(prompts, tuple(range(len(prompts))), arguments.count, steps, arguments.seed)
+    if arguments.rewrite > 1:
+        trial_with_rows = with_known_rows(trial, trial_rows)
+        result = best_rewritings(policy, trial_with_rows, arguments.rewrite, rewards, specs)
+    elif arguments.steer == "no" and arguments.optimise == "no":
         result = draw_trial(
-            chosen.ended_by_base(policy, given.base_steps, "sample")
-            if given.base_steps
+            chosen.ended_by_base(policy, arguments.base_steps, "sample")
+            if arguments.base_steps
             else policy,
             trial,
         )
     else:
-        option = "--steer" if given.optimise == "no" else "--optimise"
+        option = "--steer" if arguments.optimise == "no" else "--optimise"
         weights = last_weights(specs, run.train.iterations)
         driven = drivable(_at_one_size(policy, prompts, option), option)
         guidance = driven.guidance.sample
         scorer = SampleScorer(driven, rewards, weights, trial, guidance, device_of(run))
-        samples, summary = _improved(scorer, given)
+        samples, summary = _improved(scorer, arguments)
         result = TrialSamples(samples, Statistics({}, {}))
         print(summary)
     return result.samples, policy
@@ -169,11 +169,11 @@ def _at_one_size(policy: Any, prompts: PromptSet, option: str) -> Any:
 
     if not isinstance(policy, PipelinePolicy):
         return policy
-    first, *others = rows_by_size(policy, prompts.texts, prompts.meta)
-    if others:
+    first, *other_sizes = rows_by_size(policy, prompts.texts, prompts.meta)
+    if other_sizes:
         raise UserError(
             f"sample: {option} needs prompts of one size, but the run's files give them "
-            f"{1 + len(others)}: sample them one by one, or set --height and --width"
+            f"{1 + len(other_sizes)}: sample them one by one, or set --height and --width"
         )
     return first.policy
 
@@ -195,37 +195,41 @@ def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
 
 
 def _scored(
-    page: Page, rewards: Mapping[str, Reward], known: Mapping[str, Mapping[str, Any]]
+    page: Page, rewards: Mapping[str, Reward], rows_by_prompt: Mapping[str, Mapping[str, Any]]
 ) -> Page:
     """The page with the scores of the first reward. Prompts get their rows from the run's prompt
     files. A reward's error is printed, and the samples stay unscored."""
     prompts = page.samples.prompts
     try:
         rows = page.samples.meta or [{}] * len(prompts)
-        meta = [{**known.get(str(p), {}), **row} for p, row in zip(prompts, rows, strict=True)]
+        meta = [
+            {**rows_by_prompt.get(str(p), {}), **row} for p, row in zip(prompts, rows, strict=True)
+        ]
         samples = replace(page.samples, meta=meta)
         scores = score_trial(rewards, TrialSamples(samples, Statistics({}, {}))).scores
     except Exception as error:  # a reward's own code
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        lacks = any(str(text) not in known for text in prompts)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        lacks = any(str(text) not in rows_by_prompt for text in prompts)
         hint = " (prompts that are not in the run's prompt files have no columns)" if lacks else ""
-        print(f"unscored: {', '.join(rewards)} raised {why}{hint}", file=sys.stderr)
+        print(f"unscored: {', '.join(rewards)} raised {reason}{hint}", file=sys.stderr)
         return page
     values, applies = scores.column(scores.names[0])
     shown: list[ShownScore] = [
-        ABSTAINS if not here else None if value != value else value
-        for value, here in zip(values.tolist(), applies.tolist(), strict=True)
+        ABSTAINS if not applied else None if value != value else value
+        for value, applied in zip(values.tolist(), applies.tolist(), strict=True)
     ]
     return Page(page.samples, shown, f"{page.title}: {scores.names[0]}")
 
 
-def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, str]:
+def _improved(scorer: SampleScorer, arguments: SampleArguments) -> tuple[Samples, str]:
     """Samples from optimised noise, or steered samples, and a sentence about their cost."""
-    if given.optimise != "no":
-        found = NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
-        return optimised_samples(scorer, found)
-    assert given.steer != "no"
-    how = SteeredSampler(given.steer, given.particles, given.strength)
+    if arguments.optimise != "no":
+        search = NoiseSearch(
+            arguments.optimise, arguments.rounds, arguments.rate, arguments.naturalness
+        )
+        return optimised_samples(scorer, search)
+    assert arguments.steer != "no"
+    how = SteeredSampler(arguments.steer, arguments.particles, arguments.strength)
     samples, evaluations = steered_samples(scorer, how)
     return samples, f"steered by {', '.join(scorer.rewards)}: {evaluations} network evaluations"
 
@@ -258,33 +262,35 @@ def best_rewritings(
     return TrialSamples(samples.take(best.tolist()), Statistics({}, {}))
 
 
-def with_known_rows(trial: Trial, known: Mapping[str, Mapping[str, Any]]) -> Trial:
+def with_known_rows(trial: Trial, rows_by_prompt: Mapping[str, Mapping[str, Any]]) -> Trial:
     """The trial with the columns of the run's own prompts, since a reward may read them."""
     prompts = trial.prompts
-    rows = tuple({**known.get(str(text), {}), "prompt": text} for text in prompts.texts)
+    rows = tuple({**rows_by_prompt.get(str(text), {}), "prompt": text} for text in prompts.texts)
     return replace(trial, prompts=replace(prompts, meta=rows))
 
 
-def _refuse(given: SampleArguments, rewards: bool) -> None:
+def _refuse(arguments: SampleArguments, rewards: bool) -> None:
     """UserError for options that exclude each other, or need rewards."""
-    if given.rewrite > 1 and not rewards:
+    if arguments.rewrite > 1 and not rewards:
         raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
-    if given.rewrite > 1 and (given.steer != "no" or given.optimise != "no" or given.base_steps):
+    if arguments.rewrite > 1 and (
+        arguments.steer != "no" or arguments.optimise != "no" or arguments.base_steps
+    ):
         raise UserError(
             "sample: --rewrite cannot be combined with --steer, --optimise or --base-steps: leave "
             "them out"
         )
-    if given.steer != "no" and not rewards:
+    if arguments.steer != "no" and not rewards:
         raise UserError(
             "sample: --steer needs rewards for the selection, and --model has none: add --rewards"
         )
-    if given.optimise != "no" and not rewards:
+    if arguments.optimise != "no" and not rewards:
         raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
-    if given.optimise != "no" and (given.steer != "no" or given.base_steps):
+    if arguments.optimise != "no" and (arguments.steer != "no" or arguments.base_steps):
         raise UserError(
             "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"
         )
-    if given.steer != "no" and given.base_steps:
+    if arguments.steer != "no" and arguments.base_steps:
         raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
 
@@ -292,20 +298,22 @@ def with_rows(
     run: RunSettings,
     texts: tuple[str, ...],
     image: str | Path | Image | None = None,
-    given: Collection[str] = (),
+    fixed: Collection[str] = (),
 ) -> PromptSet:
     """Prompts with their rows, which contain the image if there is one, and the sizes, except for
-    those that are `given` otherwise, that the run's files have for a prompt.
+    those that are `fixed`, that the run's files have for a prompt.
 
     An environment gets the first row with this prompt in the run's files, or only the prompt.
     UserError for an image that cannot be read.
     """
     rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
     if isinstance(run.model, PipelineSettings):
-        known = _rows_by_prompt(run)
-        sizes = [RowSize.of(known.get(text, {})).given for text in texts]
-        own = [{k: v for k, v in each.items() if k not in given} for each in sizes]
-        rows = [row | size for row, size in zip(rows, own, strict=True)]
+        rows_by_prompt = _rows_by_prompt(run)
+        sizes = [RowSize.of(rows_by_prompt.get(text, {})).given for text in texts]
+        free_sizes = [
+            {k: v for k, v in sizes_of_row.items() if k not in fixed} for sizes_of_row in sizes
+        ]
+        rows = [row | size for row, size in zip(rows, free_sizes, strict=True)]
     if run.environment is not None:
         rows = _rows_of_run(run, texts, run.environment.name)
     return with_image(PromptSet(texts, tuple(rows)), image)
@@ -320,21 +328,21 @@ def with_image(prompts: PromptSet, image: str | Path | Image | None) -> PromptSe
 
 
 def _rows_of_run(run: RunSettings, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:
-    known = _rows_by_prompt(run)
+    rows_by_prompt = _rows_by_prompt(run)
     for text in dict.fromkeys(texts):
-        if text not in known:
+        if text not in rows_by_prompt:
             print(f"{text!r} is not in the run's prompt files: {environment} gets only the prompt")
-    return [dict(known.get(text, {"prompt": text})) for text in texts]
+    return [dict(rows_by_prompt.get(text, {"prompt": text})) for text in texts]
 
 
 def _rows_by_prompt(run: RunSettings) -> dict[str, Mapping[str, Any]]:
     """The first row of each prompt in the run's files that are on this machine."""
-    known: dict[str, Mapping[str, Any]] = {}
+    rows_by_prompt: dict[str, Mapping[str, Any]] = {}
     for place in run.prompts.given:
         if run.prompts.on_disk(place):
             read = run.prompts.read(place)
-            known |= dict(zip(map(str, read.texts[::-1]), read.meta[::-1], strict=True))
-    return known
+            rows_by_prompt |= dict(zip(map(str, read.texts[::-1]), read.meta[::-1], strict=True))
+    return rows_by_prompt
 
 
 def _absolute(image: str) -> str:

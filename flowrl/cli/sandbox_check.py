@@ -68,8 +68,8 @@ def check_sandbox(program: str | None, isolation: Literal["full", "external"]) -
         raise UserError("doctor --sandbox: code_tests needs a POSIX system")
     external = _external() if isolation == "external" else None
     with _Outside() as outside, _Programs(program, outside, external) as programs:
-        what = "the external sandbox of your configuration" if external else programs.file
-        print(f"{len(ESCAPES)} programs try to leave {what}", flush=True)
+        subject = "the external sandbox of your configuration" if external else programs.file
+        print(f"{len(ESCAPES)} programs try to leave {subject}", flush=True)
         rows, missing = try_all(programs, ESCAPES)
     print_table(rows)
     held = [row.protection for row in rows if row.tried == "no"]
@@ -107,10 +107,10 @@ def try_all(
         row = rows[escape.protection]
         row.programs += 1
         # each breach stands in its own row, whatever the program was written to try
-        for protection, what in programs.through(escape).items():
-            rows[protection].through.append(f"{name}: {what}")
-    found = [row for row in rows.values() if row.programs or row.impossible]
-    return found, missing
+        for protection, escaped in programs.through(escape).items():
+            rows[protection].through.append(f"{name}: {escaped}")
+    tried = [row for row in rows.values() if row.programs or row.impossible]
+    return tried, missing
 
 
 def _lacking(protection: str, missing: Sequence[str]) -> str | None:
@@ -154,8 +154,8 @@ class _Outside:
             self.named.bind(f"\0{self.name}")
             self.named.listen()
         self.listeners = [self.listener, self.named] if sys.platform == "linux" else [self.listener]
-        for each in self.listeners:
-            each.setblocking(False)
+        for listener in self.listeners:
+            listener.setblocking(False)
         self.process = enter(_bystander(self.canary))
         return self
 
@@ -173,12 +173,12 @@ class _Outside:
 
     def marked(self) -> list[psutil.Process]:
         """Processes that were started by a program or for it, and are alive."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if any(self.mark in word for word in process.cmdline()):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def end_marked(self) -> None:
         for process in self.marked():
@@ -187,17 +187,17 @@ class _Outside:
 
     def reached(self) -> dict[str, str]:
         """Report what was reached from within, by protection; it is as before afterwards."""
-        found: dict[str, str] = {}
+        reached: dict[str, str] = {}
         for listener in self.listeners:
             with suppress(BlockingIOError):
                 listener.accept()[0].close()
-                found["network"] = "a connection arrived"
+                reached["network"] = "a connection arrived"
         if self.target.exists():
             self.target.unlink()
-            found["files"] = "a file was written"
+            reached["files"] = "a file was written"
         if self.process.poll() is not None:
-            found["others"] = "a process outside was ended"
-        return found
+            reached["others"] = "a process outside was ended"
+        return reached
 
 
 @contextmanager
@@ -248,12 +248,12 @@ class _Programs:
         limits = {**TRIED_LIMITS, "seconds": seconds}
         return self._asked({"code": code, "tests": tests, "limits": limits, "external": command})
 
-    def _asked(self, what: Any) -> dict[str, Any]:
+    def _asked(self, question: Any) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
         timer = threading.Timer(ANSWER_SECONDS, self.process.kill)
         timer.start()
         try:
-            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:  # it has ended
@@ -276,16 +276,16 @@ class _Programs:
         """Run an escape. Returns what it got through, by protection."""
         code = program_of(escape, self.outside.values)
         result = self.run(code, escape.tests, escape.seconds)
-        found: dict[str, str] = {}
+        through: dict[str, str] = {}
         if left := self.outside.marked():
-            found["end"] = f"{len(left)} processes were alive after the verdict"
+            through["end"] = f"{len(left)} processes were alive after the verdict"
             self.outside.end_marked()
         if result["seconds"] > escape.seconds + LATE_SECONDS:
-            found["time"] = f"it ended after {result['seconds']:.0f} s"
+            through["time"] = f"it ended after {result['seconds']:.0f} s"
         if escape.tests and result["passed"]:
-            found["verdict"] = f"{result['passed']} of {len(escape.tests)} tests passed"
+            through["verdict"] = f"{result['passed']} of {len(escape.tests)} tests passed"
         said = [line for line in result.get("output", "").splitlines() if self.outside.word in line]
         if said:
             words = (line.partition(self.outside.word)[2].strip() for line in said)
-            found[escape.protection] = ", ".join(words)
-        return {**self.outside.reached(), **found}
+            through[escape.protection] = ", ".join(words)
+        return {**self.outside.reached(), **through}

@@ -30,8 +30,8 @@ def read_schema() -> dict[str, Any]:
     digest = _digest()
     places = [BUILT, cache_folder() / f"schema-{digest}.json"]
     for path in places:
-        if (found := _read(path)).get("of") == digest:
-            return found
+        if (stored := _read(path)).get("of") == digest:
+            return stored
     from flowrl.cli.installed import check_torchvision
 
     check_torchvision()

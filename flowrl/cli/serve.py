@@ -50,7 +50,7 @@ class Serve:
     parsed."""
 
 
-def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
+def run_reward_server(arguments: Serve, reward: Reward | None = None) -> None:
     """Serve until Ctrl-C. UserError for a reward that cannot be loaded, or a port in use.
 
     `reward` is a Python object; `given.reward` is then only its name.
@@ -63,60 +63,61 @@ def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
     from rewards.serving.connections import uvicorn_settings
     from rewards.serving.server import create_app
 
-    token = _token(given)
+    token = _token(arguments)
     try:
         limits = ServerLimits(
-            given.batch,
-            given.wait,
-            given.body * 2**20,
-            pixels=given.pixels * 2**20,
-            values=given.values * 1000,
+            arguments.batch,
+            arguments.wait,
+            arguments.body * 2**20,
+            pixels=arguments.pixels * 2**20,
+            values=arguments.values * 1000,
         )
-        served = _served(given, reward, token)
+        served = _served(arguments, reward, token)
     except ValueError as error:
         raise UserError(f"serve-reward: {error}") from error
-    if token is None and not _is_local(given.host):
+    if token is None and not _is_local(arguments.host):
         print(
-            f"warning: anybody who can reach {given.host}:{given.port} can use this reward; set "
+            f"warning: anybody who can reach {arguments.host}:{arguments.port} can use this "
+            "reward; set "
             "--token NAME to require a token",
             file=sys.stderr,
         )
-    bound_socket("serve-reward", given.host, given.port).close()
-    where = f"http://{given.host}:{given.port}"
+    bound_socket("serve-reward", arguments.host, arguments.port).close()
+    where = f"http://{arguments.host}:{arguments.port}"
     print(f"{served.name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
     uvicorn.run(
-        create_app(served, limits), host=given.host, port=given.port, log_level="warning",
+        create_app(served, limits), host=arguments.host, port=arguments.port, log_level="warning",
         **uvicorn_settings(limits),
     )  # fmt: skip
 
 
-def _served(given: Serve, reward: Reward | None, token: str | None) -> "Served":
+def _served(arguments: Serve, reward: Reward | None, token: str | None) -> "Served":
     from rewards.serving.server import Served
 
     if reward is not None:
-        return Served.of(given.reward, {}, reward, token)
-    name, settings = parse_reward(given.reward)
-    if given.judge:
+        return Served.of(arguments.reward, {}, reward, token)
+    name, settings = parse_reward(arguments.reward)
+    if arguments.judge:
         return Served(name, settings, None, load_judge(name, **settings), token)
     return Served.of(name, settings, rewards.load(name, **settings), token)
 
 
 def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:
     """Parse a name and settings, `shapes` or '{name: shapes, kind: strict}'."""
-    given = parse_yaml(word, "serve-reward")
-    if isinstance(given, str):
-        return given, {}
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    parsed = parse_yaml(word, "serve-reward")
+    if isinstance(parsed, str):
+        return parsed, {}
+    if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
         raise UserError(f"serve-reward: expected a name or {{name: ...}}, not {short_repr(word)}")
-    return given["name"], {key: value for key, value in given.items() if key != "name"}
+    return parsed["name"], {key: value for key, value in parsed.items() if key != "name"}
 
 
-def _token(given: Serve) -> str | None:
-    if given.token is None:
+def _token(arguments: Serve) -> str | None:
+    if arguments.token is None:
         return None
-    token = os.environ.get(given.token)
+    token = os.environ.get(arguments.token)
     if not token:
-        raise UserError(f"--token: the environment variable {given.token} is empty: export it")
+        raise UserError(f"--token: the environment variable {arguments.token} is empty: export it")
     return token
 
 

@@ -141,16 +141,16 @@ def original_state(kind: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a diffusers class by the names of its original code, layers fused as there.
     UserError for a class without a table."""
     if kind not in _OTHERS:
-        known = ", ".join(sorted(_OTHERS))
+        kinds = ", ".join(sorted(_OTHERS))
         raise UserError(
             f"the names of {kind}'s weights in its original code are not known, only those of "
-            f"{known}: share the folder, which diffusers reads"
+            f"{kinds}: share the folder, which diffusers reads"
         )
     rules = (*_ADAPTED.get(kind, ()), *_OTHERS[kind])
     of_part = {part: rule for rule in rules for part in rule.parts}
     blocks = [int(n) for key in state for n in re.findall(r"^transformer_blocks\.(\d+)\.", key)]
     last = str(max(blocks, default=-1)) if kind == "SD3Transformer2DModel" else "-1"
-    made = dict[str, Tensor]()
+    renamed = dict[str, Tensor]()
     for key in state:
         layer, _, leaf = key.rpartition(".")
         for name, end in ((key, ""), (layer, f".{leaf}")):
@@ -164,11 +164,11 @@ def original_state(kind: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             weight = torch.cat(parts) if len(parts) > 1 else parts[0]
             if general in _SWAPPED or (number == last and general in _SWAPPED_IN_LAST_BLOCK):
                 weight = torch.cat([*reversed(weight.chunk(2))])
-            made[f"{rule.original.replace('.N.', f'.{number}.', 1)}{end}"] = weight
+            renamed[f"{rule.original.replace('.N.', f'.{number}.', 1)}{end}"] = weight
             break
         else:
-            made[key] = state[key]
-    return {key: weight.contiguous() for key, weight in made.items()}
+            renamed[key] = state[key]
+    return {key: weight.contiguous() for key, weight in renamed.items()}
 
 
 def write_single_file(folder: Path, out: Path) -> list[Path]:
@@ -180,8 +180,8 @@ def write_single_file(folder: Path, out: Path) -> list[Path]:
     if not names:
         raise UserError(f"convert: {folder} has no folder of a denoiser: name a pipeline's folder")
     files = [out, *(out.with_name(f"{out.stem}_{n}{out.suffix}") for n in range(2, len(names) + 1))]
-    if there := next((file for file in files if file.exists()), None):
-        raise UserError(f"convert: {there} exists: name another file, or remove it")
+    if existing := next((file for file in files if file.exists()), None):
+        raise UserError(f"convert: {existing} exists: name another file, or remove it")
     try:
         for name, file in zip(names, files, strict=True):
             _write(folder / name, str(index[name][1]), file)

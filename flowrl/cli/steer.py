@@ -63,10 +63,10 @@ class SampleScorer:
         """Decoded samples of clean latents [n *d]; `prompt` [n] are indices of the trial's
         samples."""
         at = prompt.cpu()
-        made = self.policy.decoded(
+        decoded = self.policy.decoded(
             x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
         )
-        return self.shown(made.media, at, made.audio)
+        return self.shown(decoded.media, at, decoded.audio)
 
     def shown(self, media: Tensor, at: Tensor, audio: Audio | None = None) -> Samples:
         """Decoded media of the trial's samples `at`, with their prompts."""
@@ -113,8 +113,8 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     scores = scorer.score(scorer.samples(x0, conditioning, prompt))
     if how.method == "importance":
         keys = [(trial.seed, 0, draw) for draw in draws]
-        kept = importance(scores, how.strength, keys)
+        chosen = importance(scores, how.strength, keys)
     else:
-        kept = best(scores, how.particles)
-    kept = kept.to(x0.device)
-    return scorer.samples(x0[kept], conditioning, prompt[kept]), plan.evaluations * len(texts)
+        chosen = best(scores, how.particles)
+    chosen = chosen.to(x0.device)
+    return scorer.samples(x0[chosen], conditioning, prompt[chosen]), plan.evaluations * len(texts)

@@ -95,32 +95,34 @@ class Vote:
     """A new or empty folder for the votes; RUN/votes/vote-0001 or votes-0001 if absent."""
 
 
-def ask_for_votes(given: Vote) -> tuple[Path, VoteAnswer]:
+def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
     """Collect votes; returns the folder and the answer."""
-    if not given.source:
+    if not arguments.source:
         raise UserError("vote: give a run's folder, two of them, a folder of images or a table")
-    if not given.question.strip():
+    if not arguments.question.strip():
         raise UserError("vote: --question is empty")
-    first = given.source[0]
+    first = arguments.source[0]
     if (first / PLAN).is_file():
-        folder = _resumed(given, first)
-        if given.results or given.forget is not None or given.export is not None:
-            if given.export is not None:
-                print(f"written: {export_votes(folder, given.export)}")
-                if given.export == "label-studio":
+        folder = _resumed(arguments, first)
+        if arguments.results or arguments.forget is not None or arguments.export is not None:
+            if arguments.export is not None:
+                print(f"written: {export_votes(folder, arguments.export)}")
+                if arguments.export == "label-studio":
                     print(f"labelling interface:\n{LABEL_STUDIO_CONFIG}")
-            if given.forget is not None:
-                forget_rater(folder, given.forget)
+            if arguments.forget is not None:
+                forget_rater(folder, arguments.forget)
             log = VoteLog.read(folder, VotePlan.read(folder))
             return folder, _reported(folder, write_results(folder, log))
-    elif given.results or given.forget is not None or given.export is not None:
+    elif arguments.results or arguments.forget is not None or arguments.export is not None:
         raise UserError(
             f"vote: --results, --forget and --export need a folder of votes, and {first} is none"
         )
     else:
         check_extra()  # before anything is sampled
-        folder = _new(given)
-    answer = serve_votes(folder, PageAddress(given.host, given.port), person=_person(given))
+        folder = _new(arguments)
+    answer = serve_votes(
+        folder, PageAddress(arguments.host, arguments.port), person=_person(arguments)
+    )
     run = folder.parent.parent
     if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
         write_report(run)
@@ -133,46 +135,49 @@ def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
     return answer
 
 
-def _resumed(given: Vote, folder: Path) -> Path:
+def _resumed(arguments: Vote, folder: Path) -> Path:
     """A folder of votes. UserError for options that would change its plan."""
-    if len(given.source) > 1 or given.out is not None or given.votes is not None:
+    if len(arguments.source) > 1 or arguments.out is not None or arguments.votes is not None:
         raise UserError(
             f"vote: {folder} is a folder of votes, whose number and order are fixed: give it alone"
         )
     return folder
 
 
-def _new(given: Vote) -> Path:
+def _new(arguments: Vote) -> Path:
     """A new folder of votes with its samples and its plan."""
-    first, runs = given.source[0], [(each / RUN_FILE).is_file() for each in given.source]
-    if len(given.source) > 2 or (len(given.source) == 2 and not all(runs)):
+    first, runs = (
+        arguments.source[0],
+        [(source / RUN_FILE).is_file() for source in arguments.source],
+    )
+    if len(arguments.source) > 2 or (len(arguments.source) == 2 and not all(runs)):
         raise UserError("vote: two sources must be two runs; otherwise give one source")
     config = None if first.is_dir() else run_path(str(first))
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
-    if given.out is not None:
-        folder = out_folder(given.out)
+    if arguments.out is not None:
+        folder = out_folder(arguments.out)
     elif all(runs):
         folder = new_numbered(folder_inside(first, RUN_VOTES), "vote")
     else:
         folder = new_numbered(Path(), "votes")
-    question = VoteQuestion(given.question, given.votes, given.raters, given.seed)
+    question = VoteQuestion(arguments.question, arguments.votes, arguments.raters, arguments.seed)
     try:
         with whole_or_empty(folder):
             if all(runs):
-                _sample_runs(folder, given, question)
+                _sample_runs(folder, arguments, question)
             elif config is not None and not table:
-                _sample_base(folder, given, config, question)
+                _sample_base(folder, arguments, config, question)
             elif table:
                 plan_again(
                     folder,
-                    load_preferences(first, ReadOptions(seed=given.seed)),
+                    load_preferences(first, ReadOptions(seed=arguments.seed)),
                     str(first),
                     question,
                 )
             else:
-                items = find_items(first, given.prompts, given.prompts_from)
+                items = find_items(first, arguments.prompts, arguments.prompts_from)
                 print(f"{len(items.items)} files; {items.origin}")
                 plan_folder(folder, items.items, str(first), question)
     except BaseException:
@@ -181,20 +186,20 @@ def _new(given: Vote) -> Path:
     return folder
 
 
-def _sample_base(folder: Path, given: Vote, config: Path, question: VoteQuestion) -> None:
+def _sample_base(folder: Path, arguments: Vote, config: Path, question: VoteQuestion) -> None:
     """Two samples of a run file's base model for each of its prompts of training, so that votes
     know nothing of the held-out ones."""
     run = read_run(config)
     check_plan(run)
     prompts = run.prompts.read("train")
-    if given.prompts is not None:
-        prompts = given_prompts([str(given.prompts)], run.prompts.column)
-    count = given.votes or VOTES_OF_A_RUN
-    steps = given.steps or run.evaluation_steps
-    kept = min(count, len(prompts))
-    rows = tuple(i * len(prompts) // kept for i in range(kept))
-    each = -(-count // kept)  # pairs of a prompt
-    trial = Trial(prompts, rows, 2 * each, steps, given.seed)
+    if arguments.prompts is not None:
+        prompts = given_prompts([str(arguments.prompts)], run.prompts.column)
+    count = arguments.votes or VOTES_OF_A_RUN
+    steps = arguments.steps or run.evaluation_steps
+    prompt_count = min(count, len(prompts))
+    rows = tuple(i * len(prompts) // prompt_count for i in range(prompt_count))
+    pairs_per_prompt = -(-count // prompt_count)  # pairs of a prompt
+    trial = Trial(prompts, rows, 2 * pairs_per_prompt, steps, arguments.seed)
     with explained(run, trains=False):
         policy = whole_at_evaluation(load_models(run, device_of(run)), run)
         samples = shown_by(policy, draw_trial(policy, trial).samples)
@@ -213,20 +218,20 @@ class _Side:
     scores: Mapping[str, list[float | None]]
 
 
-def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
+def _sample_runs(folder: Path, arguments: Vote, question: VoteQuestion) -> None:
     """Sample a run's base and trained weights, or the weights of two runs, for the same prompts and
     from the evaluation's noise."""
-    asked = [_arguments(given, run) for run in given.source]
-    models = [GivenModel.of(each, (), "vote") for each in asked]
-    with models[0].limited() if given.prompts is None else nullcontext():
+    asked = [_arguments(arguments, run) for run in arguments.source]
+    models = [GivenModel.of(arguments_of_run, (), "vote") for arguments_of_run in asked]
+    with models[0].limited() if arguments.prompts is None else nullcontext():
         prompts = evaluation_prompts(models[0], asked[0], None)
-    trials = [_trial(model, given, prompts) for model in models]
+    trials = [_trial(model, arguments, prompts) for model in models]
     if len(models) == 1:
         with explained(models[0].run, trains=False):
             sides = _before_and_after(models[0], trials[0])
     else:
         sides = list[_Side]()
-        for run, model, trial in zip(given.source, models, trials, strict=True):
+        for run, model, trial in zip(arguments.source, models, trials, strict=True):
             with explained(model.run, trains=False):
                 sides.append(_drawn(model, trial, run.resolve().name))
     if sides[0].name == sides[1].name:
@@ -236,24 +241,28 @@ def _sample_runs(folder: Path, given: Vote, question: VoteQuestion) -> None:
         ]
     copies = SampleCopies(folder)
     rows = [copies.add_all(side.samples, side.name, side.scores) for side in sides]
-    source = " and ".join(str(each) for each in given.source)
+    source = " and ".join(str(source) for source in arguments.source)
     names = (sides[0].name, sides[1].name)
     pairs = list(zip(*rows, strict=True))
     kind = "run" if len(models) == 1 else "runs"
     plan_pairs(copies, kind, source, pairs, question, names)
 
 
-def _arguments(given: Vote, run: Path) -> EvaluateArguments:
-    prompts = () if given.prompts is None else (str(given.prompts),)
+def _arguments(arguments: Vote, run: Path) -> EvaluateArguments:
+    prompts = () if arguments.prompts is None else (str(arguments.prompts),)
     return EvaluateArguments(
-        run=run, weights=given.weights, trust=given.trust, prompts=prompts, steps=given.steps
+        run=run,
+        weights=arguments.weights,
+        trust=arguments.trust,
+        prompts=prompts,
+        steps=arguments.steps,
     )
 
 
-def _trial(model: GivenModel, given: Vote, prompts: PromptSet) -> Trial:
+def _trial(model: GivenModel, arguments: Vote, prompts: PromptSet) -> Trial:
     e = model.run.evaluate
-    count = given.votes or VOTES_OF_A_RUN
-    steps = given.steps or model.run.evaluation_steps
+    count = arguments.votes or VOTES_OF_A_RUN
+    steps = arguments.steps or model.run.evaluation_steps
     return Trial.of(prompts, count, min(e.per_prompt, count), steps, e.seed)
 
 
@@ -282,19 +291,19 @@ def _scored(model: GivenModel, policy: EvaluationSampler, name: str, drawn: Tria
     if model.judges:
         with model.limited():
             rewards = load_rewards(model.judges)
-            found = score_trial(rewards, drawn, Attempts()).scores
-        for i, label in enumerate(found.names):
-            column = zip(found.values[:, i].tolist(), found.scored[:, i].tolist(), strict=True)
-            scores[label] = [value if known else None for value, known in column]
+            table = score_trial(rewards, drawn, Attempts()).scores
+        for i, label in enumerate(table.names):
+            column = zip(table.values[:, i].tolist(), table.scored[:, i].tolist(), strict=True)
+            scores[label] = [value if is_scored else None for value, is_scored in column]
     return _Side(name, shown_by(policy, drawn.samples), scores)
 
 
-def _person(given: Vote) -> Helper | None:
-    if given.person == "page":
+def _person(arguments: Vote) -> Helper | None:
+    if arguments.person == "page":
         return None
     print(
-        f"a simulated person votes, by the hidden taste {given.taste!r} of the demo's world "
+        f"a simulated person votes, by the hidden taste {arguments.taste!r} of the demo's world "
         "(flowrl/demo/taste.py)"
     )
-    taste = TASTES[given.taste]
-    return SimulatedPerson(lambda image, _: taste.of(image), taste.temperature, seed=given.seed)
+    taste = TASTES[arguments.taste]
+    return SimulatedPerson(lambda image, _: taste.of(image), taste.temperature, seed=arguments.seed)

@@ -143,10 +143,10 @@ class LeaveOneOut:
             count = mask.sum(1, keepdim=True)
             return centred.rule(value, mask) * count / (count - 1).clamp(min=1)
 
-        def others(value: Tensor, mask: Tensor) -> Tensor:
+        def by_others(value: Tensor, mask: Tensor) -> Tensor:
             return (mask.sum(1, keepdim=True) - 1).double().expand_as(value)
 
-        mask = credit.mask & (by_column(credit, context, others).value > 0)
+        mask = credit.mask & (by_column(credit, context, by_others).value > 0)
         return Credit(by_column(credit, context, rule).value, mask)
 
 

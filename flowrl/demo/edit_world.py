@@ -78,10 +78,10 @@ def draw_pair(instruction: str, rng: random.Random) -> EditPair:
         used = {edit.colour, edit.to}
         free = [colour for colour in COLOURS if colour not in used]
         count = rng.choice((1, 2)) if edit.kind in ("add", "remove") else 1
-        others = [(colour, rng.choice(SHAPES)) for colour in rng.sample(free, count)]
+        things = [(colour, rng.choice(SHAPES)) for colour in rng.sample(free, count)]
         for _ in range(ARRANGEMENT_TRIES):
             subject, *rest = (
-                _placed(*thing, rng) for thing in ((edit.colour, edit.shape), *others)
+                _placed(*thing, rng) for thing in ((edit.colour, edit.shape), *things)
             )
             after = edited(subject, edit, rng)
             source = tuple(rest) if edit.kind == "add" else (subject, *rest)
@@ -142,8 +142,8 @@ def _other(scene: Sequence[PlacedObject], instruction: str, rng: random.Random) 
 
 def draw_pairs(n: int, rng: random.Random, name: Split = "train") -> Iterator[EditPair]:
     """n pairs of a split, with kinds in the proportions EDIT_SHARES."""
-    known = set(instructions_of(name))
-    by_kind = {kind: [t for t in _instructions(kind) if t in known] for kind in EDIT_SHARES}
+    instructions = set(instructions_of(name))
+    by_kind = {kind: [t for t in _instructions(kind) if t in instructions] for kind in EDIT_SHARES}
     for kind in rng.choices(list(EDIT_SHARES), list(EDIT_SHARES.values()), k=n):
         yield draw_pair(rng.choice(by_kind[kind]), rng)
 

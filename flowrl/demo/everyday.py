@@ -36,8 +36,8 @@ VOCABULARY = sorted(
     {
         part
         for name, words in EVERYDAY_WORDS.items()
-        for each in (name, *words)
-        for part in each.split()
+        for text in (name, *words)
+        for part in text.split()
     }
     | {f"{shape}s" for shape in SHAPES}
     | {f"{word}s" for shape in SHAPES for word in EVERYDAY_WORDS[shape]}
@@ -81,7 +81,7 @@ def _said(name: str, dice: Random) -> tuple[str, str]:
     """An everyday word for a name, and a careless writer's interpretation of it."""
     words = EVERYDAY_WORDS[name]
     word = dice.choice(words)
-    family = next(each for each in FAMILIES if name in each)
+    family = next(family for family in FAMILIES if name in family)
     hard = len(words) > 2 and word == words[-1]
     if dice.random() < (HARD if hard else CARELESS):
         return word, dice.choice([other for other in family if other != name])
@@ -96,12 +96,12 @@ def _sentence(things: list[tuple[str, str]], relation: str | None, number: str |
     return with_article[0] if relation is None else f" {relation} ".join(with_article)
 
 
-def rows(split: Split, each: int = 1, seed: int = 0) -> list[Everyday]:
-    """Prompts of a split in a fixed random order, with `each` choices of words."""
+def rows(split: Split, per_prompt: int = 1, seed: int = 0) -> list[Everyday]:
+    """Prompts of a split in a fixed random order, with `per_prompt` choices of words."""
     dice = Random(f"{split} {seed}")
-    found = [everyday(shows, dice) for shows in prompts_of(split) for _ in range(each)]
-    dice.shuffle(found)
-    return found
+    requests = [everyday(shows, dice) for shows in prompts_of(split) for _ in range(per_prompt)]
+    dice.shuffle(requests)
+    return requests
 
 
 def write_everyday(folder: Path) -> None:

@@ -54,13 +54,13 @@ def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"
     shape = (pipe.transformer.config.in_channels, SIZE // 4, SIZE // 4)
     images: list[Tensor] = []
     for start in range(0, len(prompts), ROWS_PER_CALL):
-        some = list(prompts[start : start + ROWS_PER_CALL])
-        keys = [(seed, "given", start + i) for i in range(len(some))]
-        made = pipe(
-            some, latents=normal(keys, shape), num_inference_steps=STEPS, guidance_scale=1.0,
+        part = list(prompts[start : start + ROWS_PER_CALL])
+        keys = [(seed, "given", start + i) for i in range(len(part))]
+        output = pipe(
+            part, latents=normal(keys, shape), num_inference_steps=STEPS, guidance_scale=1.0,
             height=SIZE, width=SIZE, max_sequence_length=1,
         )  # fmt: skip
-        images += [to_tensor(image) for image in made.images]
+        images += [to_tensor(image) for image in output.images]
     return torch.stack(images)
 
 
@@ -74,12 +74,12 @@ def strict(images: Float[Tensor, "n 3 h w"], prompts: Sequence[str]) -> Tensor:
 
 def pairs_of(right: Tensor, samples: int) -> list[tuple[int, int]]:
     """Pairs (right, wrong) of samples of the same prompt; each sample is used at most once."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for first in range(0, len(right), samples):
         group = range(first, first + samples)
         good, bad = ([i for i in group if bool(right[i]) == wanted] for wanted in (True, False))
-        found += list(zip(good, bad, strict=False))
-    return found
+        pairs += list(zip(good, bad, strict=False))
+    return pairs
 
 
 def clear_scenes(prompts: Sequence[str], rng: random.Random) -> list[list[PlacedObject]]:
@@ -97,7 +97,7 @@ def clearness(scene: Sequence[PlacedObject]) -> float:
         max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
         for a, b in itertools.combinations(scene, 2)
     ]
-    return min(each.radius for each in scene) + 0.5 * min(gaps, default=0.0)
+    return min(shape.radius for shape in scene) + 0.5 * min(gaps, default=0.0)
 
 
 def write_sheet(images: Float[Tensor, "n 3 h w"], path: Path) -> list[str]:
@@ -137,8 +137,8 @@ def write_scenes(folder: Path, count: int, seed: int) -> int:
     rng = random.Random(f"given {seed} scenes")
     prompts = draw_prompts(count, rng)
     names = write_sheet(render(clear_scenes(prompts, rng)), folder / "scenes.png")
-    each = zip(prompts, names, strict=True)
-    write_lines(folder / "images.jsonl", [{"prompt": p, "image": name} for p, name in each])
+    rows = zip(prompts, names, strict=True)
+    write_lines(folder / "images.jsonl", [{"prompt": p, "image": name} for p, name in rows])
     return count
 
 

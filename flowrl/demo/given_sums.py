@@ -21,11 +21,11 @@ def write_sums(folder: Path) -> tuple[int, int]:
     folder.mkdir(parents=True, exist_ok=True)
     train = problems("train")[:MOST]
     pairs = [
-        {"prompt": each.prompt, "chosen": each.answer, "rejected": each.careless}
-        for each in train
-        if each.carries
+        {"prompt": sum_.prompt, "chosen": sum_.answer, "rejected": sum_.careless}
+        for sum_ in train
+        if sum_.carries
     ]
-    texts = [{"prompt": each.prompt, "completion": each.answer} for each in train]
+    texts = [{"prompt": sum_.prompt, "completion": sum_.answer} for sum_ in train]
     for name, rows in (("pairs", pairs), ("texts", texts)):
         lines = "".join(json_text(row) + "\n" for row in rows)
         (folder / f"sums_{name}.jsonl").write_text(lines)

@@ -56,20 +56,22 @@ def nearer(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[s
     last = walk(prompt[0], "".join(turns))
     before = walk(prompt[0], "".join(turns[:-1]))
     gain = distances(prompt[1])[before] - distances(prompt[1])[last]
-    found = reply(prompt, meta, turns) or {"reply": None}
-    return {**found, "reward": gain / 10}
+    answer = reply(prompt, meta, turns) or {"reply": None}
+    return {**answer, "reward": gain / 10}
 
 
 @cache
 def distances(goal: str) -> dict[str, int]:
     """Moves from each cell to the goal on the shortest way."""
-    found, edge = {goal: 0}, [goal]
+    steps, edge = {goal: 0}, [goal]
     for cell in edge:
-        for there in CELLS:
-            if there not in found and cell in {move(there, each) for each in MOVES}:
-                found[there] = found[cell] + 1
-                edge.append(there)
-    return found
+        for neighbour in CELLS:
+            if neighbour not in steps and cell in {
+                move(neighbour, direction) for direction in MOVES
+            }:
+                steps[neighbour] = steps[cell] + 1
+                edge.append(neighbour)
+    return steps
 
 
 def reached(samples: Samples) -> list[float]:

@@ -108,8 +108,8 @@ class Drill:
                 training.until(lambda: training.passed(first), self.limit)
                 self.start = time.monotonic() - began
                 training.until(lambda: trained_until(folder) >= self.last, self.limit)
-                each = (time.monotonic() - began - self.start) / (self.last - first - 1)
-                self.iteration = each
+                seconds = (time.monotonic() - began - self.start) / (self.last - first - 1)
+                self.iteration = seconds
                 code = training.wait(self.limit)
             except Overdue as error:
                 raise RuntimeError(
@@ -152,10 +152,10 @@ class Drill:
     def compare(self, folder: Path, outcome: FaultOutcome) -> None:
         if not outcome.right:
             return
-        found = differences(folder, self.unbroken)
-        outcome.equal = not found
-        if found:
-            outcome.wrong("; ".join(found[:3]))
+        unequal = differences(folder, self.unbroken)
+        outcome.equal = not unequal
+        if unequal:
+            outcome.wrong("; ".join(unequal[:3]))
 
 
 def kill(drill: Drill, saving: bool) -> FaultOutcome:
@@ -181,8 +181,8 @@ def kill_twice(drill: Drill) -> FaultOutcome:
     restart as often as that: an attempt that fails by itself leaves too few."""
     several = drill.program.processes > 1
     by = f"torchrun --max-restarts {DEATHS}" if several else f"--restarts {DEATHS}"
-    what = "one process" if several else "the training"
-    outcome = FaultOutcome(f"{what} killed twice under {by}")
+    subject = "one process" if several else "the training"
+    outcome = FaultOutcome(f"{subject} killed twice under {by}")
     folder = drill.copy("restarted")
     begin = [*drill.resume(folder)]
     with begun(drill.program, begin, folder, drill.output, DEATHS) as training:
@@ -260,16 +260,16 @@ def orphan(drill: Drill) -> FaultOutcome:
 def hang(drill: Drill) -> FaultOutcome:
     """A process that is stopped for a while, one of several if there are."""
     several = drill.program.processes > 1
-    what = f"the training stopped for {STOPPED_SECONDS:.0f} s (SIGSTOP), then continued"
+    fault = f"the training stopped for {STOPPED_SECONDS:.0f} s (SIGSTOP), then continued"
     if several:
-        what = "one process stopped (SIGSTOP) until another one says so, then continued"
-    outcome = FaultOutcome(what)
+        fault = "one process stopped (SIGSTOP) until another one says so, then continued"
+    outcome = FaultOutcome(fault)
     # others wait for it from their next exchange on, which is in the same iteration
     most = 2 * drill.iteration + TELLING_SECONDS if several else STOPPED_SECONDS
     folder = drill.copy("hung")
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         drill.at_a_moment(training)
-        workers, known = training.workers(), len(training.text())
+        workers, length = training.workers(), len(training.text())
         before, since = trained_until(folder), time.monotonic()
         if not workers:
             outcome.wrong(f"it had ended: {_last(training.text())}")
@@ -280,7 +280,7 @@ def hang(drill: Drill) -> FaultOutcome:
         try:
             while time.monotonic() < since + most and training.running() and said is None:
                 time.sleep(0.1)
-                said = _waits_for(stopped.pid, training.text()[known:]) if several else None
+                said = _waits_for(stopped.pid, training.text()[length:]) if several else None
         finally:
             training.signal(signal.SIGCONT, stopped)
         if several and said is not None:
@@ -328,8 +328,8 @@ def fill_disk(drill: Drill) -> FaultOutcome:
     folder, place = drill.copy("filled"), drill.place / "disk"
     size = _size(folder) + _size(numbered_in(folder / "checkpoints")[-1]) // 2 + 2**16
     if sys.platform != "linux" or size > TMPFS_MOST:
-        why = "only Linux has namespaces of mounts"
-        outcome.notes.append(why if sys.platform != "linux" else f"the copy has {size:,} bytes")
+        note = "only Linux has namespaces of mounts"
+        outcome.notes.append(note if sys.platform != "linux" else f"the copy has {size:,} bytes")
         outcome.tried = False
         return outcome
     place.mkdir(exist_ok=True)
@@ -443,7 +443,7 @@ def faults_of(
     kinds: Sequence[FaultKind], program: DrilledProgram
 ) -> list[tuple[str, Callable[[Drill], FaultOutcome]]]:
     """The faults of these kinds, in the order in which they are tried, with what each will do."""
-    found: dict[FaultKind, list[tuple[str, Callable[[Drill], FaultOutcome]]]] = {
+    by_kind: dict[FaultKind, list[tuple[str, Callable[[Drill], FaultOutcome]]]] = {
         "kills": [
             ("kill a copy at a random moment", lambda d: kill(d, saving=False)),
             ("kill a copy while it writes a checkpoint", lambda d: kill(d, saving=True)),
@@ -462,8 +462,8 @@ def faults_of(
         ],
     }  # fmt: skip
     if program.processes == 1:
-        found["ends"].append(("kill the supervisor of a restarted copy", orphan))
-    return [each for kind in kinds for each in found[kind]]
+        by_kind["ends"].append(("kill the supervisor of a restarted copy", orphan))
+    return [fault for kind in kinds for fault in by_kind[kind]]
 
 
 def _wait(training: Training, seconds: float) -> bool:

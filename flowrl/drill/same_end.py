@@ -16,42 +16,46 @@ def differences(folder: Path, unbroken: Path, untimed: tuple[str, ...] = ("secon
     """List what differs between two finished runs: exported weights, best weights, the weights and
     the optimizer of the last checkpoint, and every line of metrics.jsonl but entries that begin
     with a word of `untimed`. Empty if nothing does."""
-    found = []
+    unequal = []
     names = sorted(p.relative_to(unbroken) for p in unbroken.rglob("*.safetensors"))
     exported = [name for name in names if name.parts[0] != "checkpoints"]
     if not exported:
-        found.append("the unbroken run has no weights")
+        unequal.append("the unbroken run has no weights")
     for name in exported:
         if not (folder / name).is_file():
-            found.append(f"{name} is missing")
+            unequal.append(f"{name} is missing")
         elif not _equal(folder / name, unbroken / name):
-            found.append(f"{name} has other weights")
+            unequal.append(f"{name} has other weights")
     last = max((path.name for path in numbered_in(unbroken / "checkpoints")), default="none")
     for name in EXACT_FILES:
-        here, there = (run / "checkpoints" / last / name for run in (folder, unbroken))
-        if there.is_file() and not (here.is_file() and here.read_bytes() == there.read_bytes()):
-            found.append(f"checkpoints/{last}/{name} differs")
+        saved, expected = (run / "checkpoints" / last / name for run in (folder, unbroken))
+        if expected.is_file() and not (
+            saved.is_file() and saved.read_bytes() == expected.read_bytes()
+        ):
+            unequal.append(f"checkpoints/{last}/{name} differs")
     best = [sorted(p.name for p in numbered_in(run / "best")) for run in (folder, unbroken)]
     if best[0] != best[1]:
-        found.append(f"the best weights are of {best[0]}, not {best[1]}")
-    return [*found, *_lines_that_differ(folder, unbroken, untimed)]
+        unequal.append(f"the best weights are of {best[0]}, not {best[1]}")
+    return [*unequal, *_lines_that_differ(folder, unbroken, untimed)]
 
 
 def _equal(file: Path, other: Path) -> bool:
-    here, there = load_file(file), load_file(other)
-    return here.keys() == there.keys() and all(torch.equal(here[k], there[k]) for k in there)
+    weights, expected = load_file(file), load_file(other)
+    return weights.keys() == expected.keys() and all(
+        torch.equal(weights[k], expected[k]) for k in expected
+    )
 
 
 def _lines_that_differ(folder: Path, unbroken: Path, untimed: tuple[str, ...]) -> Iterator[str]:
-    kept = [
+    lines_of_both = [
         [{k: v for k, v in line.items() if not k.startswith(untimed)} for line in lines]
         for lines in (metric_lines(folder), metric_lines(unbroken))
     ]
-    numbers = [[line.get("iteration") for line in lines] for lines in kept]
+    numbers = [[line.get("iteration") for line in lines] for lines in lines_of_both]
     if numbers[0] != numbers[1]:
         yield f"metrics.jsonl has the iterations {_listed(numbers[0])}, not {_listed(numbers[1])}"
         return
-    for line, wanted in zip(*kept, strict=True):
+    for line, wanted in zip(*lines_of_both, strict=True):
         # as texts, since NaN, which older versions write, is not equal to itself
         if json.dumps(line, sort_keys=True) != json.dumps(wanted, sort_keys=True):
             names = [k for k in {**line, **wanted} if repr(line.get(k)) != repr(wanted.get(k))]
@@ -70,11 +74,11 @@ def metric_lines(folder: Path) -> list[dict[str, Any]]:
         text = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    found = []
+    metrics = []
     for line in text.splitlines():
         with suppress(ValueError):  # one that was cut
-            found.append(json.loads(line))
-    return found
+            metrics.append(json.loads(line))
+    return metrics
 
 
 def numbered_in(folder: Path) -> list[Path]:

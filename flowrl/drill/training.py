@@ -49,12 +49,12 @@ class DrilledProgram:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        found = python_environment(self.own)
-        found |= {"FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
-        found[NOTICES_VARIABLE] = "off"  # of what happens to copies
+        variables = python_environment(self.own)
+        variables |= {"FLOWRL_STATE": str(self.state), "PYTHONUNBUFFERED": "1"}
+        variables[NOTICES_VARIABLE] = "off"  # of what happens to copies
         if self.processes > 1:
-            found.setdefault("OMP_NUM_THREADS", "1")
-        return found
+            variables.setdefault("OMP_NUM_THREADS", "1")
+        return variables
 
 
 @dataclass
@@ -95,14 +95,14 @@ class Training:
     def workers(self) -> list[psutil.Process]:
         """The processes that train: the ranks of a launcher, the child of a supervisor, or the
         process itself. Earlier attempts have ended."""
-        found = []
+        processes = []
         with suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with suppress(psutil.Error):
                     words = process.cmdline()
                     if "flowrl" in words and "train" in words:
-                        found.append(process)
-        ranks = [p for p in found if not any(c in found for c in p.children())]
+                        processes.append(process)
+        ranks = [p for p in processes if not any(c in processes for c in p.children())]
         with suppress(psutil.Error):
             return ranks or [psutil.Process(self.process.pid)]
         return []
@@ -141,7 +141,7 @@ class Training:
         self.signal(signal.SIGSTOP)
         with suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
-            while new := [each for each in root.children(recursive=True) if each not in family]:
+            while new := [child for child in root.children(recursive=True) if child not in family]:
                 for process in new:
                     self.signal(signal.SIGSTOP, process)
                 family += new

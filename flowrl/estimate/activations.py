@@ -91,19 +91,19 @@ def _kept(
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
     inputs = INPUTS[name](model, RowShape.of(described, m), text_tokens(described, m, name))
-    given = {k: _of(dtype, k, value) for k, value in inputs.items()}
+    named_inputs = {k: _of(dtype, k, value) for k, value in inputs.items()}
     model.requires_grad_(lora is None)
     if lora is not None:
         rank, targets, half, dora = lora
         ends = chosen_targets(model, targets)
         model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=ends, use_dora=dora))
-        for each, p in model.named_parameters():
-            if ".lora_" in each:
+        for parameter_name, p in model.named_parameters():
+            if ".lora_" in parameter_name:
                 p.data = p.data.to(
                     torch.bfloat16 if half else torch.promote_types(dtype, torch.float32)
                 )
     try:
-        return _counted(model, given)
+        return _counted(model, named_inputs)
     except UNCOUNTABLE:
         return None
 
@@ -113,7 +113,7 @@ def _of(dtype: torch.dtype, name: str, value: Any) -> Any:
     return value.to(dtype) if floats else value
 
 
-def _counted(model: nn.Module, given: dict[str, Any]) -> KeptBytes:
+def _counted(model: nn.Module, named_inputs: dict[str, Any]) -> KeptBytes:
     weights = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
     seen, entered = _Seen(set(weights)), _Seen(set(weights))
     inside: list[int] = []
@@ -139,7 +139,7 @@ def _counted(model: nn.Module, given: dict[str, Any]) -> KeptBytes:
     ]
     saved = torch.autograd.graph.saved_tensors_hooks(seen.add, lambda value: value)
     with _FlashAttention(), saved:
-        out = model(**given)
+        out = model(**named_inputs)
     for hook in hooks:
         hook.remove()
     del out

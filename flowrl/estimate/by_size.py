@@ -21,13 +21,13 @@ def size_shares(run: RunSettings, place: PromptPlace = "train") -> Shares:
     described = describe(run.model) if isinstance(run.model, PipelineSettings) else None
     if described is None or getattr(run.prompts, place) is None or not run.prompts.on_disk(place):
         return ((1.0, RowSize()),)
-    files = [find(each.source) for each in getattr(run.prompts, place)]
+    files = [find(data_set.source) for data_set in getattr(run.prompts, place)]
     stamps = tuple(file.stat().st_mtime_ns for file in files)
-    found = Counter[RowSize]()
+    counts = Counter[RowSize]()
     for size, count in _counts(run.prompts.model_dump_json(), place, stamps).items():
-        own = {name: value for name, value in size.given.items() if described.takes(name)}
-        found[RowSize(**own)] += count
-    return tuple((count / found.total(), size) for size, count in found.items())
+        sides = {name: value for name, value in size.given.items() if described.takes(name)}
+        counts[RowSize(**sides)] += count
+    return tuple((count / counts.total(), size) for size, count in counts.items())
 
 
 @lru_cache(maxsize=4)
@@ -55,8 +55,9 @@ def described_sizes(run: RunSettings) -> Iterator[str]:
     """A line about the sizes of training prompts, if any has its own."""
     shares = size_shares(run)
     if any(size.given for _, size in shares):
-        each = (f"{str(size) or 'as the run'} ({share:.0%})" for share, size in shares)
+        described = (f"{str(size) or 'as the run'} ({share:.0%})" for share, size in shares)
         yield (
-            f"sizes of the prompts' samples: {'; '.join(each)}. Memory is that of the largest, "
+            f"sizes of the prompts' samples: {'; '.join(described)}. Memory is that of the "
+            "largest, "
             "time that of all"
         )

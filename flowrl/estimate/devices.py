@@ -53,16 +53,16 @@ class DeviceGroup(NamedTuple):
 def parse_devices(text: str) -> DeviceGroup:
     """Parse "8xH100" or "RTX 4090". UserError for another form or an unknown device."""
     match = re.fullmatch(r"(?:([0-9]{1,5}) ?[xX*] ?)?(.+)", text.strip())
-    known = {_plain(name): name for name in GPU_KINDS}
-    given = "" if match is None else _plain(match[2])
-    found = known.get(given) or known.get(f"rtx{given}")
-    if match is None or found is None or match[1] == "0":
-        near = get_close_matches(given, known, n=1)
-        hint = f"did you mean {known[near[0]]}?" if near else f"one of {', '.join(GPU_KINDS)}"
+    kinds = {_plain(name): name for name in GPU_KINDS}
+    written = "" if match is None else _plain(match[2])
+    kind = kinds.get(written) or kinds.get(f"rtx{written}")
+    if match is None or kind is None or match[1] == "0":
+        near = get_close_matches(written, kinds, n=1)
+        hint = f"did you mean {kinds[near[0]]}?" if near else f"one of {', '.join(GPU_KINDS)}"
         raise UserError(
             f"--devices: {text[:60]!r} is not a known device: {hint} (8xH100 means eight of one)"
         )
-    return DeviceGroup(int(match[1] or 1), found, GPU_KINDS[found])
+    return DeviceGroup(int(match[1] or 1), kind, GPU_KINDS[kind])
 
 
 def _plain(name: str) -> str:

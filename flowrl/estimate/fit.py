@@ -155,5 +155,5 @@ def memory_report(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> s
     way = f": set {', '.join(changes)}" if changes else ""
     smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
     end = way or f": {smaller or 'smaller images, or a smaller model'}"
-    each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
-    return f"{needed}; does not fit in {into}{each if limit.processes > 1 else ''}{end}"
+    of_each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
+    return f"{needed}; does not fit in {into}{of_each if limit.processes > 1 else ''}{end}"

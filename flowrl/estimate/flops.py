@@ -81,8 +81,8 @@ def image_token_flops(
     embeddings, mask = _meta(rows, tokens, width), _meta(1, 1, tokens, tokens)
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        found = family.states(embeddings, attention_mask=mask, use_cache=False).last_hidden_state
-        family.head(found[:, -length:])
+        hidden = family.states(embeddings, attention_mask=mask, use_cache=False).last_hidden_state
+        family.head(hidden[:, -length:])
     count = float(counter.get_total_flops())
     return FlopCount(count, count, None, True, policy.name)
 
@@ -101,8 +101,8 @@ def pipeline_flops(described: Description, m: PipelineSettings, steps: int) -> F
             return None
         row = formula(denoiser, shape.tokens, tokens)
     scales = m.guidance.sample, m.guidance.train
-    each = [rows_per_state(described, scale, steps) for scale in scales]
-    sample, train = (row * sum(rows) / len(rows) for rows in each)
+    counts = [rows_per_state(described, scale, steps) for scale in scales]
+    sample, train = (row * sum(rows) / len(rows) for rows in counts)
     return FlopCount(sample, train, _decode(described, shape), exact, name)
 
 
@@ -120,11 +120,11 @@ def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | Non
 def text_tokens(described: Description, m: PipelineSettings, denoiser: str) -> int:
     """Number of text tokens per row that the denoiser receives."""
     name = "max_sequence_length"
-    found = m.call.get(name, described.default(name))
-    if not isinstance(found, int):
+    tokens = m.call.get(name, described.default(name))
+    if not isinstance(tokens, int):
         return described.clip
-    both = denoiser == "SD3Transformer2DModel"  # CLIP's tokens, and then T5's
-    return found + described.clip if both else found
+    has_two = denoiser == "SD3Transformer2DModel"  # CLIP's tokens, and then T5's
+    return tokens + described.clip if has_two else tokens
 
 
 def formula(denoiser: nn.Module, tokens: int, text: int) -> float:

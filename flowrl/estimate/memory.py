@@ -78,8 +78,8 @@ class MemoryEstimate:
         }
         phases = {name: n + self.gathered for name, n in self.phases.items()}
         if self.whole:
-            own = [self.parts.get(name, 0) for name in ("trained model", "adapters")]
-            phases["sampling"] = sum(own) - sum(own) // processes
+            trained = [self.parts.get(name, 0) for name in ("trained model", "adapters")]
+            phases["sampling"] = sum(trained) - sum(trained) // processes
         return replace(self, parts=parts, phases=phases, media=-(-self.media // processes))
 
     def __str__(self) -> str:
@@ -103,38 +103,38 @@ def estimate(run: RunSettings, iteration: int = 0) -> MemoryEstimate | None:
     """Estimate a run's memory, for a joint run of both models, at the largest size of its prompts;
     None if a model is not on this machine."""
     sizes = [at_size(run.trained_model, size.given) for _, size in size_shares(run)]
-    every = [_of_model(run.model_copy(update={"model": m}), iteration) for m in sizes]
-    own = max((each for each in every if each is not None), key=_total, default=None)
-    if run.joint is None or run.prompt_writer is None or own is None:
-        return own
+    estimates = [_of_model(run.model_copy(update={"model": m}), iteration) for m in sizes]
+    largest = max((one for one in estimates if one is not None), key=_total, default=None)
+    if run.joint is None or run.prompt_writer is None or largest is None:
+        return largest
     before = _of_model(run.prompt_writer, iteration)
     if before is None:
         return None
-    own = own if run.joint.train != "text" else _untrained(own)
+    largest = largest if run.joint.train != "text" else _untrained(largest)
     before = before if run.joint.train != "image" else _untrained(before)
-    return _together(before, own, run.prompt_writer.model.device == "cpu")
+    return _together(before, largest, run.prompt_writer.model.device == "cpu")
 
 
-def _total(found: MemoryEstimate) -> int:
-    return found.total
+def _total(memory: MemoryEstimate) -> int:
+    return memory.total
 
 
-def _untrained(found: MemoryEstimate) -> MemoryEstimate:
+def _untrained(memory: MemoryEstimate) -> MemoryEstimate:
     """The memory of a model that is only sampled from."""
-    parts = {k: v for k, v in found.parts.items() if k not in ("gradients", "optimizer", "states")}
-    return replace(found, parts=parts, phases={**found.phases, "training": 0})
+    parts = {k: v for k, v in memory.parts.items() if k not in ("gradients", "optimizer", "states")}
+    return replace(memory, parts=parts, phases={**memory.phases, "training": 0})
 
 
-def _together(before: MemoryEstimate, own: MemoryEstimate, on_cpu: bool) -> MemoryEstimate:
+def _together(before: MemoryEstimate, drawer: MemoryEstimate, on_cpu: bool) -> MemoryEstimate:
     """Both models in memory, with one running at a time. `on_cpu`: the language model stays there
     with everything that it needs."""
     if on_cpu:
-        return replace(own, resting=own.resting + before.total)
+        return replace(drawer, resting=drawer.resting + before.total)
     parts = {f"the rewriter's {name}": size for name, size in before.parts.items()}
     phases = {f"the rewriter's {name}": size for name, size in before.phases.items()}
-    unknown = (*own.unknown, *(f"the rewriter's {each}" for each in before.unknown))
+    unknown = (*drawer.unknown, *(f"the rewriter's {part}" for part in before.unknown))
     return replace(
-        own, parts={**own.parts, **parts}, phases={**own.phases, **phases}, unknown=unknown
+        drawer, parts={**drawer.parts, **parts}, phases={**drawer.phases, **phases}, unknown=unknown
     )
 
 
@@ -225,25 +225,25 @@ def _weights(run: RunSettings, model: Sizes) -> dict[str, int]:
     fine = max(wide, 4)  # what steps are taken of is float32 at least
     trained = trained_weights(run, model)
     algorithm = run.algorithm()
-    kept = len(run.averages(algorithm)) * fine * trained
+    averages = len(run.averages(algorithm)) * fine * trained
     # the start of adapters is the base itself, with them off
     start = "ref" in algorithm.roles and (m.lora is None or bool(m.compiles))
     teachers = 0 if run.teachers is None else len(run.teachers.folders)
     for _ in range(start + teachers):
-        kept += trained * (wide if m.lora is None else fine)
-    own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
+        averages += trained * (wide if m.lora is None else fine)
+    held = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     if m.half_adapters:
-        own += BYTES["bfloat16"] * trained  # beside their masters
+        held += BYTES["bfloat16"] * trained  # beside their masters
     waits = isinstance(m, PipelineSettings) and m.offload
     merges = m.lora is not None and m.lora.merge != "none"
     return {
         "trained model": _trained_model(m, model) + model.buffers,
         "merged weights": model.adapted * wide if merges else 0,
-        "adapters" if m.lora is not None else "masters": own,
+        "adapters" if m.lora is not None else "masters": held,
         "frozen parts": 0 if waits else _frozen(m, model),
         "gradients": fine * trained,
         "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
-        "averages and initial weights": kept,
+        "averages and initial weights": averages,
     }
 
 
@@ -268,9 +268,9 @@ def _frozen(m: ModelSettings, model: Sizes) -> int:
 def rows_per_call(run: RunSettings, model: Sizes, kind: CallKind) -> int:
     """Rows per call as `Policy.automatic` chooses them; a search on a GPU may find other
     numbers."""
-    given = run.train.call_sizes[kind]
-    if given != "auto":
-        return given
+    written = run.train.call_sizes[kind]
+    if written != "auto":
+        return written
     if isinstance(run.model, LanguageSettings):
         return max(1, min(256, 2**14 // (model.rows * (model.tokens or 1))))
     if isinstance(run.model, OwnSettings):
@@ -319,13 +319,13 @@ def _activations(run: RunSettings, model: Sizes, rows: int) -> int:
         one = counted.checkpointed if run.train.gradient_checkpointing else counted.whole
         return int(model.rows * rows * one / m.sharers)
     tokens, text = model.tokens or 0, model.text if model.tokens else 0
-    each = model.rows * rows * wide / m.sharers
+    state = model.rows * rows * wide / m.sharers
     seen = tokens * model.inside + text * model.text_inside
     precise = m.lora is not None and not m.half_adapters
-    whole = each * seen * KEPT_SHARE[precise, wide < 4]
+    whole = state * seen * KEPT_SHARE[precise, wide < 4]
     if run.train.gradient_checkpointing:
         between = tokens * model.between + text * model.text_between
-        whole = each * between * BETWEEN + whole / max(1, model.blocks)
+        whole = state * between * BETWEEN + whole / max(1, model.blocks)
     return int(whole)
 
 
@@ -338,10 +338,10 @@ def _states(run: RunSettings, model: Sizes, iteration: int) -> int:
     levels = run.levels(algorithm.steps)
     plans = [p for p in algorithm.planned(levels, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = sum(plan.trained_nodes for plan in plans)
-    kept = (
+    stored = (
         nodes
         + sum(plan.stored for plan in plans)
         + sum(plan.group for plan in plans) * (1 if nodes else 3)
     )
     wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
-    return run.prompts.per_iteration * run.rewritings * kept * model.latent * wide
+    return run.prompts.per_iteration * run.rewritings * stored * model.latent * wide

@@ -132,8 +132,8 @@ def _classic_rows(described: Description, guidance: GuidanceScale) -> int:
         return 1
     if guidance is None and described.guided_by_part:
         return 2
-    own = described.default("guidance_scale") if guidance is None else guidance
-    return 2 if isinstance(own, int | float) and described.guides_at(own) else 1
+    scale = described.default("guidance_scale") if guidance is None else guidance
+    return 2 if isinstance(scale, int | float) and described.guides_at(scale) else 1
 
 
 def _language(described: Description, length: int) -> Sizes:
@@ -189,23 +189,25 @@ def _image_tokens(
 def cached_numbers(config: Any, tokens: int) -> int:
     """Numbers of a row's keys and values after this many tokens. A layer with a window keeps no
     more than it; layers without attention keep no keys."""
-    known = config.to_dict()
-    layers = known.get("num_hidden_layers") or known.get("n_layer") or 0
-    heads = known.get("num_attention_heads") or known.get("n_head") or 0
-    width = known.get("hidden_size") or known.get("n_embd") or 0
+    numbers = config.to_dict()
+    layers = numbers.get("num_hidden_layers") or numbers.get("n_layer") or 0
+    heads = numbers.get("num_attention_heads") or numbers.get("n_head") or 0
+    width = numbers.get("hidden_size") or numbers.get("n_embd") or 0
     if not (layers and heads and width):
         return 0
-    each = (known.get("num_key_value_heads") or heads) * (known.get("head_dim") or width // heads)
-    kinds = known.get("layer_types") or ["full_attention"] * layers
-    window = known.get("sliding_window") or tokens
-    kept = {"full_attention": tokens, "sliding_attention": min(window, tokens)}
-    return 2 * each * sum(kept.get(kind, 0) for kind in kinds)
+    per_token = (numbers.get("num_key_value_heads") or heads) * (
+        numbers.get("head_dim") or width // heads
+    )
+    kinds = numbers.get("layer_types") or ["full_attention"] * layers
+    window = numbers.get("sliding_window") or tokens
+    tokens_kept = {"full_attention": tokens, "sliding_attention": min(window, tokens)}
+    return 2 * per_token * sum(tokens_kept.get(kind, 0) for kind in kinds)
 
 
-def _own(own: OwnModelSettings) -> Sizes | None:
+def _own(model: OwnModelSettings) -> Sizes | None:
     """The sizes of a user's own model; None if it cannot be created on the meta device."""
     try:
-        policy = OwnPolicy(own.build("meta"))
+        policy = OwnPolicy(model.build("meta"))
     except UserError:
         return None
     roots = list(policy.roots().values())
@@ -256,8 +258,8 @@ def _pipeline(described: Description, m: PipelineSettings, steps: int) -> Sizes:
 
 def _adapted(m: ModelSettings, denoiser: nn.Module) -> Iterator[nn.Linear]:
     """The linear layers that would get adapters."""
-    own = m.lora.targets if m.lora is not None else None
-    ends = tuple(f".{end}" for end in own or default_targets(denoiser))
+    targets = m.lora.targets if m.lora is not None else None
+    ends = tuple(f".{end}" for end in targets or default_targets(denoiser))
     for name, module in denoiser.named_modules():
         if isinstance(module, nn.Linear) and f".{name}".endswith(ends):
             yield module
@@ -294,8 +296,8 @@ def _work(model: nn.Module) -> dict[str, Any]:
     blocks = _blocks(model)
     parts = [_block_work(block) for block in blocks]
     names = ("inside", "between", "text_inside", "text_between")
-    found = {name: sum(each[i] for each in parts) for i, name in enumerate(names)}
-    return found | {"blocks": len(blocks), "block": max(map(_count, blocks), default=0)}
+    work = {name: sum(part[i] for part in parts) for i, name in enumerate(names)}
+    return work | {"blocks": len(blocks), "block": max(map(_count, blocks), default=0)}
 
 
 def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
@@ -305,8 +307,8 @@ def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
     linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
     linears = {n: x for n, x in linears.items() if not OTHER.search(n)}
     texts = {n: x for n, x in linears.items() if TEXT_MODULES.search(n)}
-    kept = [x for n, x in linears.items() if n not in texts]
-    inside, between = _ends(kept), min((x.in_features for x in kept), default=0)
+    of_images = [x for n, x in linears.items() if n not in texts]
+    inside, between = _ends(of_images), min((x.in_features for x in of_images), default=0)
     crossed = any("attn2" in name for name in texts)
     through = _ends(texts.values()) if texts else inside
     return inside, between, through, 0 if crossed else between
@@ -353,7 +355,7 @@ class RowShape:
             -ahead // temporal
         )
         channels = config.get("in_channels", 4)
-        own = vae.get("latent_channels") or vae.get("z_dim") or channels
+        latent_channels = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
         patch = _patch_size(vae, config)
         tokens = None
@@ -367,7 +369,7 @@ class RowShape:
                 edited = EDITED_PIXELS if resized else height * width
                 tokens += edited // (spatial * side) ** 2
         pixels = frames * height * width
-        return cls(*shape, own, tokens, pixels * levels[0], 3 * pixels)
+        return cls(*shape, latent_channels, tokens, pixels * levels[0], 3 * pixels)
 
 
 @dataclass(frozen=True)
@@ -456,15 +458,15 @@ def _patch(vae: Mapping[str, Any], config: Mapping[str, Any]) -> int:
 
 def _patch_size(vae: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """The denoiser's patch; 1 for packed latents (FLUX.3 names no patch), None without tokens."""
-    known = config.get("patch_size", config.get("all_patch_size"))
-    return 1 if known is None and _packed(vae, config) else known
+    size = config.get("patch_size", config.get("all_patch_size"))
+    return 1 if size is None and _packed(vae, config) else size
 
 
 def _packed(vae: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether a token is four latents that the pipeline packs (FLUX, Qwen-Image)."""
     channels = config.get("in_channels", 4)
-    own = vae.get("latent_channels") or vae.get("z_dim") or channels
-    return channels == 4 * own
+    latent_channels = vae.get("latent_channels") or vae.get("z_dim") or channels
+    return channels == 4 * latent_channels
 
 
 def known_size(described: Description, m: PipelineSettings) -> tuple[int | None, int | None]:
@@ -472,8 +474,8 @@ def known_size(described: Description, m: PipelineSettings) -> tuple[int | None,
     pipeline's call, or, for pipelines that take them from it, those of the denoiser's
     configuration; None where none of them says."""
     taken = (described.pipeline or "").startswith(SIZED_BY_DENOISER)
-    own = _own_side(described) if taken else None
-    return _size("height", described, m) or own, _size("width", described, m) or own
+    side = _own_side(described) if taken else None
+    return _size("height", described, m) or side, _size("width", described, m) or side
 
 
 def _own_side(described: Description) -> int | None:
@@ -485,8 +487,8 @@ def _own_side(described: Description) -> int | None:
 
 def _size(name: str, described: Description, m: PipelineSettings) -> int | None:
     """Return a size from the run's settings, or the pipeline's own default."""
-    given = m.call.get(name, getattr(m, name, None))
-    if given is not None:
-        return int(given)
+    written = m.call.get(name, getattr(m, name, None))
+    if written is not None:
+        return int(written)
     default = described.default(name)
     return default if isinstance(default, int) else None

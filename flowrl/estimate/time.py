@@ -64,12 +64,12 @@ def iteration_work(
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
         samples += draws * sum(plan.predicted for plan in images)  # intermediate
     rows += _given_inputs(run)
-    others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
+    roles, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
     once = rows * _old_share(run) if "old" in algorithm.loss.roles else 0.0
-    frozen = rows * (run.train.epochs * others + (REFERENCE in algorithm.reads))
+    frozen = rows * (run.train.epochs * roles + (REFERENCE in algorithm.reads))
     if isinstance(likelihood, Pathwise):
         images = [plan for plan in plans if isinstance(plan, Plan)]
-        frozen = float(draws * sum(likelihood.frozen(plan, others) for plan in images))
+        frozen = float(draws * sum(likelihood.frozen(plan, roles) for plan in images))
         frozen *= run.train.epochs
     return IterationWork(sampling, rows * run.train.epochs, frozen + once, samples)
 
@@ -83,8 +83,8 @@ def _trained_inputs(run: RunSettings, plans: Sequence[Plan]) -> float:
     if isinstance(likelihood, Pathwise):
         return float(draws * sum(likelihood.graded(plan, len(loss.roles)) for plan in plans))
     if isinstance(likelihood, Matching):
-        kept = sum(2 if likelihood.paired else plan.group for plan in plans)
-        return float(draws * kept * likelihood.levels_per_sample)
+        trained = sum(2 if likelihood.paired else plan.group for plan in plans)
+        return float(draws * trained * likelihood.levels_per_sample)
     return float(draws * sum(plan.trained_states for plan in plans))
 
 
@@ -143,21 +143,21 @@ def estimate_time(
         for share, size in size_shares(run)
         if described is not None
     ]
-    known = [(share, count) for share, count in counts if count is not None]
-    if described is None or not known or len(known) < len(counts):
+    counted = [(share, count) for share, count in counts if count is not None]
+    if described is None or not counted or len(counted) < len(counts):
         return None
-    count = known[0][1]
+    count = counted[0][1]
     work = iteration_work(run, iteration)
     speed = devices.peak(m.dtype) * utilisation
     rate = speed * at_work(run.prompts.per_iteration, devices.number, m.sharers)
     passes = (3 if m.lora is None else 2) + int(run.train.gradient_checkpointing)
-    state, trained = (sum(s * getattr(c, of) for s, c in known) for of in ("state", "trained"))
+    state, trained = (sum(s * getattr(c, of) for s, c in counted) for of in ("state", "trained"))
     phases = {
         "sampling": work.sampling * state / rate,
         "training": (work.training * passes + work.frozen) * trained / rate,
     }
     if count.decode is not None:
-        phases["decoding"] = work.samples * sum(s * (c.decode or 0.0) for s, c in known) / rate
+        phases["decoding"] = work.samples * sum(s * (c.decode or 0.0) for s, c in counted) / rate
     if isinstance(m, LanguageSettings):
         phases["sampling"] = max(phases["sampling"], reading_weights(run, devices, work.samples))
     evaluation = None
@@ -177,8 +177,8 @@ def reading_weights(run: RunSettings, devices: DeviceGroup, samples: int) -> flo
     """Seconds for reading all weights once per token of each batch of texts."""
     model = sizes.of(run.trained_model, run.algorithm().steps)
     assert model is not None
-    each = -(-samples // devices.number)
-    batches = -(-each // rows_per_call(run, model, "sampling"))
+    per_device = -(-samples // devices.number)
+    batches = -(-per_device // rows_per_call(run, model, "sampling"))
     read = model.trained * BYTES[run.model.dtype] / (devices.kind.bandwidth * 1e12)
     return batches * run.algorithm().steps * read
 
@@ -190,15 +190,15 @@ def _evaluation(
     if isinstance(m, PipelineSettings):
         guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
         m = m.model_copy(update={"guidance": guidance})
-    each = 0.0
+    per_sample = 0.0
     for share, size in size_shares(run, "held_out"):
         sized = at_size(m, {**run.evaluation_size, **size.given})
         count = flop_count(described, sized, steps)
         if count is None:
             return None
         states = 1 if isinstance(m, LanguageSettings) else steps
-        each += share * (states * count.state + (count.decode or 0.0))
-    work = e.samples * each
+        per_sample += share * (states * count.state + (count.decode or 0.0))
+    work = e.samples * per_sample
     seconds = work / speed / devices.number
     if not isinstance(m, LanguageSettings):
         return seconds
@@ -210,41 +210,44 @@ def time_report(
     run: RunSettings, devices: DeviceGroup, utilisation: float, iteration: int = 0
 ) -> str:
     """Text for `flowrl plan --devices`: seconds, with the included and excluded work."""
-    found = estimate_time(run, devices, utilisation, iteration)
-    if found is None:
+    estimated = estimate_time(run, devices, utilisation, iteration)
+    if estimated is None:
         source = run.model.source
-        why = "its denoiser's inputs are unknown"
+        reason = "its denoiser's inputs are unknown"
         if describe(run.model) is None:
-            why = unknown_because(run.model)
-        return f"time: unknown, since the operations of {source} cannot be counted: {why}"
-    phases = ", ".join(f"{name} {duration(s)}" for name, s in found.phases.items())
+            reason = unknown_because(run.model)
+        return f"time: unknown, since the operations of {source} cannot be counted: {reason}"
+    phases = ", ".join(f"{name} {duration(s)}" for name, s in estimated.phases.items())
     peak = devices.peak(run.model.dtype) / 1e12
     lines = [
-        f"time: about {duration(found.total)} per iteration on {devices.number} x {devices.name} "
+        f"time: about {duration(estimated.total)} per iteration on {devices.number} x "
+        f"{devices.name} "
         "at "
         f"{utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} ({phases})"
     ]
-    t, every = run.train, run.evaluate.every
-    whole = t.iterations * found.total
-    if found.evaluation is not None:
-        whole += found.evaluation * (t.iterations // every + 2)
-        lines.append(f"  an evaluation: about {duration(found.evaluation)}")
+    t, interval = run.train, run.evaluate.every
+    whole = t.iterations * estimated.total
+    if estimated.evaluation is not None:
+        whole += estimated.evaluation * (t.iterations // interval + 2)
+        lines.append(f"  an evaluation: about {duration(estimated.evaluation)}")
     lines.append(f"  all {t.iterations} iterations: about {duration(whole)}")
-    lines.append(f"  {_counting(run, found.count)}")
+    lines.append(f"  {_counting(run, estimated.count)}")
     left = (
-        LEFT_OUT if found.count.decode is not None or run.writes_texts else f"decoding, {LEFT_OUT}"
+        LEFT_OUT
+        if estimated.count.decode is not None or run.writes_texts
+        else f"decoding, {LEFT_OUT}"
     )
     lines.append(f"  not included: {left}")
     return "\n".join(lines)
 
 
 def _counting(run: RunSettings, count: FlopCount) -> str:
-    what = "a state"
+    subject = "a state"
     if isinstance(run.model, LanguageSettings):
-        what = "a whole text" if run.writes_texts else "all tokens of an image"
+        subject = "a whole text" if run.writes_texts else "all tokens of an image"
     how = "counted on the meta device" if count.counted else "from weights, tokens and attention"
     decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"
-    return f"{count.state / 1e12:.3g} TFLOP for {what} of {count.network} ({how}){decode}"
+    return f"{count.state / 1e12:.3g} TFLOP for {subject} of {count.network} ({how}){decode}"
 
 
 def duration(seconds: float) -> str:

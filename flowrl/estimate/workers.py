@@ -48,30 +48,30 @@ def traffic(run: RunSettings, iteration: int = 0) -> Traffic | None:
     if algorithm.behaviour != "current":  # averages are kept in float32 at least
         wide = max(wide, 4)
     replicas = len({*run.workers.rewards} & {spec.label for spec in run.rewards})
-    draws, own = run.drawn, len(run.rewards) - replicas
+    draws, learner_rewards = run.drawn, len(run.rewards) - replicas
     samples = sum(plan.group for plan in plans)
     images = [plan for plan in plans if isinstance(plan, Plan)]
     if not images:
-        each = samples * (algorithm.steps * (INDEX + LOGP) + TEXT + SCORE * own)
-        return Traffic(wide * count, draws * each, draws * samples * INDEX * replicas, True)
-    each = sum(_rollout_bytes(run, plan, model) for plan in images)
-    each += SCORE * samples * own + 4 * SHOWN_STATISTICS * images[0].group
+        per_draw = samples * (algorithm.steps * (INDEX + LOGP) + TEXT + SCORE * learner_rewards)
+        return Traffic(wide * count, draws * per_draw, draws * samples * INDEX * replicas, True)
+    per_draw = sum(_rollout_bytes(run, plan, model) for plan in images)
+    per_draw += SCORE * samples * learner_rewards + 4 * SHOWN_STATISTICS * images[0].group
     media = (4 * model.media + INDEX) * samples * replicas
-    return Traffic(wide * count, draws * each, draws * media)
+    return Traffic(wide * count, draws * per_draw, draws * media)
 
 
 def _rollout_bytes(run: RunSettings, plan: Plan, model: Sizes) -> int:
     """Bytes of one draw under a plan: each distinct state once."""
-    kept = run.train.states.dtype
-    stored = model.latent * (4 if kept is None else BYTES[kept])
-    keeps_means, found = run.algorithm().likelihood.keep_mean, 0
+    dtype = run.train.states.dtype
+    stored = model.latent * (4 if dtype is None else BYTES[dtype])
+    keeps_means, size = run.algorithm().likelihood.keep_mean, 0
     trained = [k for k, step in enumerate(plan.steps) if step.train]
     for before, k in pairwise([-2, *trained]):
         children = plan.states[k + 1]
         states = children * (2 if keeps_means else 1)
         states += 0 if before + 1 == k else plan.states[k]
-        found += states * stored + children * (LOGP + INDEX)
-    return found + plan.group * (4 * model.latent + INDEX)
+        size += states * stored + children * (LOGP + INDEX)
+    return size + plan.group * (4 * model.latent + INDEX)
 
 
 def workers_report(
@@ -92,11 +92,11 @@ def workers_report(
     yield f"workers: {'; '.join(kinds)}; lag {w.lag}" + _units(run)
     if held is not None and w.sampling:
         used = (*run.rewards, *(run.judges if w.evaluate else ()))
-        own = dict.fromkeys(spec.label for spec in used if spec.label not in w.rewards)
+        learner_rewards = dict.fromkeys(spec.label for spec in used if spec.label not in w.rewards)
         parts = _sampling_memory(run, held)
         yield (
             f"  a sampling worker holds the model, its encoders and decoder: about {size(parts)}"
-            + (f", and the rewards {', '.join(own)}" if own else "")
+            + (f", and the rewards {', '.join(learner_rewards)}" if learner_rewards else "")
         )
         yield (
             f"  a training process holds the same and the training state: about {size(held.total)}"
@@ -135,12 +135,14 @@ def _waiting(
     w = run.workers
     if not w.sampling or devices is None:
         return
-    found = estimate_time(run, DeviceGroup(1, devices.name, devices.kind), utilisation, iteration)
-    if found is None:
+    estimated = estimate_time(
+        run, DeviceGroup(1, devices.name, devices.kind), utilisation, iteration
+    )
+    if estimated is None:
         return
     learners = max(1, devices.number - w.sampling)
-    update = found.phases["training"] / learners
-    sampling = (found.total - found.phases["training"]) / w.sampling
+    update = estimated.phases["training"] / learners
+    sampling = (estimated.total - estimated.phases["training"]) / w.sampling
     whole, idle = waiting_shares(sampling, update, w.lag)
     yield (
         f"  {w.sampling} {devices.name} sample in {duration(sampling)}, {learners} train in "

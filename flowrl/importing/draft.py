@@ -48,8 +48,10 @@ class RunDraft:
     files     texts to write beside the run file, by name
     """
 
-    def __init__(self, peer: str, given: Leaves, defaults: Mapping[str, Any], devices: int) -> None:
-        self.peer, self.given, self.devices = peer, given, devices
+    def __init__(
+        self, peer: str, leaves: Leaves, defaults: Mapping[str, Any], devices: int
+    ) -> None:
+        self.peer, self.given, self.devices = peer, leaves, devices
         self.defaults = defaults
         self.tree: dict[str, Any] = {}
         self._asked: set[str] = set()  # names that the library is known to have
@@ -101,25 +103,29 @@ class RunDraft:
             if name not in self.lines and any(fnmatchcase(name, p) for p in patterns)
         ]
 
-    def write(self, names: str | Sequence[str], settings: Mapping[str, Any], why: str = "") -> None:
-        """Settings that follow from leaves. Without a `why` they are the same value under another
-        name. If no leaf is given, they are the library's default."""
+    def write(
+        self, names: str | Sequence[str], settings: Mapping[str, Any], reason: str = ""
+    ) -> None:
+        """Settings that follow from leaves. Without a `reason` they are the same value under
+        another name. If no leaf is given, they are the library's default."""
         names = [names] if isinstance(names, str) else list(names)
-        own = [name for name in names if name in self.given]
+        in_input = [name for name in names if name in self.given]
         for setting, value in settings.items():
             self._set(setting, value)
-        kind = LeafKind.CONVERTED if why else LeafKind.SAME
-        for name in own:
-            self._say(name, kind, settings, why)
-        if not own:
+        kind = LeafKind.CONVERTED if reason else LeafKind.SAME
+        for name in in_input:
+            self._say(name, kind, settings, reason)
+        if not in_input:
             for setting, value in settings.items():
-                self.by_default[setting] = (names[0], value, why)
+                self.by_default[setting] = (names[0], value, reason)
 
-    def tell(self, names: str | Sequence[str], settings: Mapping[str, Any], why: str = "") -> None:
+    def tell(
+        self, names: str | Sequence[str], settings: Mapping[str, Any], reason: str = ""
+    ) -> None:
         """As `write`, for settings that the caller sets in the tree itself, such as lists."""
         for name in [names] if isinstance(names, str) else names:
             if name in self.given:
-                self._say(name, LeafKind.CONVERTED if why else LeafKind.SAME, settings, why)
+                self._say(name, LeafKind.CONVERTED if reason else LeafKind.SAME, settings, reason)
 
     def same(self, *names: str) -> None:
         """Leaves whose value is a setting's, by the table of words. A leaf that is not given is
@@ -137,17 +143,17 @@ class RunDraft:
         else:
             self._say(name, LeafKind.NO_EFFECT, {}, "null is no value")
 
-    def lose(self, names: str | Iterable[str], why: str, effect: bool = True) -> None:
+    def lose(self, names: str | Iterable[str], reason: str, effect: bool = True) -> None:
         """Leaves that have no setting. A default of the library that has an effect is said too."""
         for name in [names] if isinstance(names, str) else names:
             if name in self.given or (effect and name in self.defaults):
                 kind = LeafKind.EFFECT if effect else LeafKind.NO_EFFECT
-                self._say(name, kind, {}, why)
+                self._say(name, kind, {}, reason)
 
-    def lose_if_set(self, name: str, why: str) -> None:
+    def lose_if_set(self, name: str, reason: str) -> None:
         """A leaf that has an effect if it has a value; null has none."""
         if self.value(name):
-            self.lose(name, why)
+            self.lose(name, reason)
         elif name in self.given:
             self.unread(name)
 
@@ -155,7 +161,9 @@ class RunDraft:
         """Leaves that name where the run is written."""
         self.lose(names, "flowrl train --folder names it", effect=False)
 
-    def lose_unless(self, name: str, same_as: Collection[Any], why: str, else_: str = "") -> None:
+    def lose_unless(
+        self, name: str, same_as: Collection[Any], reason: str, else_: str = ""
+    ) -> None:
         """A leaf that has an effect only if it differs from what flowrl does."""
         if name not in self.given and name not in self.defaults:
             return
@@ -163,17 +171,17 @@ class RunDraft:
         if alike and name in self.given:
             self._say(name, LeafKind.NO_EFFECT, {}, else_ or "as here")
         elif not alike:
-            self._say(name, LeafKind.EFFECT, {}, why)
+            self._say(name, LeafKind.EFFECT, {}, reason)
 
-    def misunderstood(self, name: str, why: str) -> None:
-        self._say(name, LeafKind.UNKNOWN, {}, why)
+    def misunderstood(self, name: str, reason: str) -> None:
+        self._say(name, LeafKind.UNKNOWN, {}, reason)
 
     def finish(self) -> None:
         """A line for each leaf that nothing has read."""
         for name, value in self.given.items():
             if name in self.lines:
                 continue
-            why = "no setting of this name is known"
+            reason = "no setting of this name is known"
             if value in (None, {}, []) and name in self._asked:
                 self._say(name, LeafKind.NO_EFFECT, {}, "it is empty")
                 continue
@@ -182,15 +190,15 @@ class RunDraft:
             elif isinstance(value, Unresolved):
                 self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
             else:
-                self._say(name, LeafKind.UNKNOWN, {}, why)
+                self._say(name, LeafKind.UNKNOWN, {}, reason)
 
-    def _say(self, name: str, kind: LeafKind, settings: Mapping[str, Any], why: str) -> None:
+    def _say(self, name: str, kind: LeafKind, settings: Mapping[str, Any], reason: str) -> None:
         value = self.given.get(name, self.defaults.get(name))
         if isinstance(self.given.get(name), Unresolved) and kind is not LeafKind.UNKNOWN:
-            kind, settings, why = LeafKind.UNKNOWN, {}, "the input does not hold its value"
+            kind, settings, reason = LeafKind.UNKNOWN, {}, "the input does not hold its value"
         if name not in self.given:
-            why = f"{self.peer}'s default: {why}"
-        self.lines[name] = LeafLine(name, value, kind, dict(settings), why)
+            reason = f"{self.peer}'s default: {reason}"
+        self.lines[name] = LeafLine(name, value, kind, dict(settings), reason)
 
     def _set(self, setting: str, value: Any) -> None:
         *sections, last = setting.split(".")

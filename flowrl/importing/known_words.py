@@ -81,12 +81,12 @@ def means_table() -> str:
     """Names of the mean of a token loss, as Markdown."""
     rows = ["| `loss_type` of TRL | `loss_agg_mode` of verl | `denominator` of `text` |"]
     rows.append("|---|---|---|")
-    for own in dict.fromkeys((*TRL_MEANS.values(), *VERL_MEANS.values())):
+    for meaning in dict.fromkeys((*TRL_MEANS.values(), *VERL_MEANS.values())):
         cells = [
-            ", ".join(f"`{name}`" for name, mean in table.items() if mean == own)
+            ", ".join(f"`{name}`" for name, mean in table.items() if mean == meaning)
             for table in (TRL_MEANS, VERL_MEANS)
         ]
-        rows.append(f"| {cells[0]} | {cells[1]} | {_REMARKS.get(own, f'`{own}`')} |")
+        rows.append(f"| {cells[0]} | {cells[1]} | {_REMARKS.get(meaning, f'`{meaning}`')} |")
     return "\n".join(rows).replace("|  |", "| |")
 
 

@@ -49,20 +49,20 @@ def flattened(tree: Any, prefix: str = "") -> Leaves:
     `rewards.0.name`. Secrets are replaced."""
     if isinstance(tree, Mapping) and tree:
         inner = [(str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and tree and all(isinstance(each, Mapping) for each in tree):
+    elif isinstance(tree, list) and tree and all(isinstance(item, Mapping) for item in tree):
         inner = [(str(i), value) for i, value in enumerate(tree)]
     else:
         return {prefix: guarded(prefix, _with_numbers(tree))}
-    found: Leaves = {}
+    leaves: Leaves = {}
     for key, value in inner:
-        found |= flattened(value, f"{prefix}.{key}" if prefix else key)
-    return found
+        leaves |= flattened(value, f"{prefix}.{key}" if prefix else key)
+    return leaves
 
 
 def _with_numbers(value: Any) -> Any:
     """YAML reads 1e-5 as a text, which every one of the libraries means as a number."""
     if isinstance(value, list):
-        return [_with_numbers(each) for each in value]
+        return [_with_numbers(item) for item in value]
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 

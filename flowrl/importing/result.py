@@ -22,7 +22,7 @@ class ImportedRun:
 
     peer     the library, with the release whose defaults are taken
     what     the input as it was named; of a command line only its library
-    devices  processes that the batches are computed for
+    devices     processes that the batches are computed for
     tree     the settings of run.yaml
     lines    one for each leaf of the input, then the library's defaults that differ from flowrl's
     batches  sentences with the arithmetic of batches
@@ -47,16 +47,16 @@ class ImportedRun:
     @property
     def counts(self) -> dict[str, int]:
         """Number of leaves by kind."""
-        found = Counter(line.kind for line in self.lines)
-        return {kind.value: found[kind] for kind in LeafKind}
+        counts = Counter(line.kind for line in self.lines)
+        return {kind.value: counts[kind] for kind in LeafKind}
 
 
-def imported(what: str, of: str | None = None, devices: int | None = None) -> ImportedRun:
+def imported(input_text: str, of: str | None = None, devices: int | None = None) -> ImportedRun:
     """Read a run of another library. Executes nothing of it, and reads no environment variable.
 
-    what     FILE.py:FUNCTION, a YAML or JSON file, a Python or shell script, or a command line
-    of       the library and its release, PEER==VERSION; None: as the input shows
-    devices  processes that the input is meant for; None: 1
+    input_text  FILE.py:FUNCTION, a YAML or JSON file, a Python or shell script, or a command line
+    of          the library and its release, PEER==VERSION; None: as the input shows
+    devices     processes that the input is meant for; None: 1
 
     UserError, in one sentence, for an input that has no counterpart.
     """
@@ -64,7 +64,7 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
         raise UserError(
             f"--devices: {str(devices)[:100]} is not a number of processes of at least 1"
         )
-    source = read_source(what, of)
+    source = read_source(input_text, of)
     notes = list(source.notes)
     if devices is None:
         notes.append("batches are computed for 1 process: --devices N for another number")
@@ -74,8 +74,8 @@ def imported(what: str, of: str | None = None, devices: int | None = None) -> Im
     )
     peer.read(draft)
     for name in source.leaves:
-        if (why := peer.absent(name, source.version)) is not None:
-            draft.misunderstood(name, why)
+        if (reason := peer.absent(name, source.version)) is not None:
+            draft.misunderstood(name, reason)
     _launcher(draft)
     draft.finish()
     tree = _ordered(_with_defaults(draft))
@@ -117,7 +117,7 @@ def _launcher(draft: RunDraft) -> None:
 def _with_defaults(draft: RunDraft) -> dict[str, Any]:
     """The tree without the library's defaults that are flowrl's too; a line for the others."""
     recipe = draft.tree.get("recipe", {})
-    for setting, (name, value, why) in draft.by_default.items():
+    for setting, (name, value, reason) in draft.by_default.items():
         if any(setting in line.settings for line in draft.lines.values()):
             continue
         if _ours(setting, recipe.get("name")) == _plain(value):
@@ -125,7 +125,7 @@ def _with_defaults(draft: RunDraft) -> dict[str, Any]:
                 draft.drop_setting(setting)
         elif _get(draft.tree, setting) is not _MISSING:
             key = name if name not in draft.lines else f"{name} ({setting})"
-            draft.lines[key] = LeafLine(key, value, LeafKind.DEFAULT, {setting: value}, why)
+            draft.lines[key] = LeafLine(key, value, LeafKind.DEFAULT, {setting: value}, reason)
     return draft.tree
 
 
@@ -143,7 +143,7 @@ def _get(tree: Mapping[str, Any], setting: str) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -183,11 +183,11 @@ _ORDER = (
 
 
 def _ordered(tree: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: tree[name] for name in _ORDER if name in tree}
-    if isinstance(recipe := known.get("recipe"), dict):
-        known["recipe"] = {"name": recipe.get("name"), **recipe}
-    assert set(known) == set(tree), set(tree) - set(known)
-    return known
+    ordered = {name: tree[name] for name in _ORDER if name in tree}
+    if isinstance(recipe := ordered.get("recipe"), dict):
+        ordered["recipe"] = {"name": recipe.get("name"), **recipe}
+    assert set(ordered) == set(tree), set(tree) - set(ordered)
+    return ordered
 
 
 def _refusal(tree: Mapping[str, Any]) -> str | None:

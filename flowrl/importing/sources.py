@@ -58,23 +58,23 @@ class PeerInput:
     title: str = ""
 
 
-def read_source(what: str, of: str | None) -> PeerInput:
+def read_source(input_text: str, of: str | None) -> PeerInput:
     """Read a file, FILE.py:FUNCTION, or a command line. UserError, in one sentence, if nothing is
     known of it."""
     named, version = _named(of)
-    leaves, found, notes = _leaves(what, named)
-    peer = named or found or _recognised(leaves)
+    leaves, peer_found, notes = _leaves(input_text, named)
+    peer = named or peer_found or _recognised(leaves)
     if peer is None:
         raise UserError(
-            f"{_short(what)}: no library is recognised: add --of, one of "
+            f"{_short(input_text)}: no library is recognised: add --of, one of "
             f"{', '.join(p.name for p in IMPORTERS.values())}"
         )
-    if found is not None and peer is not found:
-        raise UserError(f"--of: {peer.name}, but {_short(what)} is of {found.name}")
+    if peer_found is not None and peer is not peer_found:
+        raise UserError(f"--of: {peer.name}, but {_short(input_text)} is of {peer_found.name}")
     release = _release(peer, version, notes)
     if named is None:
         notes.insert(0, f"read as {peer.name}'s")
-    title = f"a command of {peer.name}" if re.search(r"\s", what.strip()) else what
+    title = f"a command of {peer.name}" if re.search(r"\s", input_text.strip()) else input_text
     return PeerInput(peer, release, leaves, notes, title)
 
 
@@ -94,19 +94,19 @@ def _named(of: str | None) -> tuple[Peer | None, str | None]:
 
 def _release(peer: Peer, version: str | None, notes: list[str]) -> str:
     """The known release that stands for a version: the newest that is not newer."""
-    known: Sequence[str] = peer.versions
+    versions: Sequence[str] = peer.versions
     if version is None:
-        notes.append(f"defaults of {peer.name} {known[-1]}, the newest that flowrl knows")
-        return known[-1]
-    if version in known:
+        notes.append(f"defaults of {peer.name} {versions[-1]}, the newest that flowrl knows")
+        return versions[-1]
+    if version in versions:
         return version
     if not re.fullmatch(r"\d+(\.\d+)*([a-z.+-]\w*)*", version):
-        raise UserError(f"--of: {version!r} is not a version, such as {known[-1]}")
-    older = [each for each in known if _numbers(each) <= _numbers(version)]
-    release = older[-1] if older else known[0]
+        raise UserError(f"--of: {version!r} is not a version, such as {versions[-1]}")
+    older = [release for release in versions if _numbers(release) <= _numbers(version)]
+    release = older[-1] if older else versions[0]
     notes.append(
         f"defaults of {peer.name} {release}, which stands for "
-        f"{version}: flowrl knows {', '.join(known)}"
+        f"{version}: flowrl knows {', '.join(versions)}"
     )
     return release
 
@@ -115,23 +115,27 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
 
-def _short(what: str) -> str:
-    return what if len(what) <= 60 else f"{what[:57]}..."
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _leaves(what: str, named: Peer | None) -> tuple[Leaves, Peer | None, list[str]]:
-    path, _, function = what.partition(".py:")
+def _leaves(input_text: str, named: Peer | None) -> tuple[Leaves, Peer | None, list[str]]:
+    path, _, function = input_text.partition(".py:")
     if function and re.fullmatch(r"\w+", function):
         return _configuration(Path(f"{path}.py"), function)
-    file = Path(what).expanduser() if len(what) < 4096 and "\n" not in what else Path()
+    file = (
+        Path(input_text).expanduser()
+        if len(input_text) < 4096 and "\n" not in input_text
+        else Path()
+    )
     try:
-        here = file.is_file() and what.strip() not in ("", ".")
+        is_here = file.is_file() and input_text.strip() not in ("", ".")
     except OSError:
-        here = False
-    if not here:
-        if re.search(r"\s", what.strip()):
-            return _command(read_shell(what, "command"), Path.cwd())
-        raise UserError(f"{_short(what)}: no such file; a command line goes into quotes")
+        is_here = False
+    if not is_here:
+        if re.search(r"\s", input_text.strip()):
+            return _command(read_shell(input_text, "command"), Path.cwd())
+        raise UserError(f"{_short(input_text)}: no such file; a command line goes into quotes")
     if file.suffix == ".py":
         if named is FLOW_GRPO or (
             named is None and "ConfigDict" in file.read_text(encoding="utf-8", errors="replace")
@@ -194,7 +198,7 @@ def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     fields, failed = evaluated_config(file, function)
-    notes = [f"{file.name}: an assertion of the file fails, {each}" for each in failed]
+    notes = [f"{file.name}: an assertion of the file fails, {assertion}" for assertion in failed]
     return flattened(fields), FLOW_GRPO, notes
 
 
@@ -205,14 +209,14 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
         for words in script.commands
         if (program := _program(words, folder)) is not None
     ]
-    sure = [each for each in programs if each[1][0] != "script"]
-    found = sure or programs
-    if not found:
+    sure = [program for program in programs if program[1][0] != "script"]
+    candidates = sure or programs
+    if not candidates:
         raise UserError(_no_program(script))
-    words, (kind, at) = found[0]
+    words, (kind, at) = candidates[0]
     notes = []
-    if len(found) > 1:
-        notes.append(f"{len(found)} commands train; the first one is read")
+    if len(candidates) > 1:
+        notes.append(f"{len(candidates)} commands train; the first one is read")
     launcher, _ = options([w for w in words[:at] if w not in ("launch", "run")])
     more: Leaves = {
         f"(launcher) {k}": v
@@ -309,7 +313,7 @@ def _of_program(
 def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str]]:
     """TRL's arguments, over those of the file that `--config` names."""
     leaves, rest = options(words, _LISTS)
-    notes = [f"{guarded('', each)!r}: a word without a name" for each in rest if each]
+    notes = [f"{guarded('', word)!r}: a word without a name" for word in rest if word]
     config = leaves.pop("config", None)
     if config is None:
         return leaves, notes
@@ -320,7 +324,7 @@ def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str
     return {**flattened(read_yaml(path)), **leaves}, notes
 
 
-def _script(file: Path, given: Leaves, notes: list[str]) -> tuple[Leaves, Peer | None, list[str]]:
+def _script(file: Path, leaves: Leaves, notes: list[str]) -> tuple[Leaves, Peer | None, list[str]]:
     """A script of TRL: its own values, under the arguments of the command or of its docstring."""
     script = TrlScript(file)
     if script.trainer is None or script.trainer not in ("GRPO", "RLOO"):
@@ -328,7 +332,7 @@ def _script(file: Path, given: Leaves, notes: list[str]) -> tuple[Leaves, Peer |
         raise UserError(
             f"{file}: its trainer is {which}; of TRL, GRPOTrainer and RLOOTrainer are read"
         )
-    if not given and script.command:
+    if not leaves and script.command:
         words = read_shell(script.command, str(file)).commands
         at = (
             next(
@@ -339,9 +343,9 @@ def _script(file: Path, given: Leaves, notes: list[str]) -> tuple[Leaves, Peer |
             else None
         )
         if at is not None:
-            given, more = _trl_arguments(words[0][at + 1 :], file.parent)
+            leaves, more = _trl_arguments(words[0][at + 1 :], file.parent)
             notes = [*notes, *more, "the command in the script's docstring is read"]
-    return {TRAINER: script.trainer, **script.leaves, **given}, TRL, notes
+    return {TRAINER: script.trainer, **script.leaves, **leaves}, TRL, notes
 
 
 def _hydra(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, list[str]]:

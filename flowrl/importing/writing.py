@@ -59,9 +59,9 @@ def run_text(run: ImportedRun) -> str:
     ]
     lines += [f"# {sentence}" for sentence in run.batches]
     for kind in TO_READ:
-        some = [line for line in run.lines if line.kind is kind]
-        lines += [f"# {kind.value}:"] if some else []
-        lines += [f"#   {_sentence(line)}" for line in some]
+        of_kind = [line for line in run.lines if line.kind is kind]
+        lines += [f"# {kind.value}:"] if of_kind else []
+        lines += [f"#   {_sentence(line)}" for line in of_kind]
     if run.refusal is not None:
         lines.append(f"# flowrl plan refuses this file: {_one_line(run.refusal)}")
     body = yaml.dump(
@@ -77,10 +77,10 @@ def run_text(run: ImportedRun) -> str:
 def _flat(value: Any, depth: int = 0) -> Any:
     """Mappings below the sections on one line each."""
     if isinstance(value, Mapping):
-        inner = {key: _flat(each, depth + 1) for key, each in value.items()}
+        inner = {key: _flat(item, depth + 1) for key, item in value.items()}
         return inner if depth == 0 else _Flow(inner)
     if isinstance(value, list | tuple):
-        return [_flat(each, 1) for each in value]
+        return [_flat(item, 1) for item in value]
     return value
 
 
@@ -98,9 +98,9 @@ def table_text(run: ImportedRun) -> str:
     parts += [f"| {kind} | {count} |" for kind, count in run.counts.items()]
     for kind in TO_READ:
         parts += _section(run, kind)
-    parts += ["", "## Batches", "", *(f"* {each}" for each in run.batches)]
+    parts += ["", "## Batches", "", *(f"* {line}" for line in run.batches)]
     if run.notes:
-        parts += ["", "## Notes", "", *(f"* {_escaped(each)}" for each in run.notes)]
+        parts += ["", "## Notes", "", *(f"* {_escaped(note)}" for note in run.notes)]
     parts += ["", "## Code, networks and files", "", *_needs(run)]
     for kind in _SECTIONS:
         if kind not in TO_READ:
@@ -111,17 +111,17 @@ def table_text(run: ImportedRun) -> str:
 def _needs(run: ImportedRun) -> Iterator[str]:
     yield "The run asks for these, with the rights of any run file (SECURITY.md):"
     yield ""
-    found = [f"* {need.right}: `{_escaped(need.value)}` ({need.at})" for need in run.needs]
-    found += [f"* code: `{_escaped(each)}`, which is not copied" for each in run.code]
-    yield from found or ["* none"]
+    lines = [f"* {need.right}: `{_escaped(need.value)}` ({need.at})" for need in run.needs]
+    lines += [f"* code: `{_escaped(code)}`, which is not copied" for code in run.code]
+    yield from lines or ["* none"]
 
 
 def _section(run: ImportedRun, kind: LeafKind) -> list[str]:
-    some = [line for line in run.lines if line.kind is kind]
-    if not some:
+    of_kind = [line for line in run.lines if line.kind is kind]
+    if not of_kind:
         return []
     rows = ["", f"## {_SECTIONS[kind]}", "", "| leaf | value | flowrl | why |", "|---|---|---|---|"]
-    return [*rows, *(_row(line) for line in some)]
+    return [*rows, *(_row(line) for line in of_kind)]
 
 
 def _row(line: LeafLine) -> str:

@@ -87,8 +87,8 @@ def kubernetes_job(job: LaunchJob, place: CloudPlace) -> str:
     }
     named = {"metadata": {"name": name}}
     return "---\n".join(
-        _yaml(each)
-        for each in (
+        _yaml(document)
+        for document in (
             {"apiVersion": "v1", "kind": "Service", **named, "spec": service},
             {"apiVersion": "batch/v1", "kind": "Job", **named, "spec": work},
         )

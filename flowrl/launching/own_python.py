@@ -13,14 +13,14 @@ SAFE_PATH = "PYTHONSAFEPATH"  # Python's own variable, which processes of proces
 _INSTALLED = ("site-packages", "dist-packages")  # folders that are on the path by themselves
 
 
-def python_environment(own: bool = True) -> dict[str, str]:
+def python_environment(ours: bool = True) -> dict[str, str]:
     """The variables of this process, for a Python that imports nothing of the working folder.
 
-    own  whether it is this environment's Python, which then finds this flowrl even if its source
-         tree is not installed
+    ours  whether it is this environment's Python, which then finds this flowrl even if its source
+          tree is not installed
     """
-    found = {**os.environ, SAFE_PATH: "1"}
-    if own and PROJECT.name not in _INSTALLED:
+    variables = {**os.environ, SAFE_PATH: "1"}
+    if ours and PROJECT.name not in _INSTALLED:
         paths = [str(PROJECT), os.environ.get("PYTHONPATH")]
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return found
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return variables

@@ -22,12 +22,12 @@ def video_bytes(video: Float[Tensor, "f 3 h w"], seconds: float) -> bytes:
     whole = (video.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     frames = list(whole.permute(0, 2, 3, 1).cpu())
     height, width = frames[0].shape[:2]
-    each = round(1000 * min(seconds / len(frames), MOST_SECONDS))
+    milliseconds = round(1000 * min(seconds / len(frames), MOST_SECONDS))
     parts = [SIGNATURE, _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
     parts.append(_chunk(b"acTL", struct.pack(">II", len(frames), 0)))
     number = 0
     for place, frame in enumerate(frames):
-        control = struct.pack(">IIIIIHHBB", number, width, height, 0, 0, each, 1000, 0, 0)
+        control = struct.pack(">IIIIIHHBB", number, width, height, 0, 0, milliseconds, 1000, 0, 0)
         parts.append(_chunk(b"fcTL", control))
         number += 1
         if place == 0:

@@ -114,14 +114,14 @@ def load_fonts(size: int) -> Fonts:
 def font_files() -> tuple[Path, ...]:
     """Find font files that cover many scripts, from fontconfig, matplotlib and the system's font
     folders, best first."""
-    known = {path.name.lower(): path for path in (*_in_folders(), *_matplotlib(), *_fontconfig())}
+    paths = {path.name.lower(): path for path in (*_in_folders(), *_matplotlib(), *_fontconfig())}
     ranked = [
         (rank, name)
-        for name in sorted(known)
+        for name in sorted(paths)
         for rank, wanted in enumerate(_WANTED)
         if name.startswith(wanted)
     ]
-    return tuple(known[name] for _, name in sorted(ranked))
+    return tuple(paths[name] for _, name in sorted(ranked))
 
 
 def _fontconfig() -> list[Path]:

@@ -55,8 +55,8 @@ def contact_grid(
     )
     pen = ImageDraw.Draw(page)
     font.draw(pen, (GAP, 9), title, INK)
-    known = [s for s in scores if isinstance(s, float | int)]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    numbers = [s for s in scores if isinstance(s, float | int)]
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
     for i, (tile, text, score) in enumerate(zip(tiles, texts, scores, strict=True)):
         x, y = GAP + i % columns * (width + GAP), 36 + i // columns * (height + below + GAP)
         page.paste(tile, (x, y))

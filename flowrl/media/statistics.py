@@ -35,9 +35,9 @@ class WeightedMean(float):
 
     @classmethod
     def of(cls, value: float, count: int) -> "WeightedMean":
-        made = cls(value)
-        made.count = count
-        return made
+        mean = cls(value)
+        mean.count = count
+        return mean
 
 
 def merged_means(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
@@ -51,9 +51,9 @@ def merged_means(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, 
 
 
 def _merged(parts: Sequence[tuple[float, int]]) -> float:
-    own = [(value, value.count if isinstance(value, WeightedMean) else n) for value, n in parts]
-    total = sum(count for _, count in own)
-    mean = sum(value * count for value, count in own) / max(total, 1)
+    counted = [(value, value.count if isinstance(value, WeightedMean) else n) for value, n in parts]
+    total = sum(count for _, count in counted)
+    mean = sum(value * count for value, count in counted) / max(total, 1)
     weighted = any(isinstance(value, WeightedMean) for value, _ in parts)
     return WeightedMean.of(mean, total) if weighted else mean
 
@@ -110,8 +110,10 @@ def _diversity(images: Tensor, group: Tensor) -> tuple[float, Tensor]:
         sums = pairs.new_zeros(len(part)).index_add(0, one, pairs).index_add(0, other, pairs)
         distances.append(pairs)
         columns.append(sums / max(len(part) - 1, 1))
-    every, scale = torch.cat(distances), flat.shape[1] ** 0.5
-    return float(every.mean()) / scale if len(every) else 0.0, torch.cat(columns) / scale
+    all_distances, scale = torch.cat(distances), flat.shape[1] ** 0.5
+    return float(all_distances.mean()) / scale if len(all_distances) else 0.0, torch.cat(
+        columns
+    ) / scale
 
 
 def tensor_statistics(media: Tensor, group: Tensor) -> Statistics:

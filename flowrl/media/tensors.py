@@ -21,10 +21,10 @@ MOST_OTHERS, MOST_LINES = 512, 6
 AXIS_COLOURS = ((46, 110, 180), (214, 104, 38), (60, 150, 80), (150, 90, 170), (180, 60, 70), INK)
 
 
-def drawn(samples: Samples, own: Callable[[Tensor], Image.Image | None]) -> Samples:
+def drawn(samples: Samples, draw: Callable[[Tensor], Image.Image | None]) -> Samples:
     """The same samples with images [3 h w] in place of tensors; other samples unchanged.
 
-    `own` is the model's own drawing function; if it is missing or returns None, a sample of two
+    `draw` is the model's own drawing function; if it is missing or returns None, a sample of two
     numbers is a dot among the others, [t 2] a path that ends in a dot, and other tensors are lines
     over their first axis. All images share the same axes, from -m to m, with m a power of two.
     """
@@ -35,10 +35,10 @@ def drawn(samples: Samples, own: Callable[[Tensor], Image.Image | None]) -> Samp
     reach = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-20)))
     images: list[Image.Image] = []
     for item in media:
-        made = own(item)
-        if made is not None and not isinstance(made, Image.Image):
-            raise UserError(f"image(sample) must return a PIL image, not {type(made).__name__}")
-        images.append((made or _plain(item, media, reach)).convert("RGB"))
+        drawing = draw(item)
+        if drawing is not None and not isinstance(drawing, Image.Image):
+            raise UserError(f"image(sample) must return a PIL image, not {type(drawing).__name__}")
+        images.append((drawing or _plain(item, media, reach)).convert("RGB"))
     return replace(samples, media=[_pixels(image) for image in images])
 
 
@@ -47,7 +47,7 @@ def _pixels(image: Image.Image) -> Tensor:
     return data.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
 
 
-def _plain(item: Tensor, every: Tensor, reach: float) -> Image.Image:
+def _plain(item: Tensor, all_items: Tensor, reach: float) -> Image.Image:
     image = Image.new("RGB", (TILE, TILE), PAPER)
     pen = ImageDraw.Draw(image)
     middle = TILE / 2
@@ -56,7 +56,7 @@ def _plain(item: Tensor, every: Tensor, reach: float) -> Image.Image:
     if plane:
         pen.line((middle, AXIS_MARGIN, middle, TILE - AXIS_MARGIN), fill=(225, 225, 220))
     if plane and item.ndim == 1:
-        for other in every[:MOST_OTHERS].tolist():
+        for other in all_items[:MOST_OTHERS].tolist():
             _dot(pen, _place(other[0], other[1], reach), OTHER, PALE)
         _dot(pen, _place(float(item[0]), float(item[1]), reach), DOT, AXIS_COLOURS[0])
     elif plane:

@@ -24,8 +24,8 @@ def shown_seconds(frames: int) -> float:
 
 def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
     """Write frames of equal size as a GIF. UserError if the file cannot be written."""
-    each = shown_seconds(len(frames)) / len(frames)
-    times = [round(1000 * each)] * (len(frames) - 1) + [round(1000 * PAUSE)]
+    seconds = shown_seconds(len(frames)) / len(frames)
+    times = [round(1000 * seconds)] * (len(frames) - 1) + [round(1000 * PAUSE)]
     palette = _palette(frames)
     first, *rest = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     try:
@@ -79,9 +79,9 @@ def videos_side_by_side(
 def _palette(frames: Sequence[Image.Image]) -> Image.Image:
     """One palette for all frames, computed from some of them, since a palette per frame would
     flicker."""
-    some = frames[:: -(-len(frames) // 8)]
+    sample = frames[:: -(-len(frames) // 8)]
     width, height = frames[0].size
-    strip = Image.new("RGB", (width * len(some), height))
-    for i, frame in enumerate(some):
+    strip = Image.new("RGB", (width * len(sample), height))
+    for i, frame in enumerate(sample):
         strip.paste(frame, (i * width, 0))
     return strip.quantize(PALETTE_SIZE, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

@@ -90,11 +90,11 @@ def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> di
     # as `enable_parallelism` does, which divides by the number of accelerators: 0 on CPUs
     config = ParallelConfig(context_parallel_config=ContextParallelConfig(ulysses_degree=degree))
     config.setup(rank, world, device, mesh=mesh)
-    made = {}
+    circles = {}
     for name, denoiser in denoisers.items():
         check_denoiser(name, type(denoiser).__name__, denoiser.config, degree)
-        made[name] = Shared(denoiser, config, degree)
-    return made
+        circles[name] = Shared(denoiser, config, degree)
+    return circles
 
 
 class Shared:
@@ -162,8 +162,8 @@ class Shared:
 
     def _compare(self, shared: Any, whole: Any) -> None:
         ours, theirs = (
-            next(t for t in tree_flatten(given)[0] if isinstance(t, Tensor))
-            for given in (shared, whole)
+            next(t for t in tree_flatten(arguments)[0] if isinstance(t, Tensor))
+            for arguments in (shared, whole)
         )
         away = float((ours - theirs).abs().max() / theirs.abs().max())
         if not away <= STEP_TOLERANCE[ours.dtype]:

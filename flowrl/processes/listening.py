@@ -10,12 +10,12 @@ def bound_socket(command: str, host: str, port: int) -> socket.socket:
     server's traceback, if the address cannot be listened on."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError as error:
         raise UserError(
             f"{command}: cannot listen on {host}:{port} ({error.strerror}): set another --port or "
             "--host"
         ) from error
-    return found
+    return bound

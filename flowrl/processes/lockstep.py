@@ -114,18 +114,18 @@ class Lockstep:
         self.kept.clear()
 
     def _gather(self, wanted: int) -> list[int]:
-        own = torch.tensor([wanted])
-        every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(every, own, group=self.group)
-        return [int(one) for one in every]
+        mine = torch.tensor([wanted])
+        calls = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(calls, mine, group=self.group)
+        return [int(one) for one in calls]
 
     def _agree(self, wanted: int) -> int:
         """Choose the next collective step: calls by lowest number, then backward, then the end."""
-        every = self._gather(wanted)
-        if FAILED in every:
+        all_calls = self._gather(wanted)
+        if FAILED in all_calls:
             raise Elsewhere
-        calls = [one for one in every if one > BACKWARD]
-        return min(calls) if calls else max(every)
+        calls = [one for one in all_calls if one > BACKWARD]
+        return min(calls) if calls else max(all_calls)
 
     def _join(self, chosen: int) -> None:
         if chosen == BACKWARD:

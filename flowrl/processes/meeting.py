@@ -65,16 +65,16 @@ def meet(cpu: bool) -> PartialState:
     if dist.is_initialized():
         _MET[:] = _MET or [Meeting(None, Launch(None, (restarts(),)))]
         return PartialState(cpu=cpu)
-    store, given = None, dict[str, Any]()
+    store, options = None, dict[str, Any]()
     try:
         if place is not None and (place.size > 1 or place.of_agent):
             store = place.open(seconds)
             left = began + seconds - time.monotonic()
             name = name_attempt(store, place.rank, place.size, max(left, 1.0))
-            own = PrefixStore(name, store)
-            given = {"store": own, "rank": place.rank, "world_size": place.size}
+            own_store = PrefixStore(name, store)
+            options = {"store": own_store, "rank": place.rank, "world_size": place.size}
         left = max(began + seconds - time.monotonic(), 1.0)
-        state = PartialState(cpu=cpu, timeout=timedelta(seconds=left), **given)
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=left), **options)
     except NotMet as missing:
         raise UserError(
             f"process {_variable('RANK')} waited {seconds:g} s at {_address()}, but not all "
@@ -92,7 +92,7 @@ def meet(cpu: bool) -> PartialState:
     counts = () if of_agent else gather_object([restarts()])
     _MET[:] = [
         Meeting(
-            None if store is None else PrefixStore("meeting", given["store"]),
+            None if store is None else PrefixStore("meeting", options["store"]),
             Launch(store if of_agent else None, tuple(counts)),
             None if of_agent else 0,
         )

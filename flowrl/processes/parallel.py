@@ -53,18 +53,18 @@ class Parallel:
     ) -> "Parallel":
         """Open the parallel run: shard weights in place according to `how` (None: not at all), and
         share calls among `members` processes each."""
-        made = cls(
+        parallel = cls(
             accelerator.num_processes, accelerator.process_index, accelerator.device.type, roots
         )
         if members > 1:
             shared = context_parallel.share(roots, members, accelerator.device)
             circle, _ = dist.new_subgroups(members, backend="gloo")
-            made = replace(made, members=members, shared=shared, circle=circle)
+            parallel = replace(parallel, members=members, shared=shared, circle=circle)
         if how is None:
-            return made
+            return parallel
         units = shard(roots, how, accelerator.device)
         step = Lockstep(roots)
-        return replace(made, units=tuple(units), lockstep=step, resharding=how.reshard)
+        return replace(parallel, units=tuple(units), lockstep=step, resharding=how.reshard)
 
     def __str__(self) -> str:
         if self.processes == 1:
@@ -73,12 +73,12 @@ class Parallel:
         if self.lockstep is None:
             return f"{self.processes} processes, DDP: each holds all weights ({self.device}){calls}"
         parameters = [p for root in self.roots.values() for p in root.parameters()]
-        here, whole = (
+        local, whole = (
             sum(local_shard(p).numel() for p in parameters),
             sum(p.numel() for p in parameters),
         )
         return (
-            f"{self.processes} processes, FSDP2: this one holds {here / 1e6:.4g} of "
+            f"{self.processes} processes, FSDP2: this one holds {local / 1e6:.4g} of "
             f"{whole / 1e6:.4g} million weights ({self.device}){calls}"
         )
 
@@ -106,8 +106,8 @@ class Parallel:
     def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:
         """A function that concatenates the processes' shares of `count` draws on the CPU."""
         _, counts = self.share(count)
-        kept = slice(None if counts else 0)
-        return lambda mine: torch.cat(self.every(on_host(mine)[kept]))
+        rows_sent = slice(None if counts else 0)
+        return lambda mine: torch.cat(self.every(on_host(mine)[rows_sent]))
 
     def every(self, mine: T) -> list[T]:
         """Gather one value per process, or one per context-parallel group."""
@@ -121,8 +121,8 @@ class Parallel:
         box = [do() if self.leads else None]
         first = self.rank // self.members * self.members
         dist.broadcast_object_list(box, src=first, group=self.circle)
-        made: Any = box[0]
-        return made
+        result: Any = box[0]
+        return result
 
     def proofs(self) -> Iterator[str]:
         """Sentences on how much shared calls differ from unshared ones."""
@@ -236,16 +236,18 @@ class Together:
                 error = elsewhere
         kinds = error.kinds if isinstance(error, CallTooLarge) else None
         mine = None if error is None or isinstance(error, Elsewhere) else (_sentence(error), kinds)
-        every = _all_said(mine, error)
-        if every is None:
+        sayings = _all_said(mine, error)
+        if sayings is None:
             return False
-        found = [(rank, *each) for rank, each in enumerate(every) if each is not None]
-        large = [kinds for *_, kinds in found if kinds is not None]
-        if found and len(large) == len(found) and lockstep is None:  # all may repeat smaller calls
-            raise CallTooLarge(frozenset().union(*large), found[0][1], agreed=True) from error
-        if not found or mine is not None:
+        failures = [(rank, *saying) for rank, saying in enumerate(sayings) if saying is not None]
+        large = [kinds for *_, kinds in failures if kinds is not None]
+        if (
+            failures and len(large) == len(failures) and lockstep is None
+        ):  # all may repeat smaller calls
+            raise CallTooLarge(frozenset().union(*large), failures[0][1], agreed=True) from error
+        if not failures or mine is not None:
             return False  # its own error propagates
-        rank, text, _ = found[0]
+        rank, text, _ = failures[0]
         raise UserError(f"process {rank} stopped: {text}") from None
 
 

@@ -43,8 +43,8 @@ def blocks(root: nn.Module) -> list[nn.Module]:
         root = root.repeated
     lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
-    found = [block for name in outer for block in root.get_submodule(name).children()]
-    return [block for block in found if next(block.parameters(), None) is not None]
+    children = [block for name in outer for block in root.get_submodule(name).children()]
+    return [block for block in children if next(block.parameters(), None) is not None]
 
 
 def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -> list[FSDPModule]:
@@ -70,14 +70,14 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
                 f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to shard; launch "
                 "with configs/accelerate/ddp.yaml"
             )
-        kept: set[nn.Parameter] = set()
+        ignored: set[nn.Parameter] = set()
         if isinstance(root, GatheredCalls):
-            kept = replicated(root)
+            ignored = replicated(root)
             units.append(root.whole)
         for unit in units:
             sharded: Any = fully_shard(
                 unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy,
-                ignored_params=kept or None,
+                ignored_params=ignored or None,
             )  # fmt: skip
             # gradients are summed, not averaged: losses are divided by the counts of all processes
             sharded.set_gradient_divide_factor(1.0)
@@ -107,7 +107,7 @@ def replicated(root: GatheredCalls) -> set[nn.Parameter]:
         if p not in inside:
             kinds.setdefault(p.dtype, []).append(p)
     most = max(kinds, key=lambda kind: sum(p.numel() for p in kinds[kind]), default=None)
-    return {p for kind, given in kinds.items() if kind != most for p in given}
+    return {p for kind, group in kinds.items() if kind != most for p in group}
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -124,8 +124,8 @@ def like(tensor: Tensor, pattern: Tensor) -> Tensor:
     communication."""
     if not isinstance(pattern, DTensor):
         return tensor
-    there = tensor.to(pattern.to_local().device)
-    return distribute_tensor(there, pattern.device_mesh, pattern.placements, src_data_rank=None)
+    on_device = tensor.to(pattern.to_local().device)
+    return distribute_tensor(on_device, pattern.device_mesh, pattern.placements, src_data_rank=None)
 
 
 def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -148,9 +148,9 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         return
     used = torch.tensor([p.grad is not None for p in whole], device=whole[0].device).int()
     dist.all_reduce(used, dist.ReduceOp.MAX)
-    some = [p for p, flag in zip(whole, used.tolist(), strict=True) if flag]
+    used_weights = [p for p, flag in zip(whole, used.tolist(), strict=True) if flag]
     kinds: dict[Any, list[Tensor]] = {}
-    for p in some:
+    for p in used_weights:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         kinds.setdefault(p.dtype, []).append(p.grad)
     for grads in kinds.values():
@@ -174,15 +174,15 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 @torch.no_grad()
 def clip_shards(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     """Clip all gradients to norm `most`, and return the norm before clipping, over all shards."""
-    given = [p for p in parameters if p.grad is not None]
-    shared = [p for p in given if isinstance(p, DTensor)]
+    with_grads = [p for p in parameters if p.grad is not None]
+    shared = [p for p in with_grads if isinstance(p, DTensor)]
     if not shared:
-        return torch.nn.utils.clip_grad_norm_(given, most)
-    grads = [local_shard(p.grad) for p in given if p.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(with_grads, most)
+    grads = [local_shard(p.grad) for p in with_grads if p.grad is not None]
     squares = torch.zeros(
         2, dtype=torch.float64, device=grads[0].device
     )  # of shards, of replicated weights
-    for p, grad in zip(given, grads, strict=True):
+    for p, grad in zip(with_grads, grads, strict=True):
         squares[int(not isinstance(p, DTensor))] += grad.double().square().sum()
     pieces = squares[:1].clone()
     dist.all_reduce(pieces)
@@ -194,8 +194,8 @@ def clip_shards(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 
 @contextmanager
-def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
-    """Context in which trained weights are plain CPU tensors on processes with `here`, for saving;
+def gathered(roots: Mapping[str, nn.Module], holds: bool) -> Iterator[None]:
+    """Context in which trained weights are plain CPU tensors on processes with `holds`, for saving;
     collective."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     for root in roots.values():
@@ -203,13 +203,13 @@ def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
             for name, p in module.named_parameters(recurse=False):
                 if p.requires_grad and isinstance(p, DTensor):
                     places.append((module, name, p))
-    found: dict[nn.Parameter, nn.Parameter] = {}  # tied weights are one
+    whole: dict[nn.Parameter, nn.Parameter] = {}  # tied weights are one
     for module, name, p in places:
-        if p not in found:
+        if p not in whole:
             plain = full(p.detach())
-            found[p] = nn.Parameter(plain, requires_grad=True)
-        if here:
-            module._parameters[name] = found[p]
+            whole[p] = nn.Parameter(plain, requires_grad=True)
+        if holds:
+            module._parameters[name] = whole[p]
     try:
         yield
     finally:
@@ -222,15 +222,15 @@ def whole_state(
 ) -> dict[str, Any]:
     """Optimizer state as a single process would save it, so that a run can resume with another
     number of processes. Collective; only the main process gets the values."""
-    given = list(parameters)
-    if not any(isinstance(p, DTensor) for p in given):
+    listed = list(parameters)
+    if not any(isinstance(p, DTensor) for p in listed):
         return optimizer.state_dict()
     state = {
         place: {key: full(value) for key, value in optimizer.state[p].items()}
-        for place, p in enumerate(given)
+        for place, p in enumerate(listed)
         if p in optimizer.state
     }
-    group = {**optimizer.state_dict()["param_groups"][0], "params": list(range(len(given)))}
+    group = {**optimizer.state_dict()["param_groups"][0], "params": list(range(len(listed)))}
     return {"state": state, "param_groups": [group]}
 
 
@@ -238,16 +238,16 @@ def load_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], state: Any
 ) -> None:
     """Load such a state, which every process has read. ValueError if it does not fit."""
-    given = list(parameters)
-    if not any(isinstance(p, DTensor) for p in given):
+    listed = list(parameters)
+    if not any(isinstance(p, DTensor) for p in listed):
         optimizer.load_state_dict(state)
         return
-    own = optimizer.state_dict()
-    saved = {id(p): state["state"].get(place) for place, p in enumerate(given)}
+    current = optimizer.state_dict()
+    saved = {id(p): state["state"].get(place) for place, p in enumerate(listed)}
     cut: dict[int, Any] = {}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for place, p in enumerate(held):
         moments = saved[id(p)]
         if moments is not None:  # Adam's step count is a scalar
             cut[place] = {k: like(v, p) if v.ndim else v for k, v in moments.items()}
-    optimizer.load_state_dict({"state": cut, "param_groups": own["param_groups"]})
+    optimizer.load_state_dict({"state": cut, "param_groups": current["param_groups"]})

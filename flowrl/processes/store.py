@@ -44,10 +44,10 @@ class StorePlace:
     @classmethod
     def given(cls) -> "StorePlace | None":
         """The place that the launcher's variables name; None without a launcher."""
-        found = [os.environ.get(name, "") for name in LAUNCHER_NAMES]
-        if not all(found) or not all(word.isdecimal() for word in found[2:]):
+        words = [os.environ.get(name, "") for name in LAUNCHER_NAMES]
+        if not all(words) or not all(word.isdecimal() for word in words[2:]):
             return None
-        _, address, port, rank, size = found
+        _, address, port, rank, size = words
         return cls(address, int(port), int(rank), int(size), os.environ.get(OF_AGENT) == "True")
 
     @property
@@ -171,8 +171,8 @@ class Launch:
     def has_begun(self, folder: Path) -> bool:
         """Whether an earlier attempt has begun the run in this folder. Ask on the main process:
         others may not see its files yet."""
-        known = any(self.counts) if self.store is None else self.store.check([_begun(folder)])
-        return known and (folder / "run.yaml").is_file()
+        begun = any(self.counts) if self.store is None else self.store.check([_begun(folder)])
+        return begun and (folder / "run.yaml").is_file()
 
 
 def restarts() -> int:

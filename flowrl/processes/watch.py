@@ -53,13 +53,13 @@ OUTER = {"flowrl.iteration": "an iteration", "flowrl.run": "the run's own loop"}
 
 def seconds_of(variable: str, default: float) -> float:
     """A number of seconds that a variable may give. UserError if it is not a positive number."""
-    given = os.environ.get(variable, str(default))
+    text = os.environ.get(variable, str(default))
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UserError(f"{variable} must be a number of seconds above 0, not {given!r}")
+        raise UserError(f"{variable} must be a number of seconds above 0, not {text!r}")
     return seconds
 
 
@@ -107,7 +107,7 @@ class MainThread:
         """`used`: processor seconds of all threads but the one that looks."""
         frame = self.frames()
         stack = list(_outwards(frame))
-        place = tuple((id(each.f_code), each.f_lasti) for each in stack)
+        place = tuple((id(frame.f_code), frame.f_lasti) for frame in stack)
         if place != self.place or not self.at:
             self.place, self.moved = place, now
         gone_on = self.counted()
@@ -115,7 +115,7 @@ class MainThread:
         if busy or gone_on != self.gone_on or not self.at:
             self.worked = now
         self.used, self.gone_on, self.at = used, gone_on, now
-        self.waiting = any(EXCHANGES in each.f_code.co_filename for each in stack[:3])
+        self.waiting = any(EXCHANGES in frame.f_code.co_filename for frame in stack[:3])
         self.phase = _phase(stack)
 
     def waits(self) -> float:
@@ -268,10 +268,10 @@ class Watch:
                     f"{self._state(rank, lost)}; this process ends too"
                 )
                 return
-        others = [self.board.signs[rank] for rank in self._others() if self._known(rank)]
-        if not late and len(others) == self.board.size - 1:
+        signs = [self.board.signs[rank] for rank in self._others() if self._known(rank)]
+        if not late and len(signs) == self.board.size - 1:
             # one that goes from one exchange to the next is at the same place for every look
-            resting = [min(sign.waits, sign.idle) for sign in others]
+            resting = [min(sign.waits, sign.idle) for sign in signs]
             if min([waits, idle, *resting]) >= self.limit:
                 self.end(
                     f"all processes have waited for each other for {self.limit:g} s "
@@ -355,9 +355,9 @@ def stack_text() -> str:
     Not by `faulthandler`, which begins with the newest thread and stops after a hundred, nor with
     lines of the source, since a file system that hangs may be what keeps the process."""
     main, frames = threading.main_thread().ident, sys._current_frames()
-    names = {each.ident: each.name for each in threading.enumerate()}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines: list[str] = []
-    for ident in sorted(frames, key=lambda each: each != main):
+    for ident in sorted(frames, key=lambda number: number != main):
         lines.append(f"Thread {names.get(ident, ident)} (most recent call first):")
         for frame in _outwards(frames[ident]):
             code = frame.f_code
@@ -428,7 +428,7 @@ def watching(watch: Watch) -> Iterator[None]:
             watch.beat(clock.tick(time.monotonic()), used)
 
     threads = [
-        threading.Thread(target=each, name="watch", daemon=True) for each in (exchange, look)
+        threading.Thread(target=loop, name="watch", daemon=True) for loop in (exchange, look)
     ]
     for thread in threads:
         thread.start()

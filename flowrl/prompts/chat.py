@@ -68,7 +68,7 @@ def of_sharegpt(value: Mapping[str, Any]) -> Mapping[str, Any]:
     place; any other message unchanged, and one of an unknown speaker."""
     if "role" in value or "content" in value or value.get("from") not in _SPEAKERS:
         return value
-    rest = {key: each for key, each in value.items() if key not in ("from", "value")}
+    rest = {key: field for key, field in value.items() if key not in ("from", "value")}
     return {**rest, "role": _SPEAKERS[value["from"]], "content": value.get("value")}
 
 
@@ -77,8 +77,8 @@ def message_of(value: Any) -> ChatMessage | None:
     else."""
     if not isinstance(value, Mapping):
         return None
-    found = of_sharegpt(value)
-    return found if isinstance(found.get("role"), str) else None
+    message = of_sharegpt(value)
+    return message if isinstance(message.get("role"), str) else None
 
 
 def with_system(messages: Sequence[Any], system: Any) -> Sequence[Any]:
@@ -123,7 +123,7 @@ def _message(value: Any, at: str, located: Callable[[Any], Any]) -> ChatMessage:
         content = ""
     if not isinstance(content, str | list):
         raise UserError(f"{at}: its content is {content!r:.50}, not a text")
-    rest = {key: each for key, each in value.items() if each is not None}
+    rest = {key: field for key, field in value.items() if field is not None}
     return {**rest, "content": content}
 
 

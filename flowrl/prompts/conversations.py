@@ -62,16 +62,22 @@ def _with_answers(table: PromptRows, at: str) -> PromptRows:
     """A table of conversations, some of which end with the assistant's message, without the others,
     which a warning counts; any other table unchanged."""
     lists = all(any(isinstance(row.get(name), list) for name in _LISTS) for row in table.rows)
-    kept = [i for i, row in enumerate(table.rows) if _is_answered(row)]
-    if not lists or not kept or len(kept) == len(table.rows) or all(map(_has_sides, table.rows)):
+    answered = [i for i, row in enumerate(table.rows) if _is_answered(row)]
+    if (
+        not lists
+        or not answered
+        or len(answered) == len(table.rows)
+        or all(map(_has_sides, table.rows))
+    ):
         return table
-    first = next(where for i, where in enumerate(table.places) if i not in kept)
+    first = next(where for i, where in enumerate(table.places) if i not in answered)
     warnings.warn(
-        f"{at}: {len(table.rows) - len(kept)} of {len(table.rows)} rows left out: the conversation "
+        f"{at}: {len(table.rows) - len(answered)} of {len(table.rows)} rows left out: the "
+        "conversation "
         f"does not end with an assistant's message behind another one ({first})",
         stacklevel=2,
     )
-    return PromptRows([table.rows[i] for i in kept], [table.places[i] for i in kept])
+    return PromptRows([table.rows[i] for i in answered], [table.places[i] for i in answered])
 
 
 def answer_in(value: Any) -> str | None:
@@ -103,8 +109,8 @@ def _messages(value: Any) -> list[ChatMessage] | None:
     """A list of messages of either form; None for anything else."""
     if not isinstance(value, list) or not value:
         return None
-    found = [message for one in value if (message := message_of(one)) is not None]
-    return found if len(found) == len(value) else None
+    messages = [message for one in value if (message := message_of(one)) is not None]
+    return messages if len(messages) == len(value) else None
 
 
 def _answered(value: Any) -> bool:
@@ -122,16 +128,18 @@ def _turns(text: str) -> tuple[str, list[dict[str, str]]]:
 
 
 def _pairs(table: PromptRows, at: str) -> PromptRows:
-    made = [(_pair(row), where) for row, where in zip(table.rows, table.places, strict=True)]
-    kept = [(row, where) for row, where in made if row is not None]
-    why = "chosen and rejected differ in more than the assistant's last turn"
-    if not kept:
-        raise UserError(f"{at}: {why} in every row; add the column prompt")
-    if len(kept) < len(made):
-        first = next(where for row, where in made if row is None)
-        out = len(made) - len(kept)
-        warnings.warn(f"{at}: {out} of {len(made)} rows left out: {why} ({first})", stacklevel=2)
-    return PromptRows([row for row, _ in kept], [where for _, where in kept])
+    pairs = [(_pair(row), where) for row, where in zip(table.rows, table.places, strict=True)]
+    pairs_kept = [(row, where) for row, where in pairs if row is not None]
+    reason = "chosen and rejected differ in more than the assistant's last turn"
+    if not pairs_kept:
+        raise UserError(f"{at}: {reason} in every row; add the column prompt")
+    if len(pairs_kept) < len(pairs):
+        first = next(where for row, where in pairs if row is None)
+        out = len(pairs) - len(pairs_kept)
+        warnings.warn(
+            f"{at}: {out} of {len(pairs)} rows left out: {reason} ({first})", stacklevel=2
+        )
+    return PromptRows([row for row, _ in pairs_kept], [where for _, where in pairs_kept])
 
 
 def _pair(row: Row) -> Row | None:

@@ -67,8 +67,8 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         return _dataset(str(path), data, place)
     if not on_hub(source):
         official = "; configs/papers/README.md lists where to get the official prompts"
-        here = "" if path.is_absolute() else f"; paths are relative to {Path.cwd()}"
-        hint = official if source.startswith("data/") else here
+        folder_hint = "" if path.is_absolute() else f"; paths are relative to {Path.cwd()}"
+        hint = official if source.startswith("data/") else folder_hint
         raise UserError(f"{place}: no such file: {source}{hint}")
     return _dataset(source, data, place)
 
@@ -84,26 +84,26 @@ def on_hub(source: str) -> bool:
 def _file(path: Path, data: DataSource, place: str) -> PromptRows:
     source, suffix = data.source, path.suffix.lower()
     if suffix not in READERS:
-        known = ", ".join(READERS)
+        suffixes = ", ".join(READERS)
         way = "unpack it, and " if suffix in _PACKED else ""
         raise UserError(
-            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {known}"
+            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}"
         )
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
-        if (what := file_unlike_its_name(path)) is not None:
-            raise _Damage(f"it {what}")
-        found = READERS[suffix](path)
+        if (damage := file_unlike_its_name(path)) is not None:
+            raise _Damage(f"it {damage}")
+        rows_read = READERS[suffix](path)
     except _Damage as error:
         raise UserError(f"{place}: {source} cannot be read: {error}") from error
     except OSError as error:
         raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
-    rows = _same_columns(found.rows, source, place)
+    rows = _same_columns(rows_read.rows, source, place)
     if suffix in (".csv", ".tsv"):
         for name in set(rows[0] if rows else ()) - {data.column}:
             _convert(rows, name)
-    return PromptRows(rows, found.places)
+    return PromptRows(rows, rows_read.places)
 
 
 def _short(error: BaseException) -> str:
@@ -145,12 +145,12 @@ def _lines(text: str) -> Iterable[tuple[str, str]]:
 
 def one_value_per_key(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. ValueError for a key that occurs twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} is given twice: keep one of them")
-    return made
+    return fields
 
 
 def _json(text: str, place: str) -> Any:
@@ -273,14 +273,14 @@ def _convert(rows: Sequence[Row], name: str) -> None:
     """Convert a CSV column to numbers or booleans if all of its cells are, as JSON writes them, so
     that 007 stays a text; empty cells become None."""
     cells = [row[name] or None for row in rows]
-    given = [cell for cell in cells if cell is not None]
+    values_given = [cell for cell in cells if cell is not None]
     for convert in (_boolean, _number):
         try:
-            values = [convert(cell) for cell in given]
+            values = [convert(cell) for cell in values_given]
         except (ValueError, OverflowError):
             continue
-        found = iter(values)
-        cells = [None if cell is None else next(found) for cell in cells]
+        converted = iter(values)
+        cells = [None if cell is None else next(converted) for cell in cells]
         break
     for row, cell in zip(rows, cells, strict=True):
         row[name] = cell
@@ -331,17 +331,17 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
     compute: Any = import_module("pyarrow.compute")  # it makes its functions when it is imported
     file = parquet.ParquetFile(path)
-    known, schema = file.metadata, file.schema_arrow
-    if known.num_rows > _MOST_ROWS:
+    metadata, schema = file.metadata, file.schema_arrow
+    if metadata.num_rows > _MOST_ROWS:
         raise ValueError(f"more than {_MOST_ROWS} rows")
-    if known.num_rows * known.num_columns > _MOST_CELLS:
+    if metadata.num_rows * metadata.num_columns > _MOST_CELLS:
         raise ValueError(f"more than {_MOST_CELLS} cells")
     if len(set(schema.names)) < len(schema.names):
         raise ValueError("two columns have the same name")
     types, plain = pyarrow.types, list[str]()
-    for each in schema:
-        if types.is_string(each.type) or types.is_binary(each.type):
-            plain.append(each.name)
+    for field in schema:
+        if types.is_string(field.type) or types.is_binary(field.type):
+            plain.append(field.name)
     file.close()
 
     def unpacked(column: Any) -> int:
@@ -385,11 +385,11 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
     for table in sorted(tables):
         try:
-            what = file_unlike_its_name(table)
+            damage = file_unlike_its_name(table)
         except OSError as error:
             raise UserError(f"{place}: {table} cannot be read: {_short(error)}") from error
-        if what is not None:
-            raise UserError(f"{place}: {table} cannot be read: it {what}")
+        if damage is not None:
+            raise UserError(f"{place}: {table} cannot be read: it {damage}")
 
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
@@ -401,14 +401,14 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     try:
         # the cache recognizes a file by its time alone, and two runs may start at once
         with _no_progress_bars(), TemporaryDirectory() as cache:
-            found: Any = load_dataset(
+            data_set: Any = load_dataset(
                 name,
                 data.config,
                 split=data.split or "train",
                 revision=data.revision,
                 cache_dir=cache if Path(name).is_dir() else None,
             )
-            return _rows_of(found, data, at)
+            return _rows_of(data_set, data, at)
     except UserError:
         raise
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -435,18 +435,18 @@ def _no_progress_bars() -> Iterator[None]:
             enable_progress_bars()
 
 
-def _rows_of(found: Any, data: DataSource, at: str) -> PromptRows:
+def _rows_of(data_set: Any, data: DataSource, at: str) -> PromptRows:
     """The chosen rows of a `datasets.Dataset`; only these are loaded into memory."""
     select = data.selection
     if select.where:
         for name in select.columns_read:
-            if name not in found.column_names:
-                check_column([dict.fromkeys(found.column_names)], name, at, "where")
-        chosen = select.indices(found.select_columns(select.columns_read).to_list(), at)
+            if name not in data_set.column_names:
+                check_column([dict.fromkeys(data_set.column_names)], name, at, "where")
+        chosen = select.indices(data_set.select_columns(select.columns_read).to_list(), at)
     else:
-        chosen = select.indices([{}] * len(found), at)
+        chosen = select.indices([{}] * len(data_set), at)
     if select.keep is not None:
         tops = dict.fromkeys(name.partition(".")[0] for name in select.keep)
-        found = found.select_columns([name for name in tops if name in found.column_names])
-    table = PromptRows(found.select(chosen).to_list(), [f"row {i + 1}" for i in chosen])
+        data_set = data_set.select_columns([name for name in tops if name in data_set.column_names])
+    table = PromptRows(data_set.select(chosen).to_list(), [f"row {i + 1}" for i in chosen])
     return Selection(keep=select.keep).of(table, at)

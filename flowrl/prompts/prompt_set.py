@@ -117,20 +117,22 @@ class PromptSet:
     def joined(cls, sets: Mapping[str, "PromptSet"], weights: Sequence[float] = ()) -> "PromptSet":
         """Combine several data sets. Rows get the same columns plus `data_set`, the key of their
         set. UserError if a row already has that column with another value."""
-        names = dict.fromkeys(name for each in sets.values() for name in each.columns)
+        names = dict.fromkeys(name for prompt_set in sets.values() for name in prompt_set.columns)
         rows: list[PromptRow] = []
-        for key, each in sets.items():
-            if any(row.get(DATA_SET, key) != key for row in each.meta):
+        for key, prompt_set in sets.items():
+            if any(row.get(DATA_SET, key) != key for row in prompt_set.meta):
                 raise UserError(
                     f"prompts: the data set {key} has a column {DATA_SET!r}, which is reserved "
                     "for the key of each row's data set: leave it out with `keep`"
                 )
-            for row in each.meta:
+            for row in prompt_set.meta:
                 place = row.place if isinstance(row, PromptRow) else key
                 rows.append(PromptRow({**dict.fromkeys(names), **row, DATA_SET: key}, place))
-        counts = [len(each) for each in sets.values()]
+        counts = [len(prompt_set) for prompt_set in sets.values()]
         shares = tuple(zip(counts, weights, strict=True)) if weights else ()
-        return cls(tuple(t for each in sets.values() for t in each.texts), tuple(rows), shares)
+        return cls(
+            tuple(t for prompt_set in sets.values() for t in prompt_set.texts), tuple(rows), shares
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -152,16 +154,18 @@ class PromptSet:
         """
         ids = range(iteration * count, (iteration + 1) * count)
         rows: list[int] = []
-        for part, (own, number) in enumerate(zip(self._parts(), self._counts(count), strict=True)):
-            there = [row for row in own if row not in self.left_out]
+        for part, (part_rows, number) in enumerate(
+            zip(self._parts(), self._counts(count), strict=True)
+        ):
+            drawable = [row for row in part_rows if row not in self.left_out]
             more = () if part == 0 else (part,)
             if weights is not None:
                 key = (seed, "prompts", iteration, *more)
-                found = weighted_draw(weights[there], number, key)
+                places = weighted_draw(weights[drawable], number, key)
             else:
                 key = (seed, "prompts")
-                found = _in_turn(len(there), iteration * number, number, key, more)
-            rows += [there[place] for place in found]
+                places = _in_turn(len(drawable), iteration * number, number, key, more)
+            rows += [drawable[place] for place in places]
         return Draws.each(ids, rows)
 
     def _parts(self) -> list[range]:
@@ -205,28 +209,28 @@ class PromptSet:
         """Weight of each prompt [prompts] from `shares`, float64; 1 without them; 0 for rows that
         are left out."""
         parts = [torch.full((size,), w / size) for size, w in self.shares]
-        found = torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
-        found[sorted(self.left_out)] = 0
-        return found
+        joined = torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
+        joined[sorted(self.left_out)] = 0
+        return joined
 
     def digest(self) -> str:
         """A hash of all prompts and columns, for data sets without a file."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for text, row in zip(self.texts, self.meta, strict=True):
-            found.update(json.dumps([text, row], default=repr, sort_keys=True).encode())
-        return found.hexdigest()
+            digest.update(json.dumps([text, row], default=repr, sort_keys=True).encode())
+        return digest.hexdigest()
 
 
 def _in_turn(
-    size: int, begin: int, count: int, key: tuple[int | str, ...], own: tuple[int, ...]
+    size: int, begin: int, count: int, key: tuple[int | str, ...], part_key: tuple[int, ...]
 ) -> list[int]:
     """Draws `begin` to `begin + count` of `size` prompts: every prompt once before any repeats."""
-    rows, order, known = list[int](), list[int](), -1
+    rows, order, last_epoch = list[int](), list[int](), -1
     for i in range(begin, begin + count):
         epoch, place = divmod(i, size)
-        if epoch != known:
-            rng = generator(*key, epoch, *own)
-            order, known = torch.randperm(size, generator=rng).tolist(), epoch
+        if epoch != last_epoch:
+            rng = generator(*key, epoch, *part_key)
+            order, last_epoch = torch.randperm(size, generator=rng).tolist(), epoch
         rows.append(order[place])
     return rows
 

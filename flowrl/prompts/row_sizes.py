@@ -56,8 +56,8 @@ def row_sizes(rows: Sequence[Mapping[str, Any]]) -> list[RowSize]:
 
 def unsized(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row without its sizes."""
-    kept = {name: value for name, value in row.items() if name not in (*RowSize._fields, FRAMES)}
-    return PromptRow(kept, row.place) if isinstance(row, PromptRow) else kept
+    cells = {name: value for name, value in row.items() if name not in (*RowSize._fields, FRAMES)}
+    return PromptRow(cells, row.place) if isinstance(row, PromptRow) else cells
 
 
 def _size(value: Any, place: str) -> int | None:

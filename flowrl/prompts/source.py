@@ -44,21 +44,21 @@ class Selection:
 
     def indices(self, rows: Sequence[Row], at: str) -> list[int]:
         """Indices of the chosen rows. UserError, beginning with `at`, if there are none."""
-        found = list(range(len(rows)))
+        chosen = list(range(len(rows)))
         for name, wanted in self.where.items():
             check_column(rows, name, at, "where")
-            kept = [i for i in found if _matches(cell(rows[i], name), wanted)]
-            if not kept:
-                values = list(dict.fromkeys(repr(cell(rows[i], name))[:40] for i in found[:1000]))
+            matching = [i for i in chosen if _matches(cell(rows[i], name), wanted)]
+            if not matching:
+                values = list(dict.fromkeys(repr(cell(rows[i], name))[:40] for i in chosen[:1000]))
                 raise UserError(
                     f"{at}: where: no row has {name}: {wanted!r:.80}; its values are "
                     f"{', '.join(values[:5])}" + (", ..." if len(values) > 5 else "")
                 )
-            found = kept
+            chosen = matching
         if self.shuffle is not None:
             rng = generator(self.shuffle, "rows")
-            found = [found[i] for i in torch.randperm(len(found), generator=rng).tolist()]
-        return found[: self.limit]
+            chosen = [chosen[i] for i in torch.randperm(len(chosen), generator=rng).tolist()]
+        return chosen[: self.limit]
 
     def of(self, table: PromptRows, at: str) -> PromptRows:
         """The chosen rows of a table, with the columns that are kept."""
@@ -114,8 +114,8 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     names = [str(key)[:50] for key in rows[0]]
     names += [f"{key}.{k}"[:50] for key, v in rows[0].items() if isinstance(v, Mapping) for k in v]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
-    there = ", ".join(names[:20]) or "no columns"
-    raise UserError(f"{at} has no column {wanted}; it has {there}{_remedy(rows[0], name, at)}")
+    columns = ", ".join(names[:20]) or "no columns"
+    raise UserError(f"{at} has no column {wanted}; it has {columns}{_remedy(rows[0], name, at)}")
 
 
 def _remedy(row: Row, name: str, at: str) -> str:

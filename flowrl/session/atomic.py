@@ -156,18 +156,18 @@ def damage(folder: Path) -> str | None:
         return f"{CONTENTS} is not a list of files"
     if not wanted:
         return f"{CONTENTS} lists no file"
-    here = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    present = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
     for name, entry in wanted.items():  # all sizes first: they take no time
         if not isinstance(entry, list) or len(entry) != 2:
             return f"{CONTENTS} has no size and checksum for {name}"
-        if name not in here:
+        if name not in present:
             return f"{name} is missing"
-        if not here[name].is_file():
+        if not present[name].is_file():
             return f"{name} is not a file"
-        if (size := here[name].stat().st_size) != entry[0]:
+        if (size := present[name].stat().st_size) != entry[0]:
             return f"{name} has {size} of {entry[0]} bytes"
     try:
-        changed = (name for name, entry in wanted.items() if _checksum(here[name]) != entry[1])
+        changed = (name for name, entry in wanted.items() if _checksum(present[name]) != entry[1])
         name = next(changed, None)
     except OSError as error:
         return f"its files are not readable ({reason(error)})"
@@ -201,7 +201,7 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {reason(error)}") from error
-    own = f"process {os.getpid()} on {socket.gethostname()}"
+    owner = f"process {os.getpid()} on {socket.gethostname()}"
     try:
         if not _locked(file, folder):
             _refuse_owner(_owner(file), folder)
@@ -217,7 +217,7 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         before = _owner(file)
         os.ftruncate(file, 0)
         with suppress(OSError):  # on a full disk the lock holds all the same
-            os.pwrite(file, own.encode(), 0)
+            os.pwrite(file, owner.encode(), 0)
         yield before or None
         os.ftruncate(file, 0)
     finally:
@@ -253,11 +253,14 @@ def check_plain(folder: Path) -> None:
                 f"{path} is {kind}, but a run only writes and removes plain files and folders: "
                 "replace it with a plain file or folder, or remove it"
             )
-    for names, found, wanted in ((WRITTEN, "file", "folder"), (WRITTEN_FILES, "folder", "file")):
+    for names, wrong_kind, wanted in (
+        (WRITTEN, "file", "folder"),
+        (WRITTEN_FILES, "folder", "file"),
+    ):
         for path in (folder / name for name in sorted(names)):
             if path.exists() and path.is_dir() == (wanted == "file"):
                 raise UserError(
-                    f"{path} is a {found}, but a run writes a {wanted} there: move it away"
+                    f"{path} is a {wrong_kind}, but a run writes a {wanted} there: move it away"
                 )
 
 
@@ -275,9 +278,9 @@ def _locked(file: int, folder: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        who = _owner(file) or "another process"
+        owner = _owner(file) or "another process"
         raise FolderInUse(
-            f"{folder} is being trained by {who}: stop that process first, or wait until it ends"
+            f"{folder} is being trained by {owner}: stop that process first, or wait until it ends"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:

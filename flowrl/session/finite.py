@@ -24,8 +24,10 @@ _SMALLER = "lower train.lr or use model.dtype: float32"
 _OF_REWARDS = "let each reward return a finite number, or None for a sample that it cannot score"
 
 
-def refuse(what: str, plural: bool = False, fix: str = _SMALLER) -> NoReturn:
-    raise NotFiniteError(f"{what} {'are' if plural else 'is'} not finite (NaN or infinity); {fix}")
+def refuse(quantity: str, plural: bool = False, fix: str = _SMALLER) -> NoReturn:
+    raise NotFiniteError(
+        f"{quantity} {'are' if plural else 'is'} not finite (NaN or infinity); {fix}"
+    )
 
 
 @torch.no_grad()
@@ -65,7 +67,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
-    named = [("the latents of the samples", each.x0) for each in rollout.parts] + named
+    named = [("the latents of the samples", part.x0) for part in rollout.parts] + named
     if (name := first_not_finite(named)) is not None:
         refuse(f"{name} of {place}", plural=True)
 
@@ -75,12 +77,12 @@ def check_iteration(
 ) -> None:
     """Check an iteration: one reduction per process and one exchange of results, after which all
     processes raise the same NotFiniteError or none. `metrics` cover all processes."""
-    for name, what in _METRICS.items():
+    for name, quantity in _METRICS.items():
         skipped = name == "loss" and metrics["skipped"] > 0
-        there = name in metrics  # an iteration whose groups are all flat has no loss
-        if there and not skipped and not math.isfinite(metrics[name]):
+        measured = name in metrics  # an iteration whose groups are all flat has no loss
+        if measured and not skipped and not math.isfinite(metrics[name]):
             fix = _SMALLER if name == "loss" else _OF_REWARDS
-            refuse(f"{what} of iteration {iteration}", fix=fix)
+            refuse(f"{quantity} of iteration {iteration}", fix=fix)
     verdicts = gather_object([first_not_finite(chain(_sampled(rows), weights))])
     name = next((verdict for verdict in verdicts if verdict is not None), None)
     if name is not None:

@@ -49,34 +49,34 @@ def described_given(run: RunSettings) -> Iterator[str]:
             return
 
 
-def check_choices(run: RunSettings, given: GivenSettings) -> None:
+def check_choices(run: RunSettings, settings: GivenSettings) -> None:
     """UserError for a kind of given samples that does not fit the recipe or the model."""
     algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
-    _check_recipe(algorithm, given, name)
-    wrong = {"texts": "pipeline", "images": "language"}.get(given.kind)
+    _check_recipe(algorithm, settings, name)
+    wrong = {"texts": "pipeline", "images": "language"}.get(settings.kind)
     if wrong is not None and wrong == run.model.KIND:
-        raise UserError(f"given.kind: model.{wrong} does not generate {given.kind}")
+        raise UserError(f"given.kind: model.{wrong} does not generate {settings.kind}")
     if run.environment is not None:
         raise UserError("given: completions have only one turn; leave model.environment out")
     if run.text_steps is not None:
         raise UserError("given: completions are one step; leave model.steps out")
-    if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
+    if settings.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"
         raise UserError(
             f"given: all samples are given, so {place} has nothing to select from: leave {place} "
             "out, or lower given.share"
         )
-    unused = ("layout", "label") if given.kind != "pairs" else ("media",)
+    unused = ("layout", "label") if settings.kind != "pairs" else ("media",)
     for setting in (*unused, *(("layout", "label", "folder") if algorithm.text else ())):
-        if getattr(given, setting) is not None:
+        if getattr(settings, setting) is not None:
             raise UserError(
-                f"given.{setting} does not apply to {given.kind} of this model: leave it out"
+                f"given.{setting} does not apply to {settings.kind} of this model: leave it out"
             )
 
 
-def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None:
+def _check_recipe(algorithm: Algorithm, settings: GivenSettings, name: str) -> None:
     likelihood = algorithm.likelihood
-    pairs, text = given.kind == "pairs", algorithm.text
+    pairs, text = settings.kind == "pairs", algorithm.text
     paired = isinstance(likelihood, Matching | Token) and likelihood.paired
     if pairs and not paired:
         raise UserError(
@@ -85,9 +85,9 @@ def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None
         )
     if not pairs and (not isinstance(likelihood, Matching | Token) or likelihood.unit > 1):
         raise UserError(
-            f"given.kind: {given.kind} have no density and no group for {name} to compare: set "
+            f"given.kind: {settings.kind} have no density and no group for {name} to compare: set "
             "recipe: {name: text, loss: reinforce}"
             if text
-            else f"given.kind: {given.kind} need a loss on single clean samples, which {name} "
+            else f"given.kind: {settings.kind} need a loss on single clean samples, which {name} "
             "does not have: set recipe: {name: rwr, anchor: 0}, or awm or nft"
         )

@@ -55,39 +55,41 @@ class GivenFile:
     @classmethod
     def read(cls, run: RunSettings) -> "GivenFile":
         """Read `given.file`. UserError, with the file and the line or row, if it cannot be read."""
-        given = run.given
-        assert given is not None
+        settings = run.given
+        assert settings is not None
         if isinstance(run.model, LanguageSettings):
-            return _texts(given)
-        return _pairs(given) if given.kind == "pairs" else _media(given)
+            return _texts(settings)
+        return _pairs(settings) if settings.kind == "pairs" else _media(settings)
 
-    def described(self, given: GivenSettings, draws: int) -> str:
+    def described(self, settings: GivenSettings, draws: int) -> str:
         """A line about the file, and about an iteration with `draws` prompts in total."""
-        pairs = given.kind == "pairs"
-        what, count = "pairs" if pairs else given.kind, given.count(draws)
+        pairs = settings.kind == "pairs"
+        noun, count = "pairs" if pairs else settings.kind, settings.count(draws)
         less = f", {self.left_out} ties and unjudged rows left out" * bool(self.left_out)
-        rest = "" if given.share == 1 else f"; {draws - count} prompts get generated samples"
+        rest = "" if settings.share == 1 else f"; {draws - count} prompts get generated samples"
         return (
-            f"given: {len(self.rows)} {what} of {len(set(self.prompts.texts))} prompts in "
-            f"{given.file}{less}; {count} per iteration, so an epoch is "
+            f"given: {len(self.rows)} {noun} of {len(set(self.prompts.texts))} prompts in "
+            f"{settings.file}{less}; {count} per iteration, so an epoch is "
             f"{len(self.rows) / count:.3g} iterations{rest}"
         )
 
 
-def _pairs(given: GivenSettings) -> GivenFile:
+def _pairs(settings: GivenSettings) -> GivenFile:
     """Pairs of images or videos, read like those of `flowrl evaluate-rewards`."""
-    if given.layout is not None and given.layout not in LAYOUTS:
+    if settings.layout is not None and settings.layout not in LAYOUTS:
         raise UserError(
-            f"given.layout: {given.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
+            f"given.layout: {settings.layout!r} is not known; use one of {', '.join(LAYOUTS)}"
         )
-    folder = None if given.folder is None else find(given.folder)
-    choice = ReadOptions(given.layout, given.label, folder, columns=given.columns)
+    folder = None if settings.folder is None else find(settings.folder)
+    choice = ReadOptions(settings.layout, settings.label, folder, columns=settings.columns)
     try:
-        read = load_preferences(find(given.file), choice)
+        read = load_preferences(find(settings.file), choice)
     except UserError as error:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
     if read.texts:
-        raise UserError(f"{GIVEN_FILE}: {given.file} has texts, but the run's model makes images")
+        raise UserError(
+            f"{GIVEN_FILE}: {settings.file} has texts, but the run's model makes images"
+        )
     judged = zip(read.a, read.b, read.label, strict=True)
     above = [
         (i, j, p)
@@ -96,12 +98,12 @@ def _pairs(given: GivenSettings) -> GivenFile:
     ]
     if not above:
         raise UserError(
-            f"{GIVEN_FILE}: {given.file}: all pairs are ties, or name one sample twice, which "
+            f"{GIVEN_FILE}: {settings.file}: all pairs are ties, or name one sample twice, which "
             "teaches nothing"
         )
     rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
-    meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
+    meta = tuple(_row_of(read, row[0], find(settings.file).parent) for row in rows)
     items = tuple(GivenItem(item.source, _place(item.meta)) for item in read.items)
     ties = len(read.label) - len(rows)
     return GivenFile(PromptSet(texts, meta), rows, items, ties + read.unlabelled)
@@ -117,8 +119,8 @@ def same_content(a: Source, b: Source) -> bool:
         return _bytes_of(a) == _bytes_of(b)
     if a.path == b.path:
         return True
-    there = a.path.is_file() and b.path.is_file()  # others are named by the check of samples
-    return there and filecmp.cmp(a.path, b.path, shallow=False)
+    both_exist = a.path.is_file() and b.path.is_file()  # others are named by the check of samples
+    return both_exist and filecmp.cmp(a.path, b.path, shallow=False)
 
 
 def _bytes_of(source: Source) -> bytes | None:
@@ -136,17 +138,19 @@ def _place(meta: Any) -> str:
     return meta.place if isinstance(meta, PromptRow) else GIVEN_FILE
 
 
-def _prompts(given: GivenSettings) -> PromptSet:
-    return PromptSet.of(DataSource(given.file, given.column, columns=given.columns), GIVEN_FILE)
+def _prompts(settings: GivenSettings) -> PromptSet:
+    return PromptSet.of(
+        DataSource(settings.file, settings.column, columns=settings.columns), GIVEN_FILE
+    )
 
 
-def _media(given: GivenSettings) -> GivenFile:
+def _media(settings: GivenSettings) -> GivenFile:
     """Images or videos, each with its prompt."""
-    prompts = _prompts(given)
+    prompts = _prompts(settings)
     columns = prompts.columns
-    name = given.media or next((n for n in ("image", "video") if n in columns), "image")
-    check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", "given.media")  # type: ignore[arg-type]
-    folder = find(given.file).parent if given.folder is None else find(given.folder)
+    name = settings.media or next((n for n in ("image", "video") if n in columns), "image")
+    check_column(prompts.meta, name, f"{GIVEN_FILE}: {settings.file}", "given.media")  # type: ignore[arg-type]
+    folder = find(settings.file).parent if settings.folder is None else find(settings.folder)
     items = [
         GivenItem(Source.of(cell(row, name), folder, f"{_place(row)}, {name}"), _place(row))
         for row in prompts.meta
@@ -154,29 +158,29 @@ def _media(given: GivenSettings) -> GivenFile:
     return GivenFile(prompts, tuple((i,) for i in range(len(items))), tuple(items))
 
 
-def _texts(given: GivenSettings) -> GivenFile:
+def _texts(settings: GivenSettings) -> GivenFile:
     """Completions of a language model: `chosen` and `rejected`, or one in `completion`."""
-    prompts = _prompts(given)
-    pairs = given.kind == "pairs"
-    names = ("chosen", "rejected") if pairs else (given.media or "completion",)
+    prompts = _prompts(settings)
+    pairs = settings.kind == "pairs"
+    names = ("chosen", "rejected") if pairs else (settings.media or "completion",)
     setting = "given.columns" if pairs else "given.media"
     for name in names:
-        check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", setting)  # type: ignore[arg-type]
+        check_column(prompts.meta, name, f"{GIVEN_FILE}: {settings.file}", setting)  # type: ignore[arg-type]
     items, rows, same = list[GivenItem](), list[tuple[int, ...]](), 0
-    kept: list[int] = []
+    untied: list[int] = []
     for i, row in enumerate(prompts.meta):
         texts = [_completion(cell(row, name), f"{_place(row)}, {name}") for name in names]
         if pairs and texts[0] == texts[1]:
             same += 1
             continue
-        kept.append(i)
+        untied.append(i)
         rows.append(tuple(range(len(items), len(items) + len(names))))
         items += [GivenItem(text, _place(row)) for text in texts]
     if not rows:
         raise UserError(
-            f"{GIVEN_FILE}: {given.file}: chosen and rejected are the same in every row"
+            f"{GIVEN_FILE}: {settings.file}: chosen and rejected are the same in every row"
         )
-    texts, meta = prompts.take(kept)
+    texts, meta = prompts.take(untied)
     return GivenFile(PromptSet(tuple(texts), tuple(meta)), tuple(rows), tuple(items), same)
 
 
@@ -201,7 +205,9 @@ def read_sample(item: GivenItem, frames: int) -> Tensor:
     return read.media[0]
 
 
-def check_samples_of(file: GivenFile, given: GivenSettings, size: tuple[int | None, ...]) -> None:
+def check_samples_of(
+    file: GivenFile, settings: GivenSettings, size: tuple[int | None, ...]
+) -> None:
     """UserError for a sample that is missing, damaged or, with `fit: exact`, not of the known
     `size` (height, width). Only the first DECODED files are decoded completely."""
     seen = set[object]()
@@ -216,7 +222,7 @@ def check_samples_of(file: GivenFile, given: GivenSettings, size: tuple[int | No
             raise UserError(f"{item.place}: {source.name}: no such file")
         height, width = _decoded_size(item) if len(seen) <= DECODED else _header_size(item)
         wrong = any(a not in (None, b) for a, b in zip(size, (height, width), strict=True))
-        if wrong and height and given.fit == "exact":
+        if wrong and height and settings.fit == "exact":
             raise UserError(wrong_size(item, (height, width), size))
 
 

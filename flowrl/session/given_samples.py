@@ -86,19 +86,19 @@ class GivenSamples:
         """Read the file of a run; None without one."""
         if learner.run.given is None:
             return None
-        made = cls(GivenFile.read(learner.run), learner.run.given, learner)
+        samples = cls(GivenFile.read(learner.run), learner.run.given, learner)
         if isinstance(learner.run.model, LanguageSettings):
-            return made
-        numbered = tuple({ROW: row} for row in range(len(made.file.prompts)))
+            return samples
+        numbered = tuple({ROW: row} for row in range(len(samples.file.prompts)))
         answers = RowAnswers(
-            PromptSet(made.file.prompts.texts, numbered),
-            [Asker("given", ReadableRows(made))],
+            PromptSet(samples.file.prompts.texts, numbered),
+            [Asker("given", ReadableRows(samples))],
             KeptAnswers([]),
         )
         state = PartialState()
         warn = Terminal(state.is_main_process).warn
         placing = WinnableDraws(answers, learner.run.train.seed, state, warn, "given.file")
-        return replace(made, placing=placing)
+        return replace(samples, placing=placing)
 
     def draws(self, iteration: int) -> Draws:
         """Draw the given prompts of an iteration; an epoch contains each once, in a new order.
@@ -125,22 +125,22 @@ class GivenSamples:
         ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
         with learner.parallel.together():
             batch = self.open_batch(rows)
-            made = (
+            columns = (
                 [self._of_texts(batch, rows)]
                 if isinstance(batch, TextBatch)
                 else self._of_media(batch, rows, ids, iteration)
             )
         if not counts:
-            made = [take(each, torch.arange(0)) for each in made]
-        return GivenRows(tuple(made), ids, batch.policy, len(draws.ids))
+            columns = [take(column, torch.arange(0)) for column in columns]
+        return GivenRows(tuple(columns), ids, batch.policy, len(draws.ids))
 
     def _places(self, rows: Sequence[int]) -> tuple[list[int], Tensor, Tensor]:
         """The samples of some prompts, the index of each sample's prompt, and its advantage."""
         group = self.file.group
         items = [item for row in rows for item in self.file.rows[row]]
         prompt = torch.arange(len(rows)).repeat_interleave(group)
-        each = [1.0, -1.0] if group == 2 else [self.settings.weight]
-        return items, prompt, torch.tensor(each * len(rows))
+        weights = [1.0, -1.0] if group == 2 else [self.settings.weight]
+        return items, prompt, torch.tensor(weights * len(rows))
 
     def _of_texts(self, batch: TextBatch, rows: Sequence[int]) -> Rows:
         items, prompt, advantage = self._places(rows)
@@ -164,18 +164,18 @@ class GivenSamples:
             iteration=iteration,
             index=GIVEN_INDEX,
         )
-        some = torch.ones(len(items), 1, dtype=torch.bool)
+        mask = torch.ones(len(items), 1, dtype=torch.bool)
         assert isinstance(algorithm.likelihood, Matching)
-        return [*algorithm.likelihood.rows(rollout, advantage[:, None], some)]
+        return [*algorithm.likelihood.rows(rollout, advantage[:, None], mask)]
 
     def encoded(self, batch: MediaBatch, item: int) -> Tensor:
         """Latents of a sample, encoded when it is first drawn."""
-        known = self.kept.latents.get(item)
-        if known is None:
+        latent = self.kept.latents.get(item)
+        if latent is None:
             encode = self.kept.encode(batch)
-            known = encode(self.media(self.file.items[item], encode)).cpu()
-            self.kept.keep(item, known)
-        return known.to(batch.owner.device)
+            latent = encode(self.media(self.file.items[item], encode)).cpu()
+            self.kept.keep(item, latent)
+        return latent.to(batch.owner.device)
 
     def media(self, item: GivenItem, encode: MediaEncoder) -> Tensor:
         """A given sample at the run's size and number of frames. UserError if it does not fit."""

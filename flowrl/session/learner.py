@@ -75,28 +75,28 @@ class Learner:
     def using(self, which: str) -> Iterator[None]:
         """Run the modules of all models of the chain with the weights of a policy."""
         with ExitStack() as stack:
-            for each in self.chain:
-                stack.enter_context(each.policies.using(which))
+            for learner in self.chain:
+                stack.enter_context(learner.policies.using(which))
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Run the modules of the chain with the weights of evaluations, merged if set."""
         with self.using(evaluated(self.run)), ExitStack() as stack:
-            for each in self.chain:
-                stack.enter_context(each.merging.evaluation())
+            for learner in self.chain:
+                stack.enter_context(learner.merging.evaluation())
             yield
 
     def save(self, folder: Path) -> None:
         """Write the weights of the chain's trained models; a named model's go to its subfolder."""
-        for each in self.chain:
-            if each.learns:
-                each.policy.save(folder / each.name)
+        for learner in self.chain:
+            if learner.learns:
+                learner.policy.save(folder / learner.name)
         fix_order(folder)
 
     def close(self) -> None:
-        for each in self.chain:
-            each.policy.close()
+        for learner in self.chain:
+            learner.policy.close()
 
     @classmethod
     def open(cls, run: RunSettings, folder: Path, accelerator: Accelerator) -> "Learner":
@@ -107,17 +107,17 @@ class Learner:
                 "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
                 "out, so that each process holds both"
             )
-        own = cls._one(run, folder, accelerator, how, run.learns)
+        learner = cls._one(run, folder, accelerator, how, run.learns)
         if run.prompt_writer is None:
-            return own
+            return learner
         joint, rewriter = run.joint, run.rewriter
         assert joint is not None and rewriter is not None
         writer = cls._one(run.prompt_writer, folder, accelerator, None, joint.train != "image")
         writer = replace(writer, name=REWRITER, template=rewriter.template)
         text: Any = writer.evaluator
-        image: Any = own.evaluator
+        image: Any = learner.evaluator
         pair = RewrittenPolicy(text, image, rewriter.template, run.prompt_writer.evaluation_steps)
-        return replace(own, prompt_writer=writer, evaluator=pair, loss_weight=joint.weight)
+        return replace(learner, prompt_writer=writer, evaluator=pair, loss_weight=joint.weight)
 
     @classmethod
     def _one(
@@ -202,8 +202,8 @@ class Learner:
     def __str__(self) -> str:
         """Device, precision and trained parameters in one line per model."""
         if self.prompt_writer is not None:
-            own = replace(self, prompt_writer=None)
-            return f"{self.prompt_writer}, which rewrites the prompts\n{own}"
+            drawer = replace(self, prompt_writer=None)
+            return f"{self.prompt_writer}, which rewrites the prompts\n{drawer}"
         m, device = self.run.model, self.parallel.device
         name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
         tf32 = " by TF32" if device == "cuda" and torch.backends.cuda.matmul.allow_tf32 else ""
@@ -256,13 +256,13 @@ def load_policy(
 
 def load_models(run: RunSettings, device: torch.device) -> Policy | RewrittenPolicy:
     """The run's model as commands open it: in a joint run both models, with their trained parts."""
-    own = load_policy(run, device, learns=run.learns)
+    policy = load_policy(run, device, learns=run.learns)
     if run.prompt_writer is None or run.joint is None or run.rewriter is None:
-        return own
+        return policy
     learns = run.joint.train != "image"
     text = load_policy(run.prompt_writer, device, learns=learns)
     template, length = run.rewriter.template, run.prompt_writer.evaluation_steps
-    return RewrittenPolicy(text, own, template, length, (learns, run.learns))
+    return RewrittenPolicy(text, policy, template, length, (learns, run.learns))
 
 
 def evaluated(run: RunSettings) -> str:

@@ -116,9 +116,9 @@ def of_callback(error: BaseException) -> bool:
 def _moved(value: Any, old: str, new: str) -> Any:
     """The tree with all paths below `old` moved below `new`."""
     if isinstance(value, dict):
-        return {key: _moved(each, old, new) for key, each in value.items()}
+        return {key: _moved(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_moved(each, old, new) for each in value]
+        return [_moved(item, old, new) for item in value]
     if isinstance(value, str) and value.startswith(f"{old}/"):
         return new + value.removeprefix(old)
     return value

@@ -27,24 +27,24 @@ def named_file_digests(run: RunSettings) -> Iterator[tuple[str, str]]:
     rows name none, or whose tables are not on this machine, are left out."""
     seen = set[Path]()  # the file of given samples may be that of the prompts too
     for place, files in _named(run):
-        own = [path for path in dict.fromkeys(files) if path not in seen and _may_read(path)]
-        seen.update(own)
-        if own:
-            found = hashlib.sha256()
-            for path in own:
-                found.update(_digest(path))
-            yield place, found.hexdigest()
+        new_files = [path for path in dict.fromkeys(files) if path not in seen and _may_read(path)]
+        seen.update(new_files)
+        if new_files:
+            digest = hashlib.sha256()
+            for path in new_files:
+                digest.update(_digest(path))
+            yield place, digest.hexdigest()
 
 
 def _named(run: RunSettings) -> Iterator[tuple[str, list[Path]]]:
     try:
         if run.given is not None and not isinstance(run.model, LanguageSettings):
             sources = [item.sample for item in GivenFile.read(run).items]
-            paths = [each.path for each in sources if isinstance(each, Source)]
+            paths = [source.path for source in sources if isinstance(source, Source)]
             yield GIVEN_FILE, [path.absolute() for path in paths if path is not None]
         for place in run.prompts.given:
             if run.prompts.on_disk(place):
-                folders = [find(each.source).parent for each in getattr(run.prompts, place)]
+                folders = [find(source.source).parent for source in getattr(run.prompts, place)]
                 prompts = run.prompts.read(place)
                 chats = [text.messages for text in prompts.texts if isinstance(text, Chat)]
                 yield f"prompts.{place}", [*_files([prompts.meta, chats], folders)]
@@ -56,11 +56,11 @@ def _files(value: Any, folders: list[Path]) -> Iterator[Path]:
     """The existing files that a value names, at any depth: whole paths, or paths relative to the
     table's folder."""
     if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _files(each, folders)
+        for item in value.values():
+            yield from _files(item, folders)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _files(each, folders)
+        for item in value:
+            yield from _files(item, folders)
     elif isinstance(value, str):
         name = value.partition("#")[0]
         if name.lower().endswith(NAMED_SUFFIXES) and "\0" not in name:
@@ -76,12 +76,12 @@ def _may_read(path: Path) -> bool:
 
 def _digest(path: Path) -> bytes:
     size = path.stat().st_size
-    found = hashlib.sha256(str(size).encode())
+    digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
         if size <= READ_WHOLE:
-            found.update(file.read())
+            digest.update(file.read())
         else:
             for block in range(NAMED_BLOCKS):
                 file.seek(block * (size - NAMED_BLOCK) // (NAMED_BLOCKS - 1))
-                found.update(file.read(NAMED_BLOCK))
-    return found.digest()
+                digest.update(file.read(NAMED_BLOCK))
+    return digest.digest()

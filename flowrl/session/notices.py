@@ -129,18 +129,20 @@ class Receiver:
         return self._started(content) if self.command else self._posted(content)
 
     def _started(self, content: bytes) -> str:
-        given, into = os.pipe()  # which holds a whole notice, whether or not the command reads it
+        reading_end, into = (
+            os.pipe()
+        )  # which holds a whole notice, whether or not the command reads it
         os.write(into, content)
         os.close(into)
         try:
             process = subprocess.Popen(
-                self.command, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                self.command, stdin=reading_end, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 env=passed_on(self.environment), cwd=self.folder, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             return f"it cannot be started ({error.strerror})"
         finally:
-            os.close(given)
+            os.close(reading_end)
         with process:
             last = _last_words(process, self.seconds)
             if process.poll() is None:
@@ -294,9 +296,9 @@ class Notices:
             if self._closing and asked[0] == "alarm":
                 continue
             notice = Notice.of(self.folder, *asked)
-            if (why := self.receiver.deliver(notice)) and not self._warned:
+            if (failure := self.receiver.deliver(notice)) and not self._warned:
                 self._warned = True
-                self.warn(f"a notice was not sent by {self.receiver}: {why}")
+                self.warn(f"a notice was not sent by {self.receiver}: {failure}")
 
 
 def open_notices(folder: Path, warn: Callable[[str], None]) -> Notices | None:
@@ -314,8 +316,8 @@ def try_receiver(receiver: Receiver) -> tuple[str, float]:
     """Send a notice with the state `test`. Returns why that failed, or nothing, and the seconds."""
     began = time.monotonic()
     text = "a test by flowrl doctor: notices of runs arrive here"
-    why = receiver.deliver(Notice(text, TEST, str(Path.cwd()), platform.node()))
-    return why, time.monotonic() - began
+    failure = receiver.deliver(Notice(text, TEST, str(Path.cwd()), platform.node()))
+    return failure, time.monotonic() - began
 
 
 @contextmanager

@@ -20,5 +20,7 @@ def build(t: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer
         from bitsandbytes.optim import AdamW8bit as kind  # type: ignore[import-not-found]  # noqa: N813
     else:
         kind = torch.optim.AdamW
-    given = [{"params": group} for group in groups(parameters) or [[]]]  # of a model at rest, none
-    return kind(given, lr=t.lr, betas=t.betas, weight_decay=t.weight_decay)
+    param_groups = [
+        {"params": group} for group in groups(parameters) or [[]]
+    ]  # of a model at rest, none
+    return kind(param_groups, lr=t.lr, betas=t.betas, weight_decay=t.weight_decay)

@@ -122,9 +122,10 @@ class Policies:
         """Round the masters into the network after an optimizer step."""
         if self.gradients is not None:
             halves = [name for name, p in self.network.items() if p is not self.parameters[name]]
-            network, own = self.local(self.network), self.local(self.parameters)
+            network, masters = self.local(self.network), self.local(self.parameters)
             torch._foreach_copy_(  # type: ignore[reportPrivateImportUsage]
-                [network[name].detach() for name in halves], [own[name].detach() for name in halves]
+                [network[name].detach() for name in halves],
+                [masters[name].detach() for name in halves],
             )
         if self.changed is not None:
             self.changed()
@@ -140,12 +141,12 @@ class Policies:
     def follow(self, optimizer_steps: int, refreshed: Collection[str] = ()) -> None:
         """Update averages: average <- d average + (1 - d) current, where d is this step's decay, or
         0 for those `refreshed`."""
-        own = self.local(self.parameters)
+        parameters = self.local(self.parameters)
         for average in self.averages:
             d = 0.0 if average.name in refreshed else average.decay(optimizer_steps)
             slow = self.local(self._weights[average.name])
             torch._foreach_lerp_(  # type: ignore[reportPrivateImportUsage]
-                list(slow.values()), [own[key].detach() for key in slow], 1 - d
+                list(slow.values()), [parameters[key].detach() for key in slow], 1 - d
             )
 
     @torch.no_grad()
@@ -153,33 +154,35 @@ class Policies:
         """Averages among `names` whose weights at sampling are bit-identical to the current weights
         on this process: NFT's average follows without lag at first, for 75 steps with the settings
         for OCR. Waits for a GPU once per average."""
-        averages = [each.name for each in self.averages if each.name in names]
+        averages = [average.name for average in self.averages if average.name in names]
         return {name for name in averages if self._is_current(name)}
 
     def _is_current(self, name: str) -> bool:
         weights = self.local(self._weights[self.at_sampling(name)])
-        own = self.local(self.network)
-        return same_values(list(own.values()), [weights[key] for key in own])
+        current = self.local(self.network)
+        return same_values(list(current.values()), [weights[key] for key in current])
 
     # Samples that are drawn ahead (`workers.lag`) were drawn by older weights
 
     @torch.no_grad()
     def copies(self, names: Collection[str]) -> PolicyWeights:
         """Whole CPU copies of the weights of these policies. Collective if they are sharded."""
-        every = {"current": self.network, **self._weights}
+        weights_by_name = {"current": self.network, **self._weights}
         return {
-            name: {key: whole_copy(value.detach()) for key, value in every[name].items()}
+            name: {key: whole_copy(value.detach()) for key, value in weights_by_name[name].items()}
             for name in sorted(names)
         }
 
     def keep_sampled(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Keep the weights, by policy, that sampled the next samples to learn from; nothing if they
         are unchanged."""
-        kept = {name: own for name, own in self._weights.items() if not name.startswith(SAMPLED)}
+        weights_by_name = {
+            name: weights for name, weights in self._weights.items() if not name.startswith(SAMPLED)
+        }
         for name, old in weights.items():
             pairs = ((key, old[key].to(p.device), p) for key, p in self.network.items())
-            kept[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
-        self._weights = kept
+            weights_by_name[SAMPLED + name] = {key: like(weight, p) for key, weight, p in pairs}
+        self._weights = weights_by_name
 
     @contextmanager
     def earlier(self, name: str, weights: NamedWeights | None) -> Iterator[str]:
@@ -201,11 +204,11 @@ class Policies:
     def state(self) -> dict[str, Tensor]:
         """CPU copies of all weights as `policy/parameter` -> whole tensor, except the initial
         policy and the teachers, which are loaded again. Collective: all processes call it."""
-        averages = {each.name: self._weights[each.name] for each in self.averages}
-        kept = {"current": self.parameters, **averages}
+        averages = {average.name: self._weights[average.name] for average in self.averages}
+        stored = {"current": self.parameters, **averages}
         return {
             f"{policy}/{name}": _whole(value.detach())
-            for policy, weights in kept.items()
+            for policy, weights in stored.items()
             for name, value in weights.items()
         }
 
@@ -230,17 +233,17 @@ class Policies:
     def check(self, state: Mapping[str, Tensor]) -> None:
         """ValueError for weights that `restore` could not take: one is missing, or has another
         shape or no floating-point numbers."""
-        kept = {"current": self.parameters}
-        kept |= {average.name: self._weights[average.name] for average in self.averages}
-        for policy, weights in kept.items():
-            for name, own in weights.items():
+        expected = {"current": self.parameters}
+        expected |= {average.name: self._weights[average.name] for average in self.averages}
+        for policy, weights in expected.items():
+            for name, parameter in weights.items():
                 saved = state.get(f"{policy}/{name}")
                 if saved is None:
                     raise ValueError(f"it has no {policy}/{name}")
-                if saved.shape != own.shape or not saved.is_floating_point():
+                if saved.shape != parameter.shape or not saved.is_floating_point():
                     raise ValueError(
                         f"{policy}/{name} is {saved.dtype} of shape {list(saved.shape)}, but this "
-                        f"run's is {own.dtype} of shape {list(own.shape)}"
+                        f"run's is {parameter.dtype} of shape {list(parameter.shape)}"
                     )
 
     @torch.no_grad()
@@ -253,10 +256,10 @@ class Policies:
         self.publish()
 
 
-def same_values(own: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+def same_values(ours: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether tensors are equal once `other` is rounded to their types. On a GPU, groups of
     TOGETHER tensors are compared in two kernels, with a single wait."""
-    pairs = [(p.detach(), w.detach()) for p, w in zip(own, other, strict=True) if p.numel()]
+    pairs = [(p.detach(), w.detach()) for p, w in zip(ours, other, strict=True) if p.numel()]
     if all(p.device.type == "cpu" for p, _ in pairs):  # needs no copy
         return all(bool((p == w.to(p.dtype)).all()) for p, w in pairs)
     return not bool(_differences(pairs).ne(0).any())
@@ -270,15 +273,15 @@ def _differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         theirs = [w.to(p.dtype) for p, w in pairs[k : k + TOGETHER]]
         gaps = torch._foreach_sub(mine, theirs)  # type: ignore[reportPrivateImportUsage]
         largest += torch._foreach_norm(gaps, math.inf)  # type: ignore[reportPrivateImportUsage]
-    return torch.stack([each.float() for each in largest])
+    return torch.stack([difference.float() for difference in largest])
 
 
 def _adds_nothing(network: Mapping[str, Tensor]) -> bool:
     """Whether these are the weights of adapters that add 0 (B of B A is 0). False for shards, since
     processes would have to agree."""
     ends = [p for name, p in network.items() if ".lora_B." in name]
-    known = all(".lora_A." in name or ".lora_B." in name for name in network)
-    if not ends or not known or any(isinstance(p, DTensor) for p in ends):
+    is_lora = all(".lora_A." in name or ".lora_B." in name for name in network)
+    if not ends or not is_lora or any(isinstance(p, DTensor) for p in ends):
         return False
     return not bool(torch.stack([p.detach().count_nonzero() for p in ends]).any())
 

@@ -47,8 +47,10 @@ class Incomparable:
         except UserError:  # settings of parts that are gone
             return cls(every=True, best=True)
         held_out = dict(prompt_digests(run)).get("prompts.held_out")
-        known = before.prompts.get("prompts.held_out")
-        if _trial(old) != _trial(run) or (None not in (held_out, known) and held_out != known):
+        digest_before = before.prompts.get("prompts.held_out")
+        if _trial(old) != _trial(run) or (
+            None not in (held_out, digest_before) and held_out != digest_before
+        ):
             return cls(every=True, best=True)
         changed = {n for n, d in source_digests(run).items() if before.sources.get(n, d) != d}
         now = {spec.label: spec for spec in (*run.judges, *run.trained_beside)}
@@ -133,9 +135,9 @@ class Progress:
     def forget(self, old: Incomparable) -> None:
         """Drop scores with which later evaluations cannot be compared."""
         for name in ("first", "last", "base_scores"):
-            known = getattr(self, name) or {}
-            kept = {key: value for key, value in known.items() if not old.concerns(key)}
-            setattr(self, name, kept or None)
+            values = getattr(self, name) or {}
+            comparable = {key: value for key, value in values.items() if not old.concerns(key)}
+            setattr(self, name, comparable or None)
         if old.best:
             self.best = self.best_iteration = None
 
@@ -143,10 +145,17 @@ class Progress:
 def _trial(run: RunSettings) -> tuple[Any, ...]:
     """All settings that an evaluation's samples depend on, besides the weights."""
     e, tree = run.evaluate, dump(run)
-    own = [getattr(e, name) for name in EVALUATE]
+    settings = [getattr(e, name) for name in EVALUATE]
     model = [tree["model"].get(name) for name in MODEL]  # kinds of models lack some
     prompts = tree["prompts"]["held_out"], run.prompts.column
-    return run.evaluation_steps, run.evaluation_guidance, run.evaluation_size, own, model, prompts
+    return (
+        run.evaluation_steps,
+        run.evaluation_guidance,
+        run.evaluation_size,
+        settings,
+        model,
+        prompts,
+    )
 
 
 def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any], tuple[str, ...]] | None:
@@ -155,9 +164,9 @@ def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any], tuple[str, .
 
 def _sources(spec: RewardSpec) -> Iterator[str]:
     """The user's files of a reward. Flowrl's own files are covered by its version."""
-    own = Path(rewards.__file__).parent
+    our_folder = Path(rewards.__file__).parent
     named = files_named([spec.name, spec.settings])
-    return (name for name, path in named if not path.is_relative_to(own))
+    return (name for name, path in named if not path.is_relative_to(our_folder))
 
 
 def _deciding(run: RunSettings) -> str:

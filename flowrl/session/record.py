@@ -64,7 +64,7 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     without a line are named. UserError if the file cannot be read.
     """
     path = folder / METRICS
-    kept: dict[int, str] = {}
+    records: dict[int, str] = {}
     damaged = 0  # the number of a damaged line, until a line follows it
     said = 0
     for number, line in enumerate(_lines(path), 1):
@@ -73,18 +73,18 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
         done = iteration_of(line)
         damaged = number if done is None else 0
         if done is not None and done <= iteration:
-            if done in kept and (said := said + 1) <= _MOST_SAID:
+            if done in records and (said := said + 1) <= _MOST_SAID:
                 warn(f"{path}, line {number} has iteration {done} again; only this one was kept")
-            kept[done] = line.decode()
+            records[done] = line.decode()
     if said > _MOST_SAID:
         warn(f"{path}: {said - _MOST_SAID} further lines are damaged or double")
-    if missing := _missing(sorted(kept), iteration):
+    if missing := _missing(sorted(records), iteration):
         warn(
             f"{path} has no line for {_spans(missing)} of the {iteration} iterations that the "
             "checkpoint has done; curves and pages leave them out"
         )
     if path.exists():
-        write_whole(path, "".join(kept[done] + "\n" for done in sorted(kept)), synced=True)
+        write_whole(path, "".join(records[done] + "\n" for done in sorted(records)), synced=True)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -94,10 +94,10 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise UserError(f"{path} cannot be read: {reason(error)}; move it away") from error
 
 
-def _missing(kept: Sequence[int], last: int) -> list[tuple[int, int]]:
-    """The first and last number of each gap in 1..last. `kept`: increasing numbers up to `last`."""
-    known = [0, *(number for number in kept if number > 0), last + 1]
-    return [(a + 1, b - 1) for a, b in pairwise(known) if b - a > 1]
+def _missing(iterations: Sequence[int], last: int) -> list[tuple[int, int]]:
+    """The first and last number of each gap in 1..last. `iterations` increase, up to `last`."""
+    bounds = [0, *(number for number in iterations if number > 0), last + 1]
+    return [(a + 1, b - 1) for a, b in pairwise(bounds) if b - a > 1]
 
 
 def _spans(spans: Sequence[tuple[int, int]]) -> str:

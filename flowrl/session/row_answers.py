@@ -59,9 +59,9 @@ class KeptAnswers:
                 if isinstance(line.get("key"), str) and line.get("answer") in ("yes", "no"):
                     self.known[line["key"]] = Winnable(line["answer"], str(line.get("why", "")))
 
-    def add(self, key: str, found: Winnable) -> None:
-        self.known[key] = found
-        line = {"key": key, "answer": found.answer, "why": found.why}
+    def add(self, key: str, answer: Winnable) -> None:
+        self.known[key] = answer
+        line = {"key": key, "answer": answer.answer, "why": answer.why}
         for file in self.files:
             append(file, line)
 
@@ -88,9 +88,9 @@ def append(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def _ends_whole(file: Path) -> bool:
-    with file.open("rb") as there:
-        there.seek(-1, 2)
-        return there.read() == b"\n"
+    with file.open("rb") as opened:
+        opened.seek(-1, 2)
+        return opened.read() == b"\n"
 
 
 @dataclass(frozen=True)
@@ -112,23 +112,23 @@ class RowAnswers:
     def _asked(self, rows: Sequence[int], slowly: bool) -> dict[int, Winnable]:
         """The answer of each row: no with the first reason, if a reward says so; else yes, if one
         does."""
-        every: dict[int, Winnable] = dict.fromkeys(rows, Winnable("unknown"))
+        worst: dict[int, Winnable] = dict.fromkeys(rows, Winnable("unknown"))
         for asker in self.askers if rows else ():
             try:
-                found = self._answers_of(asker, rows, slowly)
+                answers = self._answers_of(asker, rows, slowly)
             except ValueError as error:
                 raise UserError(f"reward {asker.label}: {error}") from error
-            for row, one in found.items():
+            for row, one in answers.items():
                 said = replace(one, why=f"{asker.label}: {one.why}") if one.why else one
-                if RANK[said.answer] > RANK[every[row].answer]:
-                    every[row] = said
-        return every
+                if RANK[said.answer] > RANK[worst[row].answer]:
+                    worst[row] = said
+        return worst
 
     def _answers_of(self, asker: Asker, rows: Sequence[int], slowly: bool) -> dict[int, Winnable]:
         keys = dict(zip(rows, self._keys(asker, rows), strict=True))
         quick = [row for row, key in keys.items() if key is None]
-        found = dict(zip(quick, self._answers(asker, quick), strict=True))
-        return found | self._kept_or_asked(asker, keys) if slowly else found
+        answers = dict(zip(quick, self._answers(asker, quick), strict=True))
+        return answers | self._kept_or_asked(asker, keys) if slowly else answers
 
     def _keys(self, asker: Asker, rows: Sequence[int]) -> list[str | None]:
         if not isinstance(asker.knows, KnowsSlowly):
@@ -139,8 +139,8 @@ class RowAnswers:
     def _kept_or_asked(self, asker: Asker, keys: Mapping[int, str | None]) -> dict[int, Winnable]:
         slow = {row: key for row, key in keys.items() if key is not None}
         new = {key: row for row, key in slow.items() if key not in self.kept.known}
-        for key, found in zip(new, self._answers(asker, list(new.values())), strict=True):
-            self.kept.add(key, found)
+        for key, answer in zip(new, self._answers(asker, list(new.values())), strict=True):
+            self.kept.add(key, answer)
         return {row: self.kept.known[key] for row, key in slow.items()}
 
     def _answers(self, asker: Asker, rows: Sequence[int]) -> list[Winnable]:
@@ -209,10 +209,10 @@ class WinnableDraws:
         self.asked |= set(new)
         self.lost |= lost
         if lost:
-            these = "this row" if len(lost) == 1 else "these rows"
+            these_rows = "this row" if len(lost) == 1 else "these rows"
             shown = rows_named(self.answers.prompts, lost)
             self.say(
-                f"{self.place}, iteration {iteration + 1}: {shown}; nothing can win {these}, "
+                f"{self.place}, iteration {iteration + 1}: {shown}; nothing can win {these_rows}, "
                 "and other rows are drawn instead"
             )
 

@@ -52,8 +52,8 @@ def with_rows_checked(session: Session, begun: bool) -> Session:
     askers = [*askers_of(session.rewards), *images]
     if not askers or session.draw_count == 0:
         return session
-    kept = KeptAnswers([session.folder / RECORD, cache_folder() / ANSWERS_FILE])
-    answers, state = RowAnswers(session.prompts, askers, kept), PartialState()
+    stored = KeptAnswers([session.folder / RECORD, cache_folder() / ANSWERS_FILE])
+    answers, state = RowAnswers(session.prompts, askers, stored), PartialState()
     left_out = agreed(state, lambda: _at_start(session, answers, begun))
     if left_out is None:  # all rows are drawn but those that cannot be
         left_out, answers = [], replace(answers, askers=images)
@@ -92,17 +92,17 @@ def _at_start(session: Session, answers: RowAnswers, begun: bool) -> list[int] |
     lost, mode = lost_of(answers.at_once()), run.prompts.unwinnable
     if mode == "keep" or (begun and not any("left_out" in line for line in read_lines(record))):
         if lost:
-            why = "" if mode == "keep" else ", as when the run was begun"
-            session.terminal.warn(f"{_sentence(prompts, lost)}; they are kept{why}")
+            reason = "" if mode == "keep" else ", as when the run was begun"
+            session.terminal.warn(f"{_sentence(prompts, lost)}; they are kept{reason}")
         return None
     refuses = mode == "refuse" and not begun
     drawn = prompts if refuses else prompts.without(lost, TRAINING_ROWS)
-    found = lost | lost_of(answers.every(_first_rows(run, drawn)))
-    if refuses and found:
-        raise UserError(refusal_of_rows(prompts, found))
+    all_lost = lost | lost_of(answers.every(_first_rows(run, drawn)))
+    if refuses and all_lost:
+        raise UserError(refusal_of_rows(prompts, all_lost))
     append(record, {"prompts": digest, "left_out": sorted(lost)})
-    if found:
-        session.terminal.say(f"{_sentence(prompts, found)}; they are left out")
+    if all_lost:
+        session.terminal.say(f"{_sentence(prompts, all_lost)}; they are left out")
     return sorted(lost)
 
 
@@ -124,15 +124,15 @@ def _sentence(prompts: PromptSet, lost: Mapping[int, str], place: str = TRAINING
 def _recorded(record: Path, digest: str, count: int) -> list[int] | None:
     """The rows that the run has left out since it began with these prompts; None if it has not
     recorded any."""
-    found = None
+    recorded = None
     for line in read_lines(record):
         rows = line.get("left_out")
         if isinstance(rows, list) and line.get("prompts") == digest:
-            found = [row for row in rows if isinstance(row, int) and 0 <= row < count]
-    return found
+            recorded = [row for row in rows if isinstance(row, int) and 0 <= row < count]
+    return recorded
 
 
 def _first_rows(run: RunSettings, prompts: PromptSet) -> list[int]:
     """The rows of the first iterations, as a run without a budget draws them."""
-    every = [prompts.draw(k, run.drawn, run.train.seed).rows for k in range(FIRST)]
-    return list(dict.fromkeys(row for rows in every for row in rows))
+    draws = [prompts.draw(k, run.drawn, run.train.seed).rows for k in range(FIRST)]
+    return list(dict.fromkeys(row for rows in draws for row in rows))

@@ -156,7 +156,7 @@ class Session:
     def reporting(self) -> Mapping[str, Reward]:
         """The rewards that report numbers for the log, or have a member that does."""
         rewards = self.rewards.items()
-        return {label: each for label, each in rewards if [*parts_of(each, Reports)]}
+        return {label: reward for label, reward in rewards if [*parts_of(reward, Reports)]}
 
     def draw_request(self, iteration: int) -> DrawRequest:
         """The request of an iteration for prompts: how many, and by which of the tracker's
@@ -269,12 +269,13 @@ class MeasuredBeside:
                 self._warn(f"scored none of {len(asked)} samples")
         return RewardScores.nowhere(len(samples.prompts)).plain
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, failure: str) -> None:
         if self.warned:
             return
         self.warned = True
         print(
-            f"warning: {shown_score(self.label)} is not measured on held-out prompts: it {why}; "
+            f"warning: {shown_score(self.label)} is not measured on held-out prompts: it "
+            f"{failure}; "
             "evaluate.trained: false leaves such rewards out",
             file=sys.stderr,
         )
@@ -327,13 +328,13 @@ def prove_rewards(
             yield f"warning: {error}"
         except ValueError as error:
             if run.train.self_test == "raise":
-                what = blamed(error) or error
-                raise UserError(f"{what}; train.self_test: warn makes this a warning") from error
+                message = blamed(error) or error
+                raise UserError(f"{message}; train.self_test: warn makes this a warning") from error
             yield f"warning: {error}"
         except Exception as error:
-            if (what := blamed(error)) is None:
+            if (message := blamed(error)) is None:
                 raise
-            raise UserError(f"{what}, for the first test samples") from error
+            raise UserError(f"{message}, for the first test samples") from error
 
 
 def open_session(

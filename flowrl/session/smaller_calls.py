@@ -61,8 +61,8 @@ def _free() -> None:
 def saved_sizes(learner: Learner) -> dict[str, Any]:
     """Call sizes for a checkpoint, with the setting that they come from."""
     policies = {"train": learner.policy, "evaluate": learner.evaluator}
-    found = {name: vars(policy.sizes) for name, policy in policies.items()}
-    return {**found, "setting": _setting(learner)}
+    sizes = {name: vars(policy.sizes) for name, policy in policies.items()}
+    return {**sizes, "setting": _setting(learner)}
 
 
 def take_sizes(learner: Learner, saved: Mapping[str, Any]) -> bool:

@@ -271,10 +271,14 @@ def _names_media(value: Any) -> bool:
 
 def _ends(run: RunSettings) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
-    for each in (run, run.prompt_writer):
-        if each is not None and isinstance(each.model, LanguageSettings) and each.writes_texts:
-            given = each.given is not None and each.given.kind != "images"
-            yield from changed_ends(place_of_model(each.model.language), each.model, given)
+    for one_run in (run, run.prompt_writer):
+        if (
+            one_run is not None
+            and isinstance(one_run.model, LanguageSettings)
+            and one_run.writes_texts
+        ):
+            of_texts = one_run.given is not None and one_run.given.kind != "images"
+            yield from changed_ends(place_of_model(one_run.model.language), one_run.model, of_texts)
 
 
 def _settings(before: StartRecord, run: RunSettings, folder: Path) -> Iterator[str]:
@@ -301,13 +305,13 @@ def _settings(before: StartRecord, run: RunSettings, folder: Path) -> Iterator[s
 
 
 def _files(before: StartRecord, now: StartRecord, run: RunSettings, folder: Path) -> Iterator[str]:
-    known = now.revisions or {}
+    commits = now.revisions or {}
     for name, place in (before.revisions or {}).items():
-        if known.get(name, place) != place:
+        if commits.get(name, place) != place:
             repository, _, commit = place.rpartition("@")
             raise UserError(
                 f"the {name} of {run.model.source} is not the one that {folder} was started with: "
-                f"{known[name]} now, {place} before; name a copy of that commit in the index "
+                f"{commits[name]} now, {place} before; name a copy of that commit in the index "
                 f"(`hf download {repository} --revision {commit} --local-dir FOLDER`), or start a "
                 "new run"
             )
@@ -426,8 +430,8 @@ def prompt_digests(run: RunSettings) -> Iterator[tuple[str, str]]:
     revision. Files that are not on this machine are left out."""
     for place in run.prompts.given:
         parts = []
-        for each in getattr(run.prompts, place):
-            data = each.at(run.prompts.column)
+        for source in getattr(run.prompts, place):
+            data = source.at(run.prompts.column)
             if (digest := _data_digest(data, f"prompts.{place}")) is None:
                 break
             plain = (data.selection, data.split) == (Selection(), None)
@@ -483,10 +487,10 @@ def files_named(value: Any, rewards_too: bool = True) -> Iterator[tuple[str, Pat
         elif isinstance(value, list | tuple):
             named += value
         elif isinstance(value, str):
-            own = own_name(value)
+            code = own_name(value)
             builtin = Path(rewards.__file__).parent / "catalogue" / f"{value}.py"
-            if own is not None:
-                yield own.file, own.path
+            if code is not None:
+                yield code.file, code.path
             elif rewards_too and value.isidentifier() and builtin.is_file():
                 yield f"rewards/{value}.py", builtin
 

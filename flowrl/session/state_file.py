@@ -13,7 +13,7 @@ MOST_STATE = 2**27  # bytes: statistics of a million prompts have fewer
 
 def read_state(checkpoint: Path) -> Mapping[str, Any]:
     """Read the numbers of a checkpoint. OSError, and ValueError for anything but an object."""
-    found = bounded_json(checkpoint / STATE_FILE, MOST_STATE, restored_number)
-    if not isinstance(found, Mapping):
+    state = bounded_json(checkpoint / STATE_FILE, MOST_STATE, restored_number)
+    if not isinstance(state, Mapping):
         raise ValueError(f"{STATE_FILE} does not hold an object")
-    return found
+    return state

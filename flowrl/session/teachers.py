@@ -19,12 +19,12 @@ def load_teachers(run: RunSettings, policy: Policy) -> dict[str, NamedWeights]:
     from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
 
     assert isinstance(policy, PipelinePolicy), "opd is a recipe for images and videos"
-    found = dict[str, NamedWeights]()
+    weights = dict[str, NamedWeights]()
     for task, source in run.teachers.folders.items():
         place, folder = f"teachers.folders.{task}", find(source)
         read = partial(teacher_weights, policy, folder, place)
-        found[policy_name(task)] = load_saved(folder, place, read)
-    return found
+        weights[policy_name(task)] = load_saved(folder, place, read)
+    return weights
 
 
 def policy_name(task: str) -> str:

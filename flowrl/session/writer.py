@@ -65,7 +65,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(copied(each) for each in value)
+        return type(value)(copied(item) for item in value)
     return value

@@ -219,8 +219,8 @@ def _tree_of(
 def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
-        what = "and it is empty" if tree is None else f"not {short_repr(tree)}"
-        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, {what}")
+        content = "and it is empty" if tree is None else f"not {short_repr(tree)}"
+        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, {content}")
     if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
     kind = None
@@ -237,8 +237,10 @@ def run_from(tree: Any, source: str) -> RunSettings:
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except PydanticSerializationError as error:  # an object from Python
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{source}: the settings cannot be written to run.yaml: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{source}: the settings cannot be written to run.yaml: {reason}"
+        ) from error
     return run
 
 
@@ -330,36 +332,42 @@ def _as_recipe(run: RunSettings, name: str, named: Collection[str]) -> RunSettin
     what is left out, and what is kept beside a number of the recipe's own, but for the settings in
     `named`, which the caller sets."""
     try:
-        known = recipe_kind(name).model_fields
+        fields = recipe_kind(name).model_fields
     except UserError as error:
         raise UserError(f"command line: {error}") from error
     old: Any = run.recipe
-    given = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
-    kept = {k: v for k, v in given.items() if k in known and takes(known[k].annotation, v)}
-    lost = [key for key in given if key not in known]
-    lost += [f"{k} {v}" for k, v in given.items() if k in known and k not in kept and v is not None]
+    chosen = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
+    taken_over = {k: v for k, v in chosen.items() if k in fields and takes(fields[k].annotation, v)}
+    lost = [key for key in chosen if key not in fields]
+    lost += [
+        f"{k} {v}"
+        for k, v in chosen.items()
+        if k in fields and k not in taken_over and v is not None
+    ]
     if lost:
         print(f"{name} has no {', '.join(sorted(lost))}: left out", file=sys.stderr)
-    changed = run_from(dump(run) | {"recipe": {"name": name} | kept}, "command line")
+    changed = run_from(dump(run) | {"recipe": {"name": name} | taken_over}, "command line")
     if name != old.name:
-        _tell_kept(changed, {key for key in kept if key not in named})
+        _tell_kept(changed, {key for key in taken_over if key not in named})
     return changed
 
 
-def _tell_kept(run: RunSettings, kept: Collection[str]) -> None:
+def _tell_kept(run: RunSettings, keys: Collection[str]) -> None:
     """Print the kept settings whose value is not the recipe's own: else a run under a method's name
     has another method's numbers, and nothing says so."""
     recipe: Any = run.recipe
-    own = type(recipe)(name=recipe.name)
-    pairs = [(key, getattr(recipe, key), getattr(own, key)) for key in type(recipe).model_fields]
-    others = [
+    defaults = type(recipe)(name=recipe.name)
+    pairs = [
+        (key, getattr(recipe, key), getattr(defaults, key)) for key in type(recipe).model_fields
+    ]
+    values = [
         f"{k} {short_repr(v)} (its own: {short_repr(o)})"
         for k, v, o in pairs
-        if k in kept and v != o
+        if k in keys and v != o
     ]
-    if others:
+    if values:
         print(
-            f"{recipe.name} keeps settings of the file: {', '.join(others)}; give others as "
+            f"{recipe.name} keeps settings of the file: {', '.join(values)}; give others as "
             f"options, or write a file with `base:` and `recipe: {recipe.name}`, which has the "
             "recipe's own",
             file=sys.stderr,
@@ -413,11 +421,14 @@ def check_plan(run: RunSettings) -> None:
     check_bundles(run, algorithm)
     check_start_samples(run, algorithm)
     check_gradients(run, algorithm)
-    for each in (run, run.prompt_writer):
-        if each is not None:
-            own = algorithm if each is run else each.algorithm()
-            levels, labels = each.levels(own.steps), [spec.label for spec in each.rewards]
-            check_laws(own, levels, each.train.seed, labels or ["reward"])
+    for one_run in (run, run.prompt_writer):
+        if one_run is not None:
+            part_algorithm = algorithm if one_run is run else one_run.algorithm()
+            levels, labels = (
+                one_run.levels(part_algorithm.steps),
+                [spec.label for spec in one_run.rewards],
+            )
+            check_laws(part_algorithm, levels, one_run.train.seed, labels or ["reward"])
     check_ratio_guidance(run, algorithm)
     check_learning(run)
     check_single_step(run)
@@ -450,9 +461,9 @@ def _check_levels(run: RunSettings, algorithm: Algorithm) -> None:
         raise UserError(f"recipe: the plan does not fit model.sigmas: {problem}") from problem
 
 
-def check_rewards(run: RunSettings, given: Collection[str] = ()) -> None:
+def check_rewards(run: RunSettings, python_rewards: Collection[str] = ()) -> None:
     """UserError for a reward that does not exist or does not take its settings, and for weights
-    that cancel. Rewards with the labels `given` are Python objects."""
+    that cancel. Rewards with the labels `python_rewards` are Python objects."""
     if _cancel(run.rewards) and _cancel(run.intermediate_rewards):
         raise UserError(
             f"rewards: the weights of {', '.join(spec.label for spec in run.rewards)} add up to 0, "
@@ -460,10 +471,10 @@ def check_rewards(run: RunSettings, given: Collection[str] = ()) -> None:
         )
     for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
         for spec in getattr(run, place):
-            if spec.label in given:
+            if spec.label in python_rewards:
                 continue
             try:
-                spec.refuse_python(given=False)
+                spec.refuse_python(in_python=False)
             except ValueError as error:
                 raise UserError(f"{place}: {spec.label}: {error}") from error
             try:
@@ -482,13 +493,13 @@ def _check_prompt_rows(run: RunSettings) -> None:
 def check_named_rewards(run: RunSettings) -> None:
     """UserError unless the rewards that credit reads by name are the run's, untrained, and have
     scored all samples that it compares."""
-    algorithm, known = run.algorithm(), {spec.label: spec.weight for spec in run.rewards}
+    algorithm, weights = run.algorithm(), {spec.label: spec.weight for spec in run.rewards}
     named = named_rewards(algorithm.transforms)
     for label in named:
-        if known.get(label) != 0:
-            what = f"has weight {known[label]}" if label in known else "is missing"
+        if weights.get(label) != 0:
+            fault = f"has weight {weights[label]}" if label in weights else "is missing"
             raise UserError(
-                f"rewards: {label} {what}, but this recipe only compares samples by it: write "
+                f"rewards: {label} {fault}, but this recipe only compares samples by it: write "
                 f"{{name: {label}, weight: 0}}, or name another reward in the recipe"
             )
     places = ("given", run.given is not None), ("budget", run.budget != BudgetSettings())
@@ -513,24 +524,24 @@ def _cancel(specs: Sequence[RewardSpec]) -> bool:
     return True
 
 
-def check_run(run: RunSettings, given: Mapping[str, Reward] = {}) -> None:
+def check_run(run: RunSettings, python_rewards: Mapping[str, Reward] = {}) -> None:
     """UserError for a run that cannot work on this machine, within about a second and without
-    reading weights. `given`: rewards that are Python objects, by their labels."""
-    for check in run_checks(run, given):
+    reading weights. `python_rewards`: those that are Python objects, by their labels."""
+    for check in run_checks(run, python_rewards):
         check()
-    for each in (run, run.prompt_writer):
-        if each is not None:
-            check_hub(each.model)
+    for one_run in (run, run.prompt_writer):
+        if one_run is not None:
+            check_hub(one_run.model)
 
 
 def run_checks(
-    run: RunSettings, given: Mapping[str, Reward] = {}, *, hub: bool = True
+    run: RunSettings, python_rewards: Mapping[str, Reward] = {}, *, hub: bool = True
 ) -> Iterator[Callable[[], object]]:
     """The checks of `check_run`, each of which raises a UserError, but for that of the hub. `hub`:
     whether prompts on the hub are read."""
     yield partial(check_plan, run)
-    yield partial(check_rewards, run, given)
-    yield partial(check_own_scoring, run, given)
+    yield partial(check_rewards, run, python_rewards)
+    yield partial(check_own_scoring, run, python_rewards)
     yield partial(check_named_rewards, run)
     yield partial(check_own_gradients, run)
     for place in run.prompts.given:
@@ -545,10 +556,10 @@ def run_checks(
         adapters = run.model.lora is not None
         yield lambda: teachers.check(run.prompts.read("train") if read else None, adapters)
     yield partial(check_optimizer, run.train.optimizer)
-    for each in filter(None, (run, run.prompt_writer)):
-        yield partial(check_model, each.model)
-        if (environment := each.environment) is not None:
-            yield partial(_check_turn_rewards, environment, each)
+    for one_run in filter(None, (run, run.prompt_writer)):
+        yield partial(check_model, one_run.model)
+        if (environment := one_run.environment) is not None:
+            yield partial(_check_turn_rewards, environment, one_run)
     yield partial(check_trackers, run.track.trackers)
 
 

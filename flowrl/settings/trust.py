@@ -112,14 +112,14 @@ def asked(tree: Any, folder: Path) -> list[Need]:
     if not isinstance(tree, Mapping):
         return []
     whole = with_prompts(spelled_out(renewed(tree)))
-    found = list(_of_recipe(whole.get("recipe"), "recipe", folder))
+    needs = list(_of_recipe(whole.get("recipe"), "recipe", folder))
     for name, field in RunSettings.model_fields.items():
         key = field.alias or name
         if name != "recipe" and key in whole:
             kind: Any = field.rebuild_annotation()
             section = TypeAdapter[Any](kind).validate_python(whole[key])
-            found += _of_section(section, key, folder)
-    return list(dict.fromkeys(found))
+            needs += _of_section(section, key, folder)
+    return list(dict.fromkeys(needs))
 
 
 def asked_by_recipe(tree: Any, folder: Path) -> list[Need]:
@@ -132,11 +132,11 @@ def asked_by_recipe(tree: Any, folder: Path) -> list[Need]:
 def _of_recipe(value: Any, at: str, folder: Path) -> Iterator[Need]:
     """Code of the recipe and its parts, at any depth. It names nothing else."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _of_recipe(each, f"{at}.{key}", folder)
+        for key, item in value.items():
+            yield from _of_recipe(item, f"{at}.{key}", folder)
     elif isinstance(value, list | tuple):
-        for i, each in enumerate(value):
-            yield from _of_recipe(each, f"{at}.{i}", folder)
+        for i, item in enumerate(value):
+            yield from _of_recipe(item, f"{at}.{i}", folder)
     elif own_name(value) is not None:
         yield from _of_texts([CODE_FILE], value, at, folder)
 
@@ -149,22 +149,25 @@ def _of_section(value: Any, at: str, folder: Path) -> Iterator[Need]:
     elif isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             inner, place = getattr(value, name), f"{at}.{field.alias or name}"
-            found = [*(m for m in field.metadata if isinstance(m, Mark)), *marks(field.annotation)]
-            yield from _of_texts(found, inner, place, folder)
+            marks_here = [
+                *(m for m in field.metadata if isinstance(m, Mark)),
+                *marks(field.annotation),
+            ]
+            yield from _of_texts(marks_here, inner, place, folder)
             yield from _of_section(inner, place, folder)
     elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _of_section(each, f"{at}.{key}", folder)
+        for key, item in value.items():
+            yield from _of_section(item, f"{at}.{key}", folder)
     elif isinstance(value, list | tuple):
-        for i, each in enumerate(value):
-            yield from _of_section(each, f"{at}.{i}" if len(value) > 1 else at, folder)
+        for i, item in enumerate(value):
+            yield from _of_section(item, f"{at}.{i}" if len(value) > 1 else at, folder)
 
 
-def _of_texts(found: Iterable[Mark], value: Any, at: str, folder: Path) -> Iterator[Need]:
-    for mark in found:
+def _of_texts(text_marks: Iterable[Mark], value: Any, at: str, folder: Path) -> Iterator[Need]:
+    for mark in text_marks:
         for text in texts_in(value):
-            own = own_name(text) if mark is CODE_FILE else None
-            ours = own is not None and own.ours
+            code = own_name(text) if mark is CODE_FILE else None
+            ours = code is not None and code.ours
             if not ours and mark.needs(text, folder, _found):
                 yield Need(mark.right, at, text, mark.what)
 
@@ -191,20 +194,20 @@ def granted(
     rights, record = trusted_rights(trust), recorded(folder)
     if rights == frozenset(Right):
         return None
-    known = named
+    things = named
     if record is not None and record.same_writers(folder):
         if record.things is None:
             return None
-        known = record.things | named
-        if record.whole and all(each.thing in known for each in needs):
+        things = record.things | named
+        if record.whole and all(need.thing in things for need in needs):
             return None
-    return Limits(folder.resolve(), rights | frozenset(_whole(known, needs)), known)
+    return Limits(folder.resolve(), rights | frozenset(_whole(things, needs)), things)
 
 
-def _whole(known: Collection[tuple[Right, str]], needs: Iterable[Need]) -> Iterator[Right]:
+def _whole(things: Collection[tuple[Right, str]], needs: Iterable[Need]) -> Iterator[Right]:
     """Rights of which everything that is needed now is known."""
-    for right in {right for right, _ in known}:
-        if all(each.thing in known for each in needs if each.right == right):
+    for right in {right for right, _ in things}:
+        if all(need.thing in things for need in needs if need.right == right):
             yield right
 
 
@@ -234,12 +237,14 @@ def refusal_of(folder: Path, lacking: Sequence[Need]) -> str:
     more = len(lacking) - _MOST_SHOWN
     rights = ",".join(right for right in Right if any(need.right == right for need in lacking))
     record = recorded(folder)
-    why = "was not started here"
+    reason = "was not started here"
     if record is not None:
         same = record.same_writers(folder)
-        why = "asks for more than when it was trusted" if same else "has other writers than before"
+        reason = (
+            "asks for more than when it was trusted" if same else "has other writers than before"
+        )
     return (
-        f"{folder} {why}, and its run.yaml asks for rights that it does not have ({named}"
+        f"{folder} {reason}, and its run.yaml asks for rights that it does not have ({named}"
         f"{f'; and {more} more' if more > 0 else ''}): read it (`flowrl doctor {folder}` lists "
         f"them), then add --trust={rights} (from Python trust={rights!r}), or --trust for all"
     )
@@ -321,8 +326,8 @@ def _record(
 
 def _writers(folder: Path) -> tuple[tuple[int, ...], bool]:
     """Owners of the folder and its run.yaml, and whether others may write one of them."""
-    known = [path.stat() for path in (folder, folder / "run.yaml") if path.exists()]
-    return tuple(each.st_uid for each in known), any(each.st_mode & 0o022 for each in known)
+    stats = [path.stat() for path in (folder, folder / "run.yaml") if path.exists()]
+    return tuple(stat.st_uid for stat in stats), any(stat.st_mode & 0o022 for stat in stats)
 
 
 def _mark(path: Path) -> Path:

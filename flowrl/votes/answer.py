@@ -36,40 +36,40 @@ class PairVote(NamedTuple):
     again: float | None
 
 
-def label_of(given: GivenVote, a_left: bool) -> float | None:
+def label_of(vote: GivenVote, a_left: bool) -> float | None:
     """P(a preferred) of a vote; None for a skip."""
-    if given.verdict is None:
+    if vote.verdict is None:
         return None
-    if given.verdict in ("equal", "both_bad"):
+    if vote.verdict in ("equal", "both_bad"):
         return 0.5
-    return float((given.verdict == "left") == a_left)
+    return float((vote.verdict == "left") == a_left)
 
 
 def pair_votes(log: VoteLog) -> list[PairVote]:
     """One vote per rater and pair: the first showing's, or the second's if the first was skipped.
     Pairs that were only skipped are left out."""
-    found = []
-    for rater, own in log.raters.items():
+    votes = []
+    for rater, of_rater in log.raters.items():
         said: dict[int, list[tuple[GivenVote, bool, float]]] = {}
-        for turn, given in zip(log.plan.turns[rater], own.given, strict=False):
-            label = label_of(given, turn.a_left)
+        for turn, vote in zip(log.plan.turns[rater], of_rater.given, strict=False):
+            label = label_of(vote, turn.a_left)
             if label is not None:
-                said.setdefault(turn.pair, []).append((given, turn.a_left, label))
-        for pair, ((given, a_left, label), *more) in said.items():
+                said.setdefault(turn.pair, []).append((vote, turn.a_left, label))
+        for pair, ((vote, a_left, label), *more) in said.items():
             again = more[0][2] if more else None
-            bad = given.verdict == "both_bad"
-            found.append(
+            bad = vote.verdict == "both_bad"
+            votes.append(
                 PairVote(
                     rater=rater,
                     pair=pair,
                     label=label,
                     both_bad=bad,
-                    seconds=given.seconds,
+                    seconds=vote.seconds,
                     a_left=a_left,
                     again=again,
                 )
             )
-    return found
+    return votes
 
 
 def krippendorff(
@@ -81,14 +81,14 @@ def krippendorff(
     1 is agreement, 0 what chance gives (Krippendorff 2011, Computing Krippendorff's
     Alpha-Reliability). `weight` counts each unit so often. NaN without a spread of values.
     """
-    known = ~np.isnan(values)
-    count = known.sum(1)
-    kept = count >= 2
-    weight = (np.ones(len(values)) if weight is None else weight)[kept]
-    values, known, count = np.nan_to_num(values)[kept], known[kept], count[kept]
+    is_voted = ~np.isnan(values)
+    count = is_voted.sum(1)
+    several = count >= 2
+    weight = (np.ones(len(values)) if weight is None else weight)[several]
+    values, is_voted, count = np.nan_to_num(values)[several], is_voted[several], count[several]
     if not len(values):
         return float("nan")
-    share = weight[:, None] * known
+    share = weight[:, None] * is_voted
     inside = 2 * (count * (values**2).sum(1) - values.sum(1) ** 2)  # over ordered pairs of values
     total = float(share.sum())
     mean_square = float((share * values**2).sum())
@@ -109,12 +109,12 @@ def alpha_of(votes: Sequence[PairVote], plan: VotePlan) -> tuple[MeanInterval, i
     raters = sorted({vote.rater for vote in votes})
     rows: dict[int, Float[np.ndarray, " m"]] = {}
     for vote in votes:
-        own = rows.setdefault(vote.pair, np.full(len(raters), np.nan))
-        own[raters.index(vote.rater)] = 2 * vote.label - 1
-    rows = {pair: own for pair, own in rows.items() if (~np.isnan(own)).sum() >= 2}
+        labels = rows.setdefault(vote.pair, np.full(len(raters), np.nan))
+        labels[raters.index(vote.rater)] = 2 * vote.label - 1
+    rows = {pair: labels for pair, labels in rows.items() if (~np.isnan(labels)).sum() >= 2}
     if not rows:
         return None
-    values = np.array([*rows.values(), *(-own for own in rows.values())])
+    values = np.array([*rows.values(), *(-labels for labels in rows.values())])
     cluster = _numbers([plan.prompt_of(pair) for pair in rows])
     resamples = Resamples.draw(int(cluster.max()) + 1, DRAWS, LEVEL, 0)
     drawn = resamples.weights[:, np.tile(cluster, 2)].astype(float)
@@ -165,12 +165,14 @@ def answer_of(log: VoteLog) -> VoteAnswer:
         float("nan") if vote.again is None else float(vote.again == vote.label) for vote in votes
     ]
     alpha = alpha_of(votes, plan) if len(plan.turns) > 1 else None
-    found = VoteAnswer(
+    answer = VoteAnswer(
         pairs=len(votes),
         prompts=prompts,
         ties=sum(vote.label == 0.5 for vote in votes),
         both_bad=sum(vote.both_bad for vote in votes),
-        skipped=sum(each.verdict is None for own in log.raters.values() for each in own.given),
+        skipped=sum(
+            vote.verdict is None for of_rater in log.raters.values() for vote in of_rater.given
+        ),
         preferred=resamples.share(label, cluster) if plan.sides else None,
         consistency=resamples.share(np.array(repeats), cluster),
         alpha=None if alpha is None else alpha[0],
@@ -178,7 +180,7 @@ def answer_of(log: VoteLog) -> VoteAnswer:
         early=early,
         sentences=(),
     )
-    return VoteAnswer(**{**vars(found), "sentences": tuple(_sentences(found, plan))})
+    return VoteAnswer(**{**vars(answer), "sentences": tuple(_sentences(answer, plan))})
 
 
 def _rewards(
@@ -186,7 +188,7 @@ def _rewards(
 ) -> dict[str, tuple[MeanInterval, MeanInterval]]:
     label = np.array([vote.label for vote in votes])
     names = list(dict.fromkeys(name for sample in plan.samples for name in sample.scores))
-    found = {}
+    shares = {}
     for name in names:
         a, b = (
             np.array([_score(plan, plan.pairs[vote.pair][side], name) for vote in votes])
@@ -194,8 +196,8 @@ def _rewards(
         )
         won = np.where(np.isnan(a - b), np.nan, (np.sign(a - b) + 1) / 2)
         right = 1 - np.abs(won - label)
-        found[name] = resamples.share(won, cluster), resamples.share(right, cluster)
-    return found
+        shares[name] = resamples.share(won, cluster), resamples.share(right, cluster)
+    return shares
 
 
 def _score(plan: VotePlan, row: int, name: str) -> float:
@@ -217,52 +219,52 @@ def _count(n: int, unit: str) -> str:
     return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
 
 
-def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
-    early = "; looked at early" if found.early else ""
-    own = "no repeat of a pair"
-    if found.consistency.n:
-        c = found.consistency
-        own = (
+def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
+    early = "; looked at early" if answer.early else ""
+    consistency = "no repeat of a pair"
+    if answer.consistency.n:
+        c = answer.consistency
+        consistency = (
             f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}, 95 % interval {c.low:.2f} to "
             f"{c.high:.2f}"
             if c.low < c.high  # a resample of few prompts may have no spread
             else f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}"
         )
-    if not found.pairs:
-        return [f"no vote so far: {_count(found.skipped, 'pair')} skipped{early}"]
-    size = f"{_count(found.pairs, 'pair')} of {_count(found.prompts, 'prompt')}"
+    if not answer.pairs:
+        return [f"no vote so far: {_count(answer.skipped, 'pair')} skipped{early}"]
+    size = f"{_count(answer.pairs, 'pair')} of {_count(answer.prompts, 'prompt')}"
     lines = []
-    if found.preferred is not None:
+    if answer.preferred is not None:
         first = plan.sides[0]
         name = "the trained weights" if plan.kind == "run" else first
         lines.append(
-            f"people prefer {name} in {_percent(found.preferred.value)} % of {size} "
-            f"({_interval(found.preferred)}, prompts resampled; ties half; {own}{early})"
+            f"people prefer {name} in {_percent(answer.preferred.value)} % of {size} "
+            f"({_interval(answer.preferred)}, prompts resampled; ties half; {consistency}{early})"
         )
     else:
-        lines.append(f"{size} voted on ({_count(found.ties, 'tie')}; {own}{early})")
-    if found.consistency.n and found.consistency.value > 0.5:
-        c = found.consistency.value
+        lines.append(f"{size} voted on ({_count(answer.ties, 'tie')}; {consistency}{early})")
+    if answer.consistency.n and answer.consistency.value > 0.5:
+        c = answer.consistency.value
         lines.append(
             f"a reward's accuracy on single votes is at best between {_percent(c)} and "
             f"{_percent((1 + (2 * c - 1) ** 0.5) / 2)} %, by the raters' own consistency"
         )
-    if found.alpha is not None and found.alpha.value == found.alpha.value:
-        e = found.alpha
+    if answer.alpha is not None and answer.alpha.value == answer.alpha.value:
+        e = answer.alpha
         interval = f", 95 % interval {e.low:.2f} to {e.high:.2f}" if e.low == e.low else ""
         lines.append(
             f"raters agree with Krippendorff's alpha {e.value:.2f} on {_count(e.n, 'shared pair')}"
             f"{interval} (1: always, 0: as by chance)"
         )
-    for name, (side, right) in found.rewards.items():
+    for name, (side, right) in answer.rewards.items():
         text = f"{name} agrees with people on {_percent(right.value)} % ({_interval(right)})"
-        if found.preferred is not None and side.n:
+        if answer.preferred is not None and side.n:
             text = f"{name} prefers {plan.sides[0]} in {_percent(side.value)} % of them and {text}"
             text = text.replace(f"and {name} ", "and ", 1)
         lines.append(text if right.n else f"{name} scored none of these samples")
     notes = [
-        _count(found.both_bad, "pair") + " called both bad" if found.both_bad else "",
-        _count(found.skipped, "showing") + " skipped" if found.skipped else "",
+        _count(answer.both_bad, "pair") + " called both bad" if answer.both_bad else "",
+        _count(answer.skipped, "showing") + " skipped" if answer.skipped else "",
     ]
     if any(notes):
         lines.append(", ".join(filter(None, notes)))
@@ -298,7 +300,7 @@ def table_rows(folder: Path, log: VoteLog) -> list[dict[str, Any]]:
 def _samples_of(folder: Path, a: PlannedSample, b: PlannedSample) -> dict[str, str]:
     """The columns of a pair's samples: files, or texts as they are; and the source of two edits."""
     if a.kind == "text":
-        texts = [(folder / each.file).read_text(encoding="utf-8") for each in (a, b)]
+        texts = [(folder / sample.file).read_text(encoding="utf-8") for sample in (a, b)]
         return {"a_text": texts[0], "b_text": texts[1]}
     files = {"a": a.file, "b": b.file}
     return files | ({"source_image": a.source} if a.source else {})
@@ -306,11 +308,11 @@ def _samples_of(folder: Path, a: PlannedSample, b: PlannedSample) -> dict[str, s
 
 def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
     """Write votes.jsonl and answer.json from the log; return the answer."""
-    rows, found = table_rows(folder, log), answer_of(log)
+    rows, answer = table_rows(folder, log), answer_of(log)
     lines = [json_text(row, ensure_ascii=False) + "\n" for row in rows]
     write_whole(folder / TABLE, "".join(lines))
-    write_whole(folder / ANSWER, json_text(_plain(vars(found)), indent=1) + "\n")
-    return found
+    write_whole(folder / ANSWER, json_text(_plain(vars(answer)), indent=1) + "\n")
+    return answer
 
 
 def export_votes(folder: Path, kind: str) -> Path:
@@ -327,9 +329,9 @@ def export_votes(folder: Path, kind: str) -> Path:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, MeanInterval):
-        return {name: _plain(each) for name, each in value._asdict().items()}
+        return {name: _plain(item) for name, item in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and value != value else value

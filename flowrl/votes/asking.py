@@ -97,20 +97,20 @@ class VotesUsed:
     def pairs(self, before: VotedPairs | None) -> VotedPairs:
         """These votes after earlier ones."""
         count = len(self)
-        own = VotedPairs(
+        new_pairs = VotedPairs(
             self.features, np.arange(0, 2 * count, 2), np.arange(1, 2 * count, 2),
             np.array(self.label), np.array(self.side), self.prompts,
         )  # fmt: skip
         if before is None:
-            return own
+            return new_pairs
         first = len(before.features)
         return VotedPairs(
-            np.concatenate([before.features, own.features]),
-            np.concatenate([before.a, own.a + first]),
-            np.concatenate([before.b, own.b + first]),
-            np.concatenate([before.label, own.label]),
-            np.concatenate([before.side, own.side]),
-            [*before.prompts, *own.prompts],
+            np.concatenate([before.features, new_pairs.features]),
+            np.concatenate([before.a, new_pairs.a + first]),
+            np.concatenate([before.b, new_pairs.b + first]),
+            np.concatenate([before.label, new_pairs.label]),
+            np.concatenate([before.side, new_pairs.side]),
+            [*before.prompts, *new_pairs.prompts],
         )
 
 
@@ -158,21 +158,23 @@ class RunVotes:
     def of(cls, session: Session) -> "RunVotes":
         """The votes of a run that asks. UserError for earlier or replayed votes that cannot be
         read."""
-        given = session.run.ask
-        assert given is not None
-        label = next(each.label for each in session.run.rewards if each.name == ASKED_REWARD)
+        settings = session.run.ask
+        assert settings is not None
+        label = next(spec.label for spec in session.run.rewards if spec.name == ASKED_REWARD)
         reward = next(parts_of(session.rewards[label], FittedScores))
         main, folder = session.parallel.main, session.folder / ASK
-        source = folder if given.replay is None else find(given.replay) / ASK
-        if given.replay is not None and not (source / USED).is_file():
-            raise UserError(f"ask.replay: {given.replay} has no recorded votes ({ASK}/{USED})")
-        earlier = _earlier(given, reward) if main and given.earlier is not None else None
+        source = folder if settings.replay is None else find(settings.replay) / ASK
+        if settings.replay is not None and not (source / USED).is_file():
+            raise UserError(f"ask.replay: {settings.replay} has no recorded votes ({ASK}/{USED})")
+        earlier = _earlier(settings, reward) if main and settings.earlier is not None else None
         taste = TASTES["large"]
         person = SimulatedPerson(
             lambda image, _: taste.of(image), taste.temperature, seed=session.run.train.seed
         )
         page = LivePage(
-            folder, PageAddress(port=given.port), person if given.person == "simulated" else None
+            folder,
+            PageAddress(port=settings.port),
+            person if settings.person == "simulated" else None,
         )
         width = len(reward.fitted.head.centre)
         return cls(
@@ -182,9 +184,9 @@ class RunVotes:
 
     @property
     def settings(self) -> AskSettings:
-        given = self.session.run.ask
-        assert given is not None
-        return given
+        settings = self.session.run.ask
+        assert settings is not None
+        return settings
 
     @property
     def folder(self) -> Path:
@@ -215,23 +217,23 @@ class RunVotes:
                 head.model, head.scaled(features), groups, count, seed
             )
         flat = [row for pair in rows for row in pair]
-        own = [prompts[a // group] for a, _ in rows]
-        return AskedPairs(iteration, rows, at_random, own, features[flat])
+        asked_prompts = [prompts[a // group] for a, _ in rows]
+        return AskedPairs(iteration, rows, at_random, asked_prompts, features[flat])
 
     def show(self, pairs: AskedPairs, media: Mapping[int, Samples]) -> None:
         """Put pairs on the page, on the main process. `media` has a sample of each row. Pairs that
         a killed process has shown are gone on with."""
         folder = self.folder / f"{pairs.iteration:06d}"
         mark = hashlib.sha256(np.ascontiguousarray(pairs.features).tobytes()).hexdigest()
-        known = folder / MARK
-        if not known.is_file() or bounded_bytes(known, _MOST_MARK) != mark.encode():
+        mark_file = folder / MARK
+        if not mark_file.is_file() or bounded_bytes(mark_file, _MOST_MARK) != mark.encode():
             if folder.exists():
                 shutil.move(folder, _free(folder))  # of other samples
             self._write(folder, pairs, media)
-            write_whole(known, mark)
+            write_whole(mark_file, mark)
         log = self.page.turn_to(folder, str(pairs.iteration))
         left = sum(len(order) for order in log.plan.turns.values())
-        left -= sum(len(own.given) for own in log.raters.values())
+        left -= sum(len(of_rater.given) for of_rater in log.raters.values())
         if left and self.page.person is None:
             self.session.terminal.say(
                 f"iteration {pairs.iteration}: {left} pairs wait for your vote: {self.page.link} "
@@ -280,9 +282,9 @@ class RunVotes:
                 "rows": asked.rows, "at_random": asked.at_random, "prompts": asked.prompts,
             },
         }  # fmt: skip
-        kept = {**_recorded(self.folder), iteration: line}
+        lines = {**_recorded(self.folder), iteration: line}
         self.folder.mkdir(parents=True, exist_ok=True)
-        texts = [json_text(kept[number], ensure_ascii=False) + "\n" for number in sorted(kept)]
+        texts = [json_text(lines[number], ensure_ascii=False) + "\n" for number in sorted(lines)]
         write_whole(self.folder / USED, "".join(texts))
 
     def use(self, votes: Sequence[UsedVote]) -> None:
@@ -334,14 +336,14 @@ class RunVotes:
     def metrics(self) -> dict[str, float]:
         """Numbers of an iteration's line. `ask/digest` are the first 12 hexadecimal digits of the
         version's digest, as a number."""
-        found = {
+        numbers = {
             "ask/votes": float(len(self.used)),
             "ask/version": float(self.version),
             "ask/digest": float(int(self.digest[:12], 16)),
         }
         if self.used.agreed:
-            found["ask/agreement"] = float(np.mean(self.used.agreed[-WATCHED:]))
-        return found
+            numbers["ask/agreement"] = float(np.mean(self.used.agreed[-WATCHED:]))
+        return numbers
 
     def alarm(self) -> str:
         """The alarm of votes that no longer agree, once; empty without one."""
@@ -383,8 +385,8 @@ class RunVotes:
         self.asked, self.raised = int(state["asked"]), bool(state["raised"])
         self.version = int(state["version"])
         if self.version:
-            given = state["head"]
-            numbers = {k: v.numpy() if isinstance(v, Tensor) else v for k, v in given.items()}
+            saved_head = state["head"]
+            numbers = {k: v.numpy() if isinstance(v, Tensor) else v for k, v in saved_head.items()}
             centre, scale = numbers.pop("centre"), numbers.pop("scale")
             head = LinearHead(centre, scale, replace(self.start.head.model, **numbers))
             self.version -= 1  # `renew` counts it
@@ -418,25 +420,25 @@ def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
         raise UserError(f"{path} is damaged ({error})") from error
 
 
-def _earlier(given: AskSettings, reward: FittedScores) -> VotedPairs:
+def _earlier(settings: AskSettings, reward: FittedScores) -> VotedPairs:
     """Votes before the run, with the features of its reward."""
-    assert given.earlier is not None
-    path = find(given.earlier)
+    assert settings.earlier is not None
+    path = find(settings.earlier)
     folder = path if path.is_dir() else path.parent
     if (folder / EVENTS).is_file() and (folder / PLAN).is_file():
         write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))
     table = path / "votes.jsonl" if path.is_dir() else path
-    known = load_preferences(table, ReadOptions())
-    gallery = Gallery(known.items)
-    found: list[Float[np.ndarray, " d"]] = []
+    preferences = load_preferences(table, ReadOptions())
+    gallery = Gallery(preferences.items)
+    features: list[Float[np.ndarray, " d"]] = []
     width = len(reward.fitted.head.centre)
-    for at in range(0, len(known.items), CHUNK):
-        samples = gallery.samples(range(at, min(at + CHUNK, len(known.items))))
+    for at in range(0, len(preferences.items), CHUNK):
+        samples = gallery.samples(range(at, min(at + CHUNK, len(preferences.items))))
         for row in range(len(samples.prompts)):
             alone = samples.take([row])
-            there = alone.media[0] is not None
-            found.append(reward.columns.of(alone)[0] if there else np.full(width, np.nan))
-    return voted_pairs(known, np.stack(found))
+            readable = alone.media[0] is not None
+            features.append(reward.columns.of(alone)[0] if readable else np.full(width, np.nan))
+    return voted_pairs(preferences, np.stack(features))
 
 
 def with_asking(session: Session) -> Session:

@@ -23,8 +23,13 @@ def candidate_pairs(groups: Sequence[int]) -> Int[np.ndarray, "k 2"]:
     rows: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
         rows.setdefault(group, []).append(row)
-    found = [(a, b) for own in rows.values() for i, a in enumerate(own) for b in own[i + 1 :]]
-    return np.array(found, dtype=int).reshape(-1, 2)
+    pairs = [
+        (a, b)
+        for of_prompt in rows.values()
+        for i, a in enumerate(of_prompt)
+        for b in of_prompt[i + 1 :]
+    ]
+    return np.array(pairs, dtype=int).reshape(-1, 2)
 
 
 def vote_information(
@@ -113,9 +118,9 @@ def uncertain_pairs(
     """Pairs of which a quarter (at least one) is at random, which come first, and the others are
     the most uncertain. Returns them, and whether each is random."""
     at_random = random_pairs(groups, max(1, round(RANDOM_SHARE * count)), seed)
-    known = {frozenset(pair) for pair in at_random}
+    chosen = {frozenset(pair) for pair in at_random}
     pairs = candidate_pairs(groups)
-    pairs = pairs[[frozenset(pair) not in known for pair in pairs.tolist()]]
+    pairs = pairs[[frozenset(pair) not in chosen for pair in pairs.tolist()]]
     if len(pairs) > MOST_CANDIDATES:
         drawn = np.random.default_rng([*seed, 1]).choice(len(pairs), MOST_CANDIDATES, replace=False)
         pairs = pairs[np.sort(drawn)]

@@ -60,31 +60,31 @@ class SampleCopies:
         row = len(self.planned)
         (self.folder / SAMPLES).mkdir(exist_ok=True)
         whole = prompt.encode("utf-8", "replace").decode()  # halves of a character have no code
-        own = PlannedSample(f"{SAMPLES}/{row:05d}", whole, origin, scores, self._source(source))
+        sample = PlannedSample(f"{SAMPLES}/{row:05d}", whole, origin, scores, self._source(source))
         if isinstance(media, str):
-            own = replace(own, file=own.file + ".txt")
-            (self.folder / own.file).write_text(media, encoding="utf-8", errors="replace")
+            sample = replace(sample, file=sample.file + ".txt")
+            (self.folder / sample.file).write_text(media, encoding="utf-8", errors="replace")
         elif isinstance(media, Tensor) and media.ndim == 3:
-            own = replace(own, file=own.file + ".png")
-            to_pil(media).save(self.folder / own.file, "PNG", compress_level=1)
+            sample = replace(sample, file=sample.file + ".png")
+            to_pil(media).save(self.folder / sample.file, "PNG", compress_level=1)
         elif isinstance(media, Tensor) and media.ndim == 4:
-            own = self._video(own, media, sound)
+            sample = self._video(sample, media, sound)
         else:
             raise UserError(
                 f"vote: {origin} is a tensor, and people vote on images, videos and texts: give "
                 "your model an `image` function that draws its samples"
             )
-        self.planned.append(own)
+        self.planned.append(sample)
         return row
 
-    def _video(self, own: PlannedSample, media: Tensor, sound: Audio | None) -> PlannedSample:
-        seconds, file = shown_seconds(len(media)), own.file
+    def _video(self, sample: PlannedSample, media: Tensor, sound: Audio | None) -> PlannedSample:
+        seconds, file = shown_seconds(len(media)), sample.file
         if sound is not None:
             seconds = sound.waveform.shape[-1] / sound.rate
             save_wav(sound.waveform[0], sound.rate, self.folder / f"{file}.wav")
-            own = replace(own, sound=f"{file}.wav")
+            sample = replace(sample, sound=f"{file}.wav")
         (self.folder / f"{file}.apng").write_bytes(video_bytes(media, seconds))
-        return replace(own, file=f"{file}.apng", frames=len(media), seconds=seconds)
+        return replace(sample, file=f"{file}.apng", frames=len(media), seconds=seconds)
 
     def _source(self, cell: Any) -> str:
         """The copy of an edit's source; the same file for the same source."""
@@ -110,11 +110,11 @@ class SampleCopies:
         image that is edited."""
         rows = []
         for i, (media, prompt) in enumerate(zip(samples.media, samples.prompts, strict=True)):
-            given = samples.meta[i].get(column) if samples.meta else None
-            source = given if isinstance(given, str | bytes | Mapping) else None
+            cell = samples.meta[i].get(column) if samples.meta else None
+            source = cell if isinstance(cell, str | bytes | Mapping) else None
             sound = None if samples.audio is None else samples.audio.take([i])
-            own = {name: column[i] for name, column in scores.items()}
-            rows.append(self.add(media, prompt, origin, own, source, sound))
+            own_scores = {name: column[i] for name, column in scores.items()}
+            rows.append(self.add(media, prompt, origin, own_scores, source, sound))
         return rows
 
 
@@ -158,10 +158,14 @@ def plan_folder(
     return _copied(folder, items, pairs, "folder", source, question)
 
 
-def plan_again(folder: Path, given: Preferences, source: str, question: VoteQuestion) -> VotePlan:
+def plan_again(
+    folder: Path, preferences: Preferences, source: str, question: VoteQuestion
+) -> VotePlan:
     """The plan of votes on the pairs of a preference file."""
-    pairs = list(dict.fromkeys(zip(given.a.tolist(), given.b.tolist(), strict=True)))
-    return _copied(folder, given.items, pairs[: question.votes], "preferences", source, question)
+    pairs = list(dict.fromkeys(zip(preferences.a.tolist(), preferences.b.tolist(), strict=True)))
+    return _copied(
+        folder, preferences.items, pairs[: question.votes], "preferences", source, question
+    )
 
 
 def _copied(
@@ -185,8 +189,8 @@ def _copied(
         edited = edited if isinstance(edited, str) and Path(edited).is_file() else None
         rows[row] = copies.add(media, item.prompt, item.source.name, source=edited)
     whole = [(a, b) for x, y in pairs if (a := rows[x]) is not None and (b := rows[y]) is not None]
-    for why in gallery.broken.values():
-        print(f"left out: {why}")
+    for reason in gallery.broken.values():
+        print(f"left out: {reason}")
     if not whole:
         raise UserError(f"vote: no pair of {source} can be read")
     return plan_pairs(copies, kind, source, whole, question)

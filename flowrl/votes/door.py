@@ -90,11 +90,11 @@ class Door:
         return f"{rater}.{self.sign(f'rater {rater}')}"
 
     def _rater_of(self, token: str) -> str | None:
-        given, found = token.encode(), None
-        for rater, own in self.tokens.items():  # all of them, so that the time says nothing
-            if hmac.compare_digest(own.encode(), given):
-                found = rater
-        return found
+        secret, rater_found = token.encode(), None
+        for rater, of_rater in self.tokens.items():  # all of them, so that the time says nothing
+            if hmac.compare_digest(of_rater.encode(), secret):
+                rater_found = rater
+        return rater_found
 
     def rater(self, cookies: Mapping[str, str]) -> str | None:
         """The rater of a request's cookie; None without a right one."""
@@ -122,8 +122,8 @@ def allowed_host(host: str, bound: str) -> bool:
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
-        own = set[str]() if is_loopback(bound) else {socket.gethostname(), socket.getfqdn()}
-        return name in {"localhost", *(each.lower() for each in own)}
+        names = set[str]() if is_loopback(bound) else {socket.gethostname(), socket.getfqdn()}
+        return name in {"localhost", *(own_name.lower() for own_name in names)}
     return address.is_loopback or not is_loopback(bound)
 
 
@@ -151,14 +151,16 @@ class DoorKeeper:
 
         async def guarded(message: "Message") -> None:
             if message["type"] == "http.response.start":
-                given = message.get("headers", [])
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                kept = [each for each in given if each[0].decode("latin-1") not in HEADERS]
-                message = {**message, "headers": [*kept, *own]}
+                headers = message.get("headers", [])
+                ours = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                theirs = [
+                    header for header in headers if header[0].decode("latin-1") not in HEADERS
+                ]
+                message = {**message, "headers": [*theirs, *ours]}
             await send(message)
 
-        why = self._refusal(scope)
-        app: ASGIApp = self.app if why is None else PlainTextResponse(why, 403)
+        refusal = self._refusal(scope)
+        app: ASGIApp = self.app if refusal is None else PlainTextResponse(refusal, 403)
         await app(scope, receive, guarded)
 
     def _refusal(self, scope: "Scope") -> str | None:

@@ -108,17 +108,19 @@ class FittedReward:
     sentences: tuple[str, ...]
 
 
-def fit_reward_to(given: FitReward) -> FittedReward:
+def fit_reward_to(arguments: FitReward) -> FittedReward:
     """Fit a reward to votes and write its folder with the page. UserError for votes, features or
     images that cannot be used."""
-    if given.out is None:
+    if arguments.out is None:
         raise UserError("fit-reward: name the new folder with --out, such as --out taste")
-    if given.out.exists():
-        raise UserError(f"fit-reward: {given.out} already exists: choose a new folder")
-    sources = feature_sources(given.features)
-    check_specs(parse_specs(given.beside, "--beside"), "--beside")
-    table, consistency = _table(given.votes)
-    choice = ReadOptions(given.layout, images=given.images, columns=column_names(given.columns))
+    if arguments.out.exists():
+        raise UserError(f"fit-reward: {arguments.out} already exists: choose a new folder")
+    sources = feature_sources(arguments.features)
+    check_specs(parse_specs(arguments.beside, "--beside"), "--beside")
+    table, consistency = _table(arguments.votes)
+    choice = ReadOptions(
+        arguments.layout, images=arguments.images, columns=column_names(arguments.columns)
+    )
     preferences = load_preferences(find(str(table)), choice)
     try:
         columns = load_columns(sources)
@@ -138,14 +140,14 @@ def fit_reward_to(given: FitReward) -> FittedReward:
         ),
         columns.rewards,
     )
-    make_output_folder(given.out)
+    make_output_folder(arguments.out)
     try:
-        gallery = Gallery(preferences.items, given.frames)
-        cache = FeatureCache.of(given.out, given.reuse, columns, given.frames)
-        pairs = voted_pairs(preferences, cache.read(gallery, given.chunk))
-        return _fitted(given, table, columns, pairs, consistency)
+        gallery = Gallery(preferences.items, arguments.frames)
+        cache = FeatureCache.of(arguments.out, arguments.reuse, columns, arguments.frames)
+        pairs = voted_pairs(preferences, cache.read(gallery, arguments.chunk))
+        return _fitted(arguments, table, columns, pairs, consistency)
     except BaseException:
-        shutil.rmtree(given.out, ignore_errors=True)  # it did not exist before
+        shutil.rmtree(arguments.out, ignore_errors=True)  # it did not exist before
         raise
 
 
@@ -181,8 +183,8 @@ def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPair
     was shown."""
     prompts = np.array([p.items[row].prompt for row in p.a], dtype=object)
     side = np.array([{"left": 1.0, "right": -1.0}.get(str(row.get("side")), 0.0) for row in p.rows])
-    known = ~np.isnan(features[p.a]).any(1) & ~np.isnan(features[p.b]).any(1)
-    rows = np.flatnonzero(known)
+    readable = ~np.isnan(features[p.a]).any(1) & ~np.isnan(features[p.b]).any(1)
+    rows = np.flatnonzero(readable)
     if not len(rows):
         raise UserError(f"fit-reward: {p.name}: no pair has two samples that can be read")
     chosen = [str(prompts[row]) for row in rows.tolist()]
@@ -203,9 +205,11 @@ class FeatureCache:
     def of(
         cls, folder: Path, earlier: Path | None, columns: FeatureColumns, frames: int
     ) -> "FeatureCache":
-        sources = [[each.name, dict(each.settings), each.digest] for each in columns.sources]
+        sources = [
+            [source.name, dict(source.settings), source.digest] for source in columns.sources
+        ]
         stamp = hashlib.sha256(json.dumps([READER, frames, sources]).encode()).hexdigest()
-        kept: dict[str, Any] = {}
+        rows_kept: dict[str, Any] = {}
         if earlier is not None:
             try:
                 check_file(earlier / STORED_FEATURES)
@@ -214,9 +218,9 @@ class FeatureCache:
                 raise UserError(
                     f"--reuse: {earlier / STORED_FEATURES} cannot be read ({error}): leave it out"
                 ) from error
-            kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
-            print(f"{len(kept)} of {len(stored)} stored features are of these models")
-        return cls(folder / STORED_FEATURES, columns, stamp, kept)
+            rows_kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
+            print(f"{len(rows_kept)} of {len(stored)} stored features are of these models")
+        return cls(folder / STORED_FEATURES, columns, stamp, rows_kept)
 
     def read(self, gallery: Gallery, chunk: int) -> Float[np.ndarray, "n d"]:
         """Features of all samples; NaN where a sample cannot be read. UserError if none can."""
@@ -246,10 +250,10 @@ class FeatureCache:
                     missing.append(place)
         for alike in _by_kind(samples.media, missing):
             try:
-                found = self.columns.of(samples.take(alike))
+                features = self.columns.of(samples.take(alike))
             except ValueError as error:
                 raise UserError(f"fit-reward: {error}") from error
-            for place, vector in zip(alike, found, strict=True):
+            for place, vector in zip(alike, features, strict=True):
                 self.kept[keys[part[place]]] = vector
         for row, key in keys.items():
             rows[row] = self.kept[key]
@@ -268,20 +272,20 @@ def _by_kind(media: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
     """Places of images, of videos and of texts, since a call gets one kind."""
     kinds: dict[int, list[int]] = {}
     for place in places:
-        own = media[place].ndim if isinstance(media[place], Tensor) else 0
-        kinds.setdefault(own, []).append(place)
+        dimensions = media[place].ndim if isinstance(media[place], Tensor) else 0
+        kinds.setdefault(dimensions, []).append(place)
     return list(kinds.values())
 
 
 def _fitted(
-    given: FitReward,
+    arguments: FitReward,
     table: Path,
     columns: FeatureColumns,
     pairs: VotedPairs,
     consistency: str,
 ) -> FittedReward:
     """Fit, measure, and write the folder with its page."""
-    assert given.out is not None
+    assert arguments.out is not None
     choice = choose_ridge(pairs)
     head = LinearHead.fit(pairs, choice.ridge)
     prompts = sorted(set(pairs.prompts))
@@ -292,10 +296,10 @@ def _fitted(
     lines += _trust_sentences(accuracy, curve, prompts)
     if several:
         lines.append(more_votes_sentence(gain_of_doubling(pairs)))
-    label = given.out.name
+    label = arguments.out.name
     record = {
         "votes": {
-            "file": str(given.votes),
+            "file": str(arguments.votes),
             "digest": hashlib.sha256(table.read_bytes()).hexdigest() if table.is_file() else "",
             "pairs": len(pairs.a),
             "prompts": len(prompts),
@@ -309,22 +313,23 @@ def _fitted(
     seen = frozenset(prompt_hash(prompt) for prompt in prompts)
     folder = FittedFolder(columns.sources, head, seen, record)
     values = {"name": label, "lines": lines, "sources": columns.sources, "votes": record["votes"]}
-    folder.write(given.out, str(from_template("fitted.md", values)))
+    folder.write(arguments.out, str(from_template("fitted.md", values)))
     print("\n".join(lines))
     if several:
         held_out = HeldOutScores(columns, held_out_heads(pairs))
         report_rewards(
             EvaluateRewards(
-                dataset=table, rewards=given.beside, layout=given.layout, columns=given.columns,
-                images=given.images, robust=given.robust, chunk=given.chunk, frames=given.frames,
-                level=LEVEL, resamples=DRAWS, out=given.out / "evaluation",
+                dataset=table, rewards=arguments.beside, layout=arguments.layout,
+                columns=arguments.columns, images=arguments.images, robust=arguments.robust,
+                chunk=arguments.chunk, frames=arguments.frames,
+                level=LEVEL, resamples=DRAWS, out=arguments.out / "evaluation",
             ),
             {f"{label}, held-out prompts": held_out},
             lines,
         )  # fmt: skip
-    print(f"in a run: {{name: fitted, path: {given.out}}}")
+    print(f"in a run: {{name: fitted, path: {arguments.out}}}")
     return FittedReward(
-        folder=given.out,
+        folder=arguments.out,
         pairs=len(pairs.a),
         prompts=len(prompts),
         ridge=choice.ridge,

@@ -63,7 +63,7 @@ class RaterVotes:
     undone: set[str] = field(default_factory=set)
 
     def has_given(self, showing: str) -> bool:
-        return any(each.id == showing for each in self.given)
+        return any(vote.id == showing for vote in self.given)
 
 
 @dataclass
@@ -111,20 +111,20 @@ class VoteLog:
     def show(self, rater: str) -> str | None:
         """The id of the rater's present showing, which is logged when it is first shown; None after
         the last turn."""
-        own = self.raters[rater]
-        if own.open is None and len(own.given) < len(self.plan.turns[rater]):
+        votes = self.raters[rater]
+        if votes.open is None and len(votes.given) < len(self.plan.turns[rater]):
             showing = secrets.token_hex(12)
-            turn = len(own.given)
+            turn = len(votes.given)
             self._append({"event": "shown", "id": showing, "rater": rater, "turn": turn})
-        return own.open
+        return votes.open
 
     def vote(self, rater: str, showing: str, verdict: GivenVerdict | None, seconds: float) -> bool:
         """Record a verdict, or a skip if it is None; False if this showing already has one.
         NotShown for an id that is not on the rater's page."""
-        own = self.raters[rater]
-        if own.has_given(showing):
+        votes = self.raters[rater]
+        if votes.has_given(showing):
             return False
-        if showing != own.open:
+        if showing != votes.open:
             raise NotShown("this pair is no longer shown")
         said: dict[str, Any] = {"event": "vote", "verdict": verdict} if verdict else {"event": SKIP}
         seconds = round(min(max(seconds, 0.0), LONGEST_VOTE), 3)
@@ -134,10 +134,10 @@ class VoteLog:
     def undo(self, rater: str, showing: str) -> bool:
         """Take the rater's last vote or skip back; False if it has been. NotShown for another
         id."""
-        own = self.raters[rater]
-        if showing in own.undone:
+        votes = self.raters[rater]
+        if showing in votes.undone:
             return False
-        if not own.given or own.given[-1].id != showing:
+        if not votes.given or votes.given[-1].id != showing:
             raise NotShown("only the last vote can be undone")
         self._append({"event": "undo", "id": showing, "rater": rater})
         return True
@@ -167,27 +167,29 @@ class VoteLog:
 
     def _apply(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        own, showing = self.raters[event["rater"]], event["id"]
+        votes, showing = self.raters[event["rater"]], event["id"]
         if not isinstance(showing, str):
             raise ValueError("an id is a text")
         if kind == "shown":
-            if event["turn"] != len(own.given) or showing in own.shown:
+            if event["turn"] != len(votes.given) or showing in votes.shown:
                 raise ValueError("a pair out of turn")
-            own.shown[showing], own.open = len(own.given), showing
+            votes.shown[showing], votes.open = len(votes.given), showing
         elif kind in ("vote", SKIP):
-            if showing != own.open:
+            if showing != votes.open:
                 raise NotShown("not what was shown")
             verdict = event["verdict"] if kind == "vote" else None
             if verdict is not None and verdict not in VERDICTS:
                 raise ValueError("an unknown verdict")
-            own.given.append(GivenVote(showing, len(own.given), verdict, float(event["seconds"])))
-            own.open = None
+            votes.given.append(
+                GivenVote(showing, len(votes.given), verdict, float(event["seconds"]))
+            )
+            votes.open = None
         elif kind == "undo":
-            if own.given[-1].id != showing:
+            if votes.given[-1].id != showing:
                 raise NotShown("not the last vote")
-            own.given.pop()
-            own.undone.add(showing)
-            own.open = None
+            votes.given.pop()
+            votes.undone.add(showing)
+            votes.open = None
         else:
             raise ValueError("an unknown event")
 
@@ -214,9 +216,9 @@ def forget_rater(folder: Path, rater: str) -> VotePlan:
         raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
     with VoteLog.opened(folder, plan):
         lines = bounded_text(folder / EVENTS, MOST_EVENTS).splitlines(keepends=True)
-        kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
+        lines_kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
         # the events first: a rater without events is one who has not begun
-        write_whole(folder / EVENTS, "".join(kept))
+        write_whole(folder / EVENTS, "".join(lines_kept))
         turns = {name: order for name, order in plan.turns.items() if name != rater}
         plan = replace(plan, turns=turns)
         plan.write(folder)

@@ -104,13 +104,15 @@ class VotePlan:
     def _of(cls, tree: Any) -> "VotePlan":
         if tree["format"] != PLAN_FORMAT:
             raise ValueError(f"format {tree['format']}, not {PLAN_FORMAT}")
-        samples = [PlannedSample(**each) for each in tree["samples"]]
+        samples = [PlannedSample(**sample) for sample in tree["samples"]]
         pairs = [(int(a), int(b)) for a, b in tree["pairs"]]
         turns = {
             str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
-        names = [each.file for each in samples] + [each.source or "x.png" for each in samples]
+        names = [sample.file for sample in samples] + [
+            sample.source or "x.png" for sample in samples
+        ]
         if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
             raise ValueError("a sample of an unknown kind")
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
@@ -135,11 +137,11 @@ def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Showing]]:
     rng = np.random.default_rng([seed, pairs, raters])
     drawn = rng.permutation(pairs).tolist()
     shared = pairs if raters == 1 else math.ceil(SHARED * pairs)
-    found = {}
+    turns = {}
     for rater in range(raters):
-        own = [*drawn[:shared], *drawn[shared + rater :: raters]]
-        found[f"rater-{rater + 1}"] = _order(rng.permutation(own).tolist(), rng)
-    return found
+        of_rater = [*drawn[:shared], *drawn[shared + rater :: raters]]
+        turns[f"rater-{rater + 1}"] = _order(rng.permutation(of_rater).tolist(), rng)
+    return turns
 
 
 def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Showing]:
@@ -152,7 +154,7 @@ def _order(pairs: Sequence[int], rng: np.random.Generator) -> list[Showing]:
     for i in sorted(early.tolist()):
         after = rng.integers(i + LEAST_GAP - 1, count) + 0.5
         placed.append((float(after), Showing(pairs[i], not left[i], True)))
-    return [turn for _, turn in sorted(placed, key=lambda each: each[0])]
+    return [turn for _, turn in sorted(placed, key=lambda place_and_turn: place_and_turn[0])]
 
 
 def pairs_within(groups: Sequence[int], most: int | None, seed: int) -> list[tuple[int, int]]:
@@ -163,9 +165,9 @@ def pairs_within(groups: Sequence[int], most: int | None, seed: int) -> list[tup
         rows.setdefault(group, []).append(row)
     rng = np.random.default_rng([seed, len(groups)])
     columns = []
-    for own in rows.values():
-        every = [(a, b) for i, a in enumerate(own) for b in own[i + 1 :]]
-        columns.append([every[i] for i in rng.permutation(len(every))])
+    for of_prompt in rows.values():
+        pairs_of_prompt = [(a, b) for i, a in enumerate(of_prompt) for b in of_prompt[i + 1 :]]
+        columns.append([pairs_of_prompt[i] for i in rng.permutation(len(pairs_of_prompt))])
     depth = max((len(column) for column in columns), default=0)
-    found = [column[k] for k in range(depth) for column in columns if k < len(column)]
-    return found[:most]
+    in_order = [column[k] for k in range(depth) for column in columns if k < len(column)]
+    return in_order[:most]

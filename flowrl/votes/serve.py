@@ -68,7 +68,7 @@ def _serve(
     door = Door.of(folder, list(log.raters))
     room = VotingRoom(folder, log, door)
     links = {rater: f"{_url(address.host, port)}/?token={t}" for rater, t in door.tokens.items()}
-    done = sum(len(own.given) for own in log.raters.values())
+    done = sum(len(of_rater.given) for of_rater in log.raters.values())
     total = sum(len(order) for order in log.plan.turns.values())
     print(f"{total - done} of {total} showings are left: {folder}")
     if person is None:

@@ -82,12 +82,12 @@ def _frames(file: Path) -> tuple[bytes, ...]:
     """The frames of an image or a video as PNGs."""
     with file.open("rb") as opened:
         media = read_image_or_frames(opened, MOST_VIDEO_FRAMES)
-    found = []
+    frames = []
     for frame in media if media.ndim == 4 else media[None]:
         store = io.BytesIO()
         to_pil(frame).save(store, "PNG", compress_level=1)
-        found.append(store.getvalue())
-    return tuple(found)
+        frames.append(store.getvalue())
+    return tuple(frames)
 
 
 def _part(folder: Path, sample: PlannedSample, part: str) -> MediaPart | None:
@@ -118,20 +118,20 @@ class VotingRoom:
 
     def state(self, rater: str) -> dict[str, Any]:
         """The content of the rater's page now. Nothing in it depends on which sample is which."""
-        log, own = self.log, self.log.raters[rater]
+        log, votes = self.log, self.log.raters[rater]
         showing = log.show(rater)
         tree: dict[str, Any] = {
             "question": log.plan.question,
-            "done": len(own.given),
+            "done": len(votes.given),
             "total": len(log.plan.turns[rater]),
-            "last": own.given[-1].id if own.given else None,
-            "open": None if showing is None else self._open(showing, own.shown[showing], rater),
+            "last": votes.given[-1].id if votes.given else None,
+            "open": None if showing is None else self._open(showing, votes.shown[showing], rater),
         }
         if showing is None and self.goes_on:
             tree |= {"waiting": True, "found": [VOTES_ARE_IN], "last": None}
         elif showing is None:
             tree["found"] = self._answer(rater)
-            tree["others"] = sum(not log.done(each) for each in log.raters)
+            tree["others"] = sum(not log.done(other) for other in log.raters)
         return tree
 
     def turn_to(self, folder: Path, log: VoteLog) -> None:
@@ -174,10 +174,10 @@ class VotingRoom:
 
     def _samples(self, rater: str) -> Mapping[str, PlannedSample]:
         """The samples of the rater's present pair, by side; none between two pairs."""
-        own, plan = self.log.raters[rater], self.log.plan
-        if own.open is None:
+        votes, plan = self.log.raters[rater], self.log.plan
+        if votes.open is None:
             return {}
-        turn = plan.turns[rater][own.shown[own.open]]
+        turn = plan.turns[rater][votes.shown[votes.open]]
         a, b = plan.pairs[turn.pair]
         rows = (a, b) if turn.a_left else (b, a)
         return {side: plan.samples[row] for side, row in zip(SIDES, rows, strict=True)}
@@ -231,10 +231,10 @@ def create_vote_app(room: VotingRoom, bound: str) -> "FastAPI":
     @app.get("/media/{media}/{part}")
     async def media(media: str, request: Request, part: str = "") -> Response:
         rater = room.door.rater(request.cookies)
-        found = None if rater is None else room.media_part(rater, media, part)
-        if found is None:
+        content = None if rater is None else room.media_part(rater, media, part)
+        if content is None:
             return Response("not shown at present", 404)
-        return Response(found.content, media_type=found.kind)
+        return Response(content.content, media_type=content.kind)
 
     return app
 
@@ -261,12 +261,12 @@ def _add_pages(app: "FastAPI", room: VotingRoom) -> None:
 
     @app.get("/")
     async def start(request: Request, token: str = "") -> Response:
-        known = room.door.rater(request.cookies) is not None
+        is_rater = room.door.rater(request.cookies) is not None
         if token and room.door.knows(token):
             return page("begin", token=token)
         if token:
-            return RedirectResponse("/", 303) if known else page("used", 403)
-        return page("vote") if known else page("closed", 401)
+            return RedirectResponse("/", 303) if is_rater else page("used", 403)
+        return page("vote") if is_rater else page("closed", 401)
 
     @app.post("/begin")
     async def begin(request: Request) -> Response:
@@ -360,5 +360,5 @@ def _closed() -> Any:
 def _full(error: OSError) -> Any:
     from fastapi.responses import JSONResponse
 
-    why = str(error.strerror or error).lower()
-    return JSONResponse({"detail": f"not recorded: {why}; it is tried again"}, 507)
+    reason = str(error.strerror or error).lower()
+    return JSONResponse({"detail": f"not recorded: {reason}; it is tried again"}, 507)

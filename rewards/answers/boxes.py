@@ -47,8 +47,8 @@ def _closing(text: str) -> int | None:
 
 
 def last_box(text: str) -> str | None:
-    found = list(boxes(text))
-    return found[-1] if found else None
+    contents = list(boxes(text))
+    return contents[-1] if contents else None
 
 
 def last_answer(text: str, boxed: bool) -> str | None:
@@ -178,8 +178,8 @@ def _matrix(match: re.Match[str]) -> str:
 
 def other_base(answer: str, right: str) -> bool:
     """Whether both name a base, as in 25_8, and differ: parsers read the digits alone."""
-    found = [_BASED.fullmatch(simplified(one).replace(" ", "")) for one in (answer, right)]
-    return all(found) and len({(match[1], int(match[2])) for match in found if match}) > 1
+    matches = [_BASED.fullmatch(simplified(one).replace(" ", "")) for one in (answer, right)]
+    return all(matches) and len({(match[1], int(match[2])) for match in matches if match}) > 1
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -38,35 +38,35 @@ class Tests:
     imports: bool = False
 
 
-def read_tests(given: Any, function: str | None = None) -> Tests:
+def read_tests(value: Any, function: str | None = None) -> Tests:
     """Read the tests from a cell. `function`: the one that pairs of arguments and a result are
     about, where the tests do not name it. ValueError if the cell has no tests or another form."""
-    if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
-        given = _loaded(given)
-    if isinstance(given, str) and _PACKED.fullmatch(given):
-        given = json.loads(_unpacked(given))
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys():
-        return _columns(given)
-    if isinstance(given, Mapping) and {"input", "output"} <= given.keys():
-        lists = all(isinstance(given[name], list | tuple) for name in ("input", "output"))
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        value = _loaded(value)
+    if isinstance(value, str) and _PACKED.fullmatch(value):
+        value = json.loads(_unpacked(value))
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, Mapping) and {"inputs", "outputs"} <= value.keys():
+        return _columns(value)
+    if isinstance(value, Mapping) and {"input", "output"} <= value.keys():
+        lists = all(isinstance(value[name], list | tuple) for name in ("input", "output"))
         return (
-            _columns({f"{name}s": given[name] for name in given})
+            _columns({f"{name}s": value[name] for name in value})
             if lists
-            else _pairs([given], function)
+            else _pairs([value], function)
         )
-    if not isinstance(given, Sequence) or not given:
+    if not isinstance(value, Sequence) or not value:
         raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
-    if all(isinstance(test, str) for test in given):
-        python = tuple(_of_python(test, function) for test in given)
+    if all(isinstance(test, str) for test in value):
+        python = tuple(_of_python(test, function) for test in value)
         if all(_only_defines(test) for test in python):
             raise ValueError(
                 "the tests define functions or classes and call none, so every program would pass"
             )
         return Tests(python=python, imports="Solution()" in "".join(python))
-    if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
-        return _pairs(given, function)
+    if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in value):
+        return _pairs(value, function)
     raise ValueError("tests must be all Python, or all {input, output}")
 
 
@@ -84,10 +84,10 @@ def _unpacked(text: str) -> str:
         data = packed.decompress(base64.b64decode(text), _MOST_BYTES)
         if packed.unconsumed_tail:
             raise ValueError(f"the packed tests have more than {_MOST_BYTES // 2**20} MiB")
-        found = _Texts(io.BytesIO(data)).load()
+        content = _Texts(io.BytesIO(data)).load()
     except (zlib.error, binascii.Error, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(f"the packed tests are damaged: {error}") from error
-    return str(found)
+    return str(content)
 
 
 def _loaded(text: str) -> Any:
@@ -102,13 +102,13 @@ def _loaded(text: str) -> Any:
         return text
 
 
-def _columns(given: Mapping[str, Any]) -> Tests:
-    inputs, outputs = given["inputs"], given["outputs"]
+def _columns(columns: Mapping[str, Any]) -> Tests:
+    inputs, outputs = columns["inputs"], columns["outputs"]
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     if not inputs:
         raise ValueError("inputs and outputs are empty, so every program would pass")
-    name = given.get("fn_name") or given.get("func_name")
+    name = columns.get("fn_name") or columns.get("func_name")
     if name is None:
         return Tests(
             pairs=tuple((_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True))
@@ -118,10 +118,10 @@ def _columns(given: Mapping[str, Any]) -> Tests:
     return Tests(python=python, imports=True)
 
 
-def _pairs(given: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
-    kinds = {str(test.get("testtype") or "stdin") for test in given}
+def _pairs(pairs: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
+    kinds = {str(test.get("testtype") or "stdin") for test in pairs}
     if kinds == {"stdin"}:
-        return Tests(pairs=tuple((_text(test["input"]), _text(test["output"])) for test in given))
+        return Tests(pairs=tuple((_text(test["input"]), _text(test["output"])) for test in pairs))
     if kinds != {"functional"}:
         raise ValueError(f"testtype must be stdin or functional for all, not {sorted(kinds)}")
     if not function:
@@ -130,7 +130,7 @@ def _pairs(given: Sequence[Mapping[str, Any]], function: str | None) -> Tests:
             "has it with `function` (LiveCodeBench: metadata or starter_code)"
         )
     python = []
-    for test in given:
+    for test in pairs:
         lines = [line for line in str(test["input"]).split("\n") if line.strip()]
         arguments, wanted = [json.loads(line) for line in lines], json.loads(str(test["output"]))
         python.append(_call(function, arguments, wanted, False))
@@ -142,10 +142,10 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _arguments(given: Any) -> list[Any]:
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"inputs of a function must be lists of arguments, not {given!r:.40}")
-    return [_numbered(one) for one in given]
+def _arguments(arguments: Any) -> list[Any]:
+    if not isinstance(arguments, list | tuple):
+        raise ValueError(f"inputs of a function must be lists of arguments, not {arguments!r:.40}")
+    return [_numbered(one) for one in arguments]
 
 
 def _numbered(value: Any) -> Any:
@@ -202,19 +202,19 @@ def _written(value: Any) -> Any:
     return value
 
 
-def function_name(given: Any) -> str | None:
+def function_name(value: Any) -> str | None:
     """The function that a row is about: its name (also as `Solution().name`), JSON or a table with
     `func_name` or `fn_name`, or code that begins the program, whose only function counts (in a
     class, its first method)."""
-    if isinstance(given, Mapping):
-        return given.get("func_name") or given.get("fn_name")
-    if not isinstance(given, str) or not given.strip():
+    if isinstance(value, Mapping):
+        return value.get("func_name") or value.get("fn_name")
+    if not isinstance(value, str) or not value.strip():
         return None
-    if method := re.fullmatch(r"(?:Solution\(\)\.)?([A-Za-z_]\w*)", given.strip()):
+    if method := re.fullmatch(r"(?:Solution\(\)\.)?([A-Za-z_]\w*)", value.strip()):
         return method[1]
-    if given.lstrip().startswith("{"):
-        return function_name(json.loads(given))
-    return _first_function(given)
+    if value.lstrip().startswith("{"):
+        return function_name(json.loads(value))
+    return _first_function(value)
 
 
 def _first_function(code: str) -> str | None:
@@ -279,8 +279,8 @@ def _calls_of_class(part: ast.ClassDef) -> str:
     if "TestCase" in bases:  # `debug` raises what fails
         return "".join(f"\n{part.name}({name!r}).debug()" for name in tests)
     setup = "setup_method" in names
-    made = f"\nexample = {part.name}()" + ("\nexample.setup_method()" if setup else "")
-    return "".join(f"{made}\nexample.{name}()" for name in tests)
+    setup_code = f"\nexample = {part.name}()" + ("\nexample.setup_method()" if setup else "")
+    return "".join(f"{setup_code}\nexample.{name}()" for name in tests)
 
 
 def _only_defines(test: str) -> bool:

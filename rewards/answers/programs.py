@@ -21,20 +21,20 @@ class Block:
 def fenced_blocks(text: str) -> list[Block]:
     """All closed blocks in order. They may stand in a list, where they are indented; the content
     loses what its fence is indented by. Lines may end with CRLF."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     fence, language, indent, lines = "", "", 0, list[str]()
     for line in text.replace("\r\n", "\n").split("\n"):
         if fence:
             if _closes(line, fence):
                 content = "".join(f"{one}\n" for one in lines)
-                found.append(Block(language, textwrap.dedent(content) if indent else content))
+                blocks.append(Block(language, textwrap.dedent(content) if indent else content))
                 fence, lines = "", []
             else:
                 lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
         elif (opens := _OPENS.match(line)) and not ("`" in opens[2] and "`" in opens[4]):
             before, fence, language = opens[1], opens[2], opens[3].lower()
             indent = len(before)
-    return found
+    return blocks
 
 
 def _closes(line: str, fence: str) -> bool:

@@ -34,69 +34,75 @@ class ByRow:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
         rows, n = self._rows(samples.prompts, samples.meta), len(samples.prompts)
-        found = RewardScores.nowhere(n)
+        scores = RewardScores.nowhere(n)
         if self.otherwise is not None and self.otherwise != "abstain":
-            found.values.fill_(self.otherwise)
-            found.applies.fill_(True)
-        for value, some in rows.items():
-            own = reward_scores(value, self.rewards[value], samples.take(some))
+            scores.values.fill_(self.otherwise)
+            scores.applies.fill_(True)
+        for value, rows_of_value in rows.items():
+            of_value = reward_scores(value, self.rewards[value], samples.take(rows_of_value))
             weight = self.weights.get(value, 1.0)
-            found.put(some, own._replace(values=own.values * weight))
-            known = own.values[~own.values.isnan()]
+            scores.put(rows_of_value, of_value._replace(values=of_value.values * weight))
+            numbers = of_value.values[~of_value.values.isnan()]
             past = self.seen.get(value, [0.0, 0.0])
-            self.seen[value] = [past[0] + float(known.sum()), past[1] + len(known)]
-        return found.plain
+            self.seen[value] = [past[0] + float(numbers.sum()), past[1] + len(numbers)]
+        return scores.plain
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError for a row without a reward, or with a reward that cannot score it."""
-        for value, some in self._rows(prompts, meta).items():
+        for value, rows_of_value in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, ChecksPrompts):
-                reward.check_prompts([prompts[i] for i in some], [meta[i] for i in some])
+                reward.check_prompts(
+                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
+                )
 
     def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
         """The answer of each row's reward; unknown for a reward that has none."""
-        found = [Winnable("unknown")] * len(prompts)
-        for value, some in self._rows(prompts, meta).items():
+        answers_by_row = [Winnable("unknown")] * len(prompts)
+        for value, rows_of_value in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, KnowsWinnable):
-                answers = reward.winnable([prompts[i] for i in some], [meta[i] for i in some])
-                for row, one in zip(some, answers, strict=True):
-                    found[row] = one
-        return found
+                answers = reward.winnable(
+                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
+                )
+                for row, one in zip(rows_of_value, answers, strict=True):
+                    answers_by_row[row] = one
+        return answers_by_row
 
     def answer_keys(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> list[str | None]:
         """The key of each row's reward."""
-        found: list[str | None] = [None] * len(prompts)
-        for value, some in self._rows(prompts, meta).items():
+        keys_by_row: list[str | None] = [None] * len(prompts)
+        for value, rows_of_value in self._rows(prompts, meta).items():
             reward = self.rewards[value]
             if isinstance(reward, KnowsSlowly):
-                keys = reward.answer_keys([prompts[i] for i in some], [meta[i] for i in some])
-                for row, key in zip(some, keys, strict=True):
-                    found[row] = key
-        return found
+                keys = reward.answer_keys(
+                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
+                )
+                for row, key in zip(rows_of_value, keys, strict=True):
+                    keys_by_row[row] = key
+        return keys_by_row
 
     def report(self) -> dict[str, float]:
         """Mean score of each value of the column, before its weight, and the reports of its
         reward."""
-        found = {value: total / count for value, (total, count) in self.seen.items() if count}
+        means = {value: total / count for value, (total, count) in self.seen.items() if count}
         self.seen.clear()
         for value, reward in self.rewards.items():
             if isinstance(reward, Reports):
-                found |= {f"{value}/{name}": number for name, number in reward.report().items()}
-        return found
+                means |= {f"{value}/{name}": number for name, number in reward.report().items()}
+        return means
 
     def _rows(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> dict[str, list[int]]:
         """The rows per value that has a reward."""
-        found: dict[str, list[int]] = {}
+        rows_by_value: dict[str, list[int]] = {}
         for row, columns in enumerate(meta or [{} for _ in prompts]):
             value = str(cell(columns, self.column))
             if value in self.rewards:
-                found.setdefault(value, []).append(row)
+                rows_by_value.setdefault(value, []).append(row)
             elif self.otherwise is None:
                 raise ValueError(
                     f"by_row: row {row + 1} (prompt {prompts[row][:60]!r}) has {value!r} in the "
@@ -104,7 +110,7 @@ class ByRow:
                     "add one, or set `otherwise` to the score of such rows, or to "
                     "`abstain` if other rewards score them"
                 )
-        return found
+        return rows_by_value
 
 
 def load(

@@ -49,8 +49,10 @@ class Centred:
         if len(rows) == 0:
             return unscored
         cells = [cell(samples.meta[row], self.column) for row in first.values()]
-        given = read_references("reference", cells) if kind == "image" else map(str, cells)
-        media: Sequence[Any] = list(given)
+        reference_media = (
+            read_references("reference", cells) if kind == "image" else map(str, cells)
+        )
+        media: Sequence[Any] = list(reference_media)
         references = Samples(
             media,
             [prompt for prompt, _ in first],
@@ -60,11 +62,11 @@ class Centred:
         place = {key: at for at, key in enumerate(first)}
         at = torch.tensor([place[key] for key in keys if key is not None])
         baseline = reward_scores("reference", self.reward, references)
-        own = reward_scores("reward", self.reward, samples.take(rows))
-        found = RewardScores(unscored, torch.ones(len(keys), dtype=torch.bool))
-        gain = own.values - baseline.values[at]
-        found.put(rows, RewardScores(gain, own.applies & baseline.applies[at]))
-        return found.plain
+        of_samples = reward_scores("reward", self.reward, samples.take(rows))
+        scores = RewardScores(unscored, torch.ones(len(keys), dtype=torch.bool))
+        gain = of_samples.values - baseline.values[at]
+        scores.put(rows, RewardScores(gain, of_samples.applies & baseline.applies[at]))
+        return scores.plain
 
 
 def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, Hashable] | None:

@@ -34,15 +34,15 @@ class Clap:
         wave = resampled(audio.mono.detach().cpu(), audio.rate, rate)
         wave = wave[:, : int(self.extractor.max_length_s * rate)]
         parts = zip(wave.split(self.batch), _cut(samples.prompts, self.batch), strict=True)
-        found = [self._sounds(w) * self._texts(list(p)) for w, p in parts]
-        return torch.cat(found).sum(1).double().cpu() if found else torch.zeros(0)
+        products = [self._sounds(w) * self._texts(list(p)) for w, p in parts]
+        return torch.cat(products).sum(1).double().cpu() if products else torch.zeros(0)
 
     def _sounds(self, wave: Float[Tensor, "n t"]) -> Float[Tensor, "n e"]:
-        given = self.extractor(list(wave.numpy()), sampling_rate=self.extractor.sampling_rate,
+        inputs = self.extractor(list(wave.numpy()), sampling_rate=self.extractor.sampling_rate,
             return_tensors="pt")  # fmt: skip
         seen = self.model.audio_model(
-            input_features=given["input_features"].to(self.place.device, self.place.dtype),
-            is_longer=torch.as_tensor(given["is_longer"]).to(self.place.device),
+            input_features=inputs["input_features"].to(self.place.device, self.place.dtype),
+            is_longer=torch.as_tensor(inputs["is_longer"]).to(self.place.device),
         )
         projected = self.model.audio_projection(seen.pooler_output)
         return functional.normalize(projected.float(), dim=-1)

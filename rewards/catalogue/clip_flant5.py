@@ -164,17 +164,19 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
     from accelerate import init_empty_weights
     from transformers import T5Config, T5ForConditionalGeneration
 
-    given = json.loads((folder / "config.json").read_text())
-    if given.get("model_type") != "clip_t5":
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("model_type") != "clip_t5":
         raise ValueError(
-            f"clip_flant5: {folder} has the model type {given.get('model_type')!r}, not clip_t5"
+            f"clip_flant5: {folder} has the model type {config.get('model_type')!r}, not clip_t5"
         )
-    odd = {name: given.get(name) for name in KNOWN_VISION if given.get(name) != KNOWN_VISION[name]}
+    odd = {
+        name: config.get(name) for name in KNOWN_VISION if config.get(name) != KNOWN_VISION[name]
+    }
     if odd:
         raise ValueError(f"clip_flant5: {folder} has {odd}, but only {KNOWN_VISION} is supported")
-    own = {k: v for k, v in given.items() if k != "model_type" and not k.startswith("mm_")}
+    of_t5 = {k: v for k, v in config.items() if k != "model_type" and not k.startswith("mm_")}
     with init_empty_weights(include_buffers=False):
-        model = T5ForConditionalGeneration(T5Config.from_dict(own))
+        model = T5ForConditionalGeneration(T5Config.from_dict(of_t5))
     whole = {name: v for name, v in state.items() if not name.startswith(PROJECTOR)}
     if "shared.weight" in whole:
         whole = dict.fromkeys(TIED_WEIGHTS, whole["shared.weight"]) | whole
@@ -194,13 +196,13 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def projector_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
     """Two linear layers with a GELU between them. ValueError for any other layout."""
-    own = {k.removeprefix(PROJECTOR): v for k, v in state.items() if k.startswith(PROJECTOR)}
-    if set(own) != {"0.weight", "0.bias", "2.weight", "2.bias"}:
-        found = ", ".join(sorted(own)) or "none"
-        raise ValueError(f"clip_flant5: {place}: expected {PROJECTOR}0 and .2, found {found}")
-    first, last = own["0.weight"], own["2.weight"]
+    entries = {k.removeprefix(PROJECTOR): v for k, v in state.items() if k.startswith(PROJECTOR)}
+    if set(entries) != {"0.weight", "0.bias", "2.weight", "2.bias"}:
+        names = ", ".join(sorted(entries)) or "none"
+        raise ValueError(f"clip_flant5: {place}: expected {PROJECTOR}0 and .2, found {names}")
+    first, last = entries["0.weight"], entries["2.weight"]
     layers = nn.Sequential(_linear(first), nn.GELU(), _linear(last))
-    layers.load_state_dict(own)
+    layers.load_state_dict(entries)
     return layers
 
 

@@ -32,8 +32,8 @@ class Clipped:
         return reward_scores("reward", self.reward, samples).mapped(self._within).plain
 
     def _within(self, scores: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        kept = scores.clamp(self.low, self.high)
-        return (kept - self.low) / (self.high - self.low) if self.unit else kept
+        clamped = scores.clamp(self.low, self.high)
+        return (clamped - self.low) / (self.high - self.low) if self.unit else clamped
 
 
 def load(

@@ -95,15 +95,15 @@ def _lines(text: str) -> list[str]:
 def same_output(printed: str, wanted: str) -> bool:
     """Whether a program printed what it should: the same lines but for trailing whitespace, where
     numbers with a fraction are compared as numbers, within 1e-5 of their size (as APPS's judge)."""
-    lines, others = _lines(printed), _lines(wanted)
-    pairs = zip(lines, others, strict=False)
-    return len(lines) == len(others) and all(a == b or _same_numbers(a, b) for a, b in pairs)
+    lines, wanted_lines = _lines(printed), _lines(wanted)
+    pairs = zip(lines, wanted_lines, strict=False)
+    return len(lines) == len(wanted_lines) and all(a == b or _same_numbers(a, b) for a, b in pairs)
 
 
 def _same_numbers(printed: str, wanted: str) -> bool:
-    words, others = printed.split(), wanted.split()
-    pairs = zip(words, others, strict=False)
-    return len(words) == len(others) and all(a == b or _near(a, b) for a, b in pairs)
+    words, wanted_words = printed.split(), wanted.split()
+    pairs = zip(words, wanted_words, strict=False)
+    return len(words) == len(wanted_words) and all(a == b or _near(a, b) for a, b in pairs)
 
 
 def _near(printed: str, wanted: str) -> bool:
@@ -172,17 +172,17 @@ class CodeTests:
         if code is None:
             self._count("without_code")
             return 0.0
-        found = self._run(code, tests)
-        self._count("late", found.late)
-        if found.limits:
-            return self._unjudged(found.limits[0])
-        share = sum(found.passed) / len(found.passed)
+        run = self._run(code, tests)
+        self._count("late", run.late)
+        if run.limits:
+            return self._unjudged(run.limits[0])
+        share = sum(run.passed) / len(run.passed)
         return share if self.kind == "graded" else float(share == 1)
 
-    def _unjudged(self, why: str) -> float:
+    def _unjudged(self, reason: str) -> float:
         self._count("unjudged")
         warnings.warn(
-            f"code_tests: a sample is unscored, since {why}; change the tests of its row",
+            f"code_tests: a sample is unscored, since {reason}; change the tests of its row",
             stacklevel=3,
         )
         return torch.nan
@@ -196,8 +196,8 @@ class CodeTests:
 
     def _pairs(self, code: str, tests: Tests) -> _Verdicts:
         passed, late = list[bool](), 0
-        for given, wanted in tests.pairs:
-            outcome = self.sandbox.run_program(code, given, self.limits)
+        for input_text, wanted in tests.pairs:
+            outcome = self.sandbox.run_program(code, input_text, self.limits)
             late += outcome.code is None
             passed.append(outcome.code == 0 and same_output(outcome.output, wanted))
             if self.kind == "strict" and not passed[-1]:
@@ -215,10 +215,12 @@ class CodeTests:
             raise ValueError(self._no_column)
         tests = self._tests(meta)
         if not any(isinstance(one, Tests) for one in tests):
-            row, why = next((i, one) for i, one in enumerate(tests) if isinstance(one, Unreadable))
+            row, problem = next(
+                (i, one) for i, one in enumerate(tests) if isinstance(one, Unreadable)
+            )
             raise ValueError(
                 f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): "
-                f"{self.columns.column}: {why}"
+                f"{self.columns.column}: {problem}"
             )
         self._warn_of_weak(prompts, tests)
 
@@ -253,16 +255,16 @@ class CodeTests:
             return Winnable("no", f"its tests cannot be read: {tests}")
         if tests is None or not codes:
             return Winnable("unknown")
-        why = ""
+        failure = ""
         for code in codes:
-            found = self._run(code, tests)
-            if all(found.passed):
+            run = self._run(code, tests)
+            if all(run.passed):
                 return Winnable("yes")
-            failed = f"its reference fails test {found.passed.index(False) + 1}" + (
+            failed = f"its reference fails test {run.passed.index(False) + 1}" + (
                 "" if tests.python else " or a later one" if self.kind == "strict" else ""
             )
-            why = why or (found.limits[0] if found.limits else failed)
-        return Winnable("no", why)
+            failure = failure or (run.limits[0] if run.limits else failed)
+        return Winnable("no", failure)
 
     def _warn_of_weak(
         self, prompts: Sequence[str], tests: Sequence[Tests | Unreadable | None]
@@ -294,10 +296,10 @@ class CodeTests:
         column, function = self.columns.column, self.columns.function
         tests: list[Tests | Unreadable | None] = []
         for columns in meta:
-            given = cell(columns, column)
+            value = cell(columns, column)
             try:
                 name = function_name(cell(columns, function)) if function else None
-                tests.append(None if given is None else read_tests(given, name))
+                tests.append(None if value is None else read_tests(value, name))
             except (ValueError, SyntaxError, TypeError) as error:
                 tests.append(Unreadable(error))
         return tests
@@ -331,12 +333,12 @@ def _named(rows: Mapping[int, str], prompts: Sequence[str]) -> str:
     return "; ".join(f"row {r + 1} ({prompts[r][:40]!r}): {rows[r]}" for r in named) + rest
 
 
-def _references(given: Any) -> list[str]:
+def _references(value: Any) -> list[str]:
     """Programs that should win: code, a list of codes or its JSON text; in fences or bare."""
-    if isinstance(given, str) and given.lstrip().startswith("["):
+    if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(json.JSONDecodeError):
-            given = json.loads(given)
-    codes = [given] if isinstance(given, str) else list(given or [])
+            value = json.loads(value)
+    codes = [value] if isinstance(value, str) else list(value or [])
     return [last_program(code) or code for code in codes if str(code).strip()][:MOST_REFERENCES]
 
 
@@ -346,7 +348,7 @@ def _idle_pairs(tests: Tests) -> str | None:
         return None
     if all(not _lines(wanted) for _, wanted in tests.pairs):
         return "prints nothing"
-    same = all(_lines(given) == _lines(wanted) for given, wanted in tests.pairs)
+    same = all(_lines(input_text) == _lines(wanted) for input_text, wanted in tests.pairs)
     return "prints its input" if same else None
 
 

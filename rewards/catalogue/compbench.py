@@ -53,19 +53,21 @@ class CompBench:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "compbench", "image")
         meta = samples.meta or [{}] * len(samples.prompts)
-        own = [self._phrases(p, row) for p, row in zip(samples.prompts, meta, strict=True)]
-        questions = [[f"{phrase}?" for phrase in phrases] for phrases in own]
+        phrases_by_row = [
+            self._phrases(p, row) for p, row in zip(samples.prompts, meta, strict=True)
+        ]
+        questions = [[f"{phrase}?" for phrase in phrases] for phrases in phrases_by_row]
         chances = yes_of_each(self.panel, samples, questions)
-        scores = [math.prod(each) if each else math.nan for each in chances]
+        scores = [math.prod(answers) if answers else math.nan for answers in chances]
         return torch.tensor(scores, dtype=torch.float64)
 
     def _phrases(self, prompt: str, row: Mapping[str, Any]) -> list[str]:
-        given = cell(row, PHRASE_COLUMN)
-        if given is None:
-            given = self.phrases(prompt) if self.phrases is not None else []
-        if not isinstance(given, list):
-            raise ValueError(f"compbench: {PHRASE_COLUMN} must be a list of texts, not {given!r}")
-        return [str(phrase) for phrase in given[:MOST_PHRASES]]
+        phrases = cell(row, PHRASE_COLUMN)
+        if phrases is None:
+            phrases = self.phrases(prompt) if self.phrases is not None else []
+        if not isinstance(phrases, list):
+            raise ValueError(f"compbench: {PHRASE_COLUMN} must be a list of texts, not {phrases!r}")
+        return [str(phrase) for phrase in phrases[:MOST_PHRASES]]
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, for a prompt without noun phrases."""

@@ -53,17 +53,19 @@ class DpgBench:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "dpg_bench", "image")
         n = len(samples.prompts)
-        own = [_questions(samples.meta[row] if samples.meta else {}, row) for row in range(n)]
-        texts = [[str(q["question"]) for q in questions] for questions in own]
-        found = torch.full((n,), torch.nan, dtype=torch.float64)
+        questions_by_row = [
+            _questions(samples.meta[row] if samples.meta else {}, row) for row in range(n)
+        ]
+        texts = [[str(q["question"]) for q in questions] for questions in questions_by_row]
+        scores = torch.full((n,), torch.nan, dtype=torch.float64)
         for row, chances in enumerate(yes_of_each(self.panel, samples, texts)):
             if not chances or any(chance != chance for chance in chances):
                 continue
             yes = [chance > 0.5 for chance in chances]
-            found[row] = sum(dependent(own[row], yes)) / len(yes)
-            for q, answer in zip(own[row], yes, strict=True):
+            scores[row] = sum(dependent(questions_by_row[row], yes)) / len(yes)
+            for q, answer in zip(questions_by_row[row], yes, strict=True):
                 self.tally.add(str(q["tuple"]).partition("(")[0].strip(), float(answer))
-        return found
+        return scores
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, for a prompt without questions."""
@@ -86,8 +88,8 @@ def _questions(row: Mapping[str, Any], number: int) -> list[Question]:
             f"dpg_bench: row {number + 1}: {DPG_COLUMN} must be a list of mappings with "
             f"{sorted(keys)}"
         )
-    known = {q["id"] for q in questions}
-    if lost := [p for q in questions for p in q["parents"] if p != NO_PARENT and p not in known]:
+    numbers = {q["id"] for q in questions}
+    if lost := [p for q in questions for p in q["parents"] if p != NO_PARENT and p not in numbers]:
         raise ValueError(
             f"dpg_bench: row {number + 1}: a question depends on the id {lost[0]}, which no "
             "question has"

@@ -85,23 +85,23 @@ def adapters(folder: Path) -> list[tuple[dict[str, Tensor], float]]:
     """Read each tower's adapter: its entries `blocks....A` and `.B`, and alpha / r."""
     whole = folder / "ensemble_lora"
     places = [whole] * 3 if whole.is_dir() else [folder / f"{name}_lora" for name in TOWERS]
-    found = []
+    pairs = []
     for number, place in enumerate(places):
         files = [place / name for name in ("adapter_model.safetensors", "adapter_model.bin")]
-        there = [file for file in files if file.is_file()]
-        if not there or not (place / "adapter_config.json").is_file():
+        present = [file for file in files if file.is_file()]
+        if not present or not (place / "adapter_config.json").is_file():
             raise ValueError(f"dreamsim: {place} is not a folder with an adapter")
         config = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))
         scale = float(config["lora_alpha"]) / int(config["r"])
-        own: dict[str, Tensor] = {}
-        for name, value in weights_of_file("dreamsim", there[0]).items():
+        matrices: dict[str, Tensor] = {}
+        for name, value in weights_of_file("dreamsim", present[0]).items():
             match = _ADAPTER.fullmatch(name)
             if match is None:
-                raise ValueError(f"dreamsim: {there[0]} has an unexpected entry {name}")
+                raise ValueError(f"dreamsim: {present[0]} has an unexpected entry {name}")
             if match[1] is None or int(match[1]) == number:
-                own[f"{match[2]}.{match[3]}"] = value.float()
-        found.append((own, scale))
-    return found
+                matrices[f"{match[2]}.{match[3]}"] = value.float()
+        pairs.append((matrices, scale))
+    return pairs
 
 
 def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Placement) -> Tower:
@@ -118,9 +118,10 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
     wanted = vit_entries(blocks_in(state), pre_norm=clip)
     differ = sorted((set(state) ^ wanted) - {"patch_embed.proj.bias"})
     if differ or (projection is None) == clip:
-        what = ", ".join(differ[:4]) or "proj"
+        entries = ", ".join(differ[:4]) or "proj"
         raise ValueError(
-            f"dreamsim: {file} does not hold a ViT's weights: {what} missing or unexpected{way_out}"
+            f"dreamsim: {file} does not hold a ViT's weights: {entries} missing or "
+            f"unexpected{way_out}"
         )
     names = {name.rpartition(".")[0] for name in adapter}
     for name in names:
@@ -143,14 +144,14 @@ def load(
 ) -> Reward:
     """Load the reward. `folder`: the unpacked zip; `dino`: DINO's backbone, if the folder has no
     file for it."""
-    for given in (folder, dino):
-        if given is not None:
-            need(Right.FILES, given, path=Path(given))
+    for path in (folder, dino):
+        if path is not None:
+            need(Right.FILES, path, path=Path(path))
     if not Path(folder).is_dir():
         raise ValueError(f"dreamsim: no such folder: {folder}")
-    kept, own = Path(folder) / BACKBONE, Path(folder) / f"{TOWERS[0]}_pretrain.pth"
+    backbone, published = Path(folder) / BACKBONE, Path(folder) / f"{TOWERS[0]}_pretrain.pth"
     files = [
-        Path(dino) if dino else kept if kept.is_file() else own,
+        Path(dino) if dino else backbone if backbone.is_file() else published,
         *(Path(folder) / f"{name}_pretrain.pth.tar" for name in TOWERS[1:]),
     ]
     towers = tuple(

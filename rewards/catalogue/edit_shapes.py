@@ -96,20 +96,20 @@ def grade_edit(
     if edit.kind != "add" and len(named) != 1:
         return None
     subject = None if edit.kind == "add" else named[0]
-    others, left = [thing for thing in source if thing is not subject], list(result)
-    rest = [_kept(thing, left) for thing in others]
+    unedited, left = [thing for thing in source if thing is not subject], list(result)
+    rest = [_kept(thing, left) for thing in unedited]
     change = _added(edit, left) if subject is None else _changed(edit, subject, left)
-    kept = sum(rest) / len(rest) if rest else 1.0
-    score = 1.0 if kept == 1 else REST_FLOOR + (1 - REST_FLOOR) * kept
+    share = sum(rest) / len(rest) if rest else 1.0
+    score = 1.0 if share == 1 else REST_FLOOR + (1 - REST_FLOOR) * share
     return change * score * EXTRA ** len(left)
 
 
 def _kept(thing: DetectedShape, left: list[DetectedShape]) -> float:
     """Credit for an object that must stay; its match is removed from `left`."""
-    found = _take(thing, left, thing.colour)
-    if found is None:
+    match = _take(thing, left, thing.colour)
+    if match is None:
         return 0.0
-    return _likeness(thing, found, _distance(thing, found) <= SAME_PLACE)
+    return _likeness(thing, match, _distance(thing, match) <= SAME_PLACE)
 
 
 def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape]) -> float:
@@ -117,45 +117,45 @@ def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape])
     if edit.kind == "remove":
         return float(_take(subject, left, subject.colour) is None)
     if edit.kind == "recolour":
-        found = _take(subject, left, edit.to)
-        if found is None:
+        match = _take(subject, left, edit.to)
+        if match is None:
             return 0.0
-        return _likeness(subject, found, _distance(subject, found) <= SAME_PLACE)
-    found = _take(subject, left, subject.colour)
-    if found is None or edit.to is None:
+        return _likeness(subject, match, _distance(subject, match) <= SAME_PLACE)
+    match = _take(subject, left, subject.colour)
+    if match is None or edit.to is None:
         return 0.0
-    dx, dy = found.x - subject.x, found.y - subject.y
+    dx, dy = match.x - subject.x, match.y - subject.y
     towards = DIRECTIONS[edit.to]
     along, aside = dx * towards[0] + dy * towards[1], abs(dx * towards[1] + dy * towards[0])
     moved = min(1.0, max(0.0, (along - SAME_PLACE) / (LEAST_MOVE - SAME_PLACE)))
-    return moved * _likeness(subject, found, aside <= MOST_ASIDE)
+    return moved * _likeness(subject, match, aside <= MOST_ASIDE)
 
 
 def _added(edit: ShapeEdit, left: list[DetectedShape]) -> float:
     """Credit for a requested object; its match is removed from `left`."""
-    own = [thing for thing in left if thing.colour == edit.colour]
-    found = max(own, key=lambda thing: (thing.shape == edit.shape, thing.area), default=None)
-    if found is None:
+    of_colour = [thing for thing in left if thing.colour == edit.colour]
+    match = max(of_colour, key=lambda thing: (thing.shape == edit.shape, thing.area), default=None)
+    if match is None:
         return 0.0
-    left.remove(found)
-    return 1.0 if found.shape == edit.shape else 1 - SHAPE_SHARE
+    left.remove(match)
+    return 1.0 if match.shape == edit.shape else 1 - SHAPE_SHARE
 
 
 def _take(
     thing: DetectedShape, left: list[DetectedShape], colour: str | None
 ) -> DetectedShape | None:
     """Remove and return the nearest object of a colour from `left`."""
-    own = [each for each in left if each.colour == colour]
-    found = min(own, key=lambda each: _distance(thing, each), default=None)
-    if found is not None:
-        left.remove(found)
-    return found
+    of_colour = [shape for shape in left if shape.colour == colour]
+    nearest = min(of_colour, key=lambda shape: _distance(thing, shape), default=None)
+    if nearest is not None:
+        left.remove(nearest)
+    return nearest
 
 
-def _likeness(thing: DetectedShape, found: DetectedShape, placed: bool) -> float:
+def _likeness(thing: DetectedShape, match: DetectedShape, placed: bool) -> float:
     """Share in 0..1 of shape, place and size that are right; exactly 1 if all are."""
-    small, large = sorted((thing.area, found.area))
-    facts = found.shape == thing.shape, placed, small >= SAME_SIZE * large
+    small, large = sorted((thing.area, match.area))
+    facts = match.shape == thing.shape, placed, small >= SAME_SIZE * large
     if all(facts):
         return 1.0
     shares = (SHAPE_SHARE, PLACE_SHARE, SIZE_SHARE)
@@ -188,24 +188,26 @@ class EditShapesReward:
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
         sources = self._sources(samples)
         results = detect(samples.media, self.iou, self.aspect)
-        known: dict[int, list[DetectedShape]] = {}  # samples of a prompt share their source
+        shapes_by_source: dict[
+            int, list[DetectedShape]
+        ] = {}  # samples of a prompt share their source
         scores: list[float] = []
         for source, result, prompt in zip(sources, results, samples.prompts, strict=True):
-            if source is not None and id(source) not in known:
-                (known[id(source)],) = detect(source[None], self.iou, self.aspect)
+            if source is not None and id(source) not in shapes_by_source:
+                (shapes_by_source[id(source)],) = detect(source[None], self.iou, self.aspect)
             edit = parse_edit(prompt)
             if source is None or edit is None:
                 scores.append(float("nan"))
                 continue
-            score = grade_edit(known[id(source)], result, edit)
+            score = grade_edit(shapes_by_source[id(source)], result, edit)
             scores.append(float("nan") if score is None else self._number(score))
         return torch.tensor(scores)
 
     def _sources(self, samples: Samples) -> list[Tensor | None]:
         """The source image [3 h w] of each sample: from its file, or a tensor as it is."""
-        found = [cell(row, self.column) for row in samples.meta]
-        if found and all(isinstance(source, Tensor) for source in found):
-            return found
+        sources = [cell(row, self.column) for row in samples.meta]
+        if sources and all(isinstance(source, Tensor) for source in sources):
+            return sources
         return column_images("edit_shapes", samples, self.column)
 
     def examples(self) -> Samples:

@@ -59,21 +59,23 @@ class EditReward:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "editreward", "image")
         sources = column_images("editreward", samples, self.column)
-        found = torch.full((len(sources),), torch.nan)
-        known = [(row, source) for row, source in enumerate(sources) if source is not None]
-        if not known:
-            return found
+        values = torch.full((len(sources),), torch.nan)
+        rows_with_source = [
+            (row, source) for row, source in enumerate(sources) if source is not None
+        ]
+        if not rows_with_source:
+            return values
         media = items(samples)
-        triples = [(source, media[row], samples.prompts[row]) for row, source in known]
+        triples = [(source, media[row], samples.prompts[row]) for row, source in rows_with_source]
         scores = in_batches(self._both, triples, self.batch)
-        found[[row for row, _ in known]] = {
+        values[[row for row, _ in rows_with_source]] = {
             "mean": scores.mean(1),
             "min": scores.amin(1),
             "sum": scores.sum(1),
             "following": scores[:, 0],
             "quality": scores[:, 1],
         }[self.kind]
-        return found
+        return values
 
     def _both(self, triples: Sequence[tuple[Tensor, Tensor, str]]) -> Float[Tensor, "m 2"]:
         shown = [
@@ -110,8 +112,8 @@ def load(
     """
     need(Right.FILES, checkpoint, path=Path(checkpoint))
     files = [Path(checkpoint) / name for name in ("model.safetensors", "model.pth")]
-    there = [file for file in files if file.is_file()]
-    if not there:
+    present = [file for file in files if file.is_file()]
+    if not present:
         raise ValueError(f"editreward: {checkpoint} has neither model.safetensors nor model.pth")
     folder = model_path(base)
     texts = (
@@ -119,6 +121,6 @@ def load(
         QUALITY_TEXT.read("editreward", "quality", quality),
     )
     backbone, (first, second) = open_scalar_model(
-        "editreward", there[0], folder, HEADS, common.place
+        "editreward", present[0], folder, HEADS, common.place
     )
     return EditReward(backbone, (first, second), texts, kind, column, common.batch)

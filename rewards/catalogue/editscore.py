@@ -52,8 +52,8 @@ _PAIR = re.compile(
 
 def two_scores_in(answer: chat.Completion) -> tuple[float, float]:
     """The two numbers of the last `"score": [a, b]`, 0 to 25, even in JSON with stray quotes."""
-    found = _PAIR.findall(answer.text)
-    pair = tuple(map(float, found[-1])) if found else (-1.0, -1.0)
+    pairs = _PAIR.findall(answer.text)
+    pair = tuple(map(float, pairs[-1])) if pairs else (-1.0, -1.0)
     if not all(0 <= score <= HIGHEST for score in pair):
         raise Unparsable(f"no two scores from 0 to {HIGHEST}")
     return pair[0], pair[1]
@@ -76,18 +76,18 @@ class EditScore:
         expect(samples, "editscore", "image")
         sources = column_images("editscore", samples, self.column)
         rows = [row for row, source in enumerate(sources) if source is not None]
-        found = torch.full((len(sources),), torch.nan, dtype=torch.float64)
+        scores = torch.full((len(sources),), torch.nan, dtype=torch.float64)
         media = items(samples)
-        both: list[Messages] = []
+        of_both: list[Messages] = []
         alone: list[Messages] = []
         for row in rows:
             question = self.following.replace("<instruction>", samples.prompts[row])
-            both.append(self._message(question, [sources[row], media[row]]))
+            of_both.append(self._message(question, [sources[row], media[row]]))
             shown = [sources[row], media[row]] if self.training else [media[row]]
             alone.append(self._message(self.quality, shown))
         if rows:
-            found[rows] = self._scores(both, alone) / (10 if self.training else 1)
-        return found
+            scores[rows] = self._scores(of_both, alone) / (10 if self.training else 1)
+        return scores
 
     def _message(self, question: str, images: Sequence[Any]) -> Messages:
         parts: list[Any] = []
@@ -95,18 +95,18 @@ class EditScore:
             parts += [f"<img{number}>: "] * self.labels + [chat.image_part(image)]
         return chat.user(*parts, question)
 
-    def _scores(self, both: list[Messages], alone: list[Messages]) -> Float[Tensor, " m"]:
+    def _scores(self, of_both: list[Messages], alone: list[Messages]) -> Float[Tensor, " m"]:
         if self.part == "prompt_following":
-            return self._votes(both, lambda success, _: success).nanmean(1)
+            return self._votes(of_both, lambda success, _: success).nanmean(1)
         if self.part == "consistency":
-            return self._votes(both, lambda _, kept: kept).nanmean(1)
+            return self._votes(of_both, lambda _, second: second).nanmean(1)
         quality = self._votes(alone, min)
         if self.part == "quality":
             return quality.nanmean(1)
         if self.part == "average_first":
-            success = self._votes(both, lambda success, _: success)
+            success = self._votes(of_both, lambda success, _: success)
             return (success.nanmean(1) * quality.nanmean(1)).sqrt()
-        return (self._votes(both, min) * quality).sqrt().nanmean(1)
+        return (self._votes(of_both, min) * quality).sqrt().nanmean(1)
 
     def _votes(
         self, about: list[Messages], of: Callable[[float, float], float]

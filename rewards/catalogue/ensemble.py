@@ -56,17 +56,17 @@ def joined_members(
 
     Samples to which the same members apply are joined together.
     """
-    each = [reward_scores(f"member {i}", reward, samples) for i, reward in enumerate(rewards)]
-    values = torch.stack([scores.values for scores in each])
-    applies = torch.stack([scores.applies for scores in each], 1)
-    found = RewardScores.nowhere(len(samples.prompts))
+    members = [reward_scores(f"member {i}", reward, samples) for i, reward in enumerate(rewards)]
+    values = torch.stack([scores.values for scores in members])
+    applies = torch.stack([scores.applies for scores in members], 1)
+    joined_scores = RewardScores.nowhere(len(samples.prompts))
     for pattern in dict.fromkeys(map(tuple, applies.tolist())):
-        some = torch.tensor(pattern)
-        if bool(some.any()):
-            rows = (applies == some).all(1).nonzero()[:, 0]
-            joined = join(values[some][:, rows])
-            found.put(rows, RewardScores(joined, torch.ones(len(rows), dtype=torch.bool)))
-    return found
+        asked = torch.tensor(pattern)
+        if bool(asked.any()):
+            rows = (applies == asked).all(1).nonzero()[:, 0]
+            joined = join(values[asked][:, rows])
+            joined_scores.put(rows, RewardScores(joined, torch.ones(len(rows), dtype=torch.bool)))
+    return joined_scores
 
 
 def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:

@@ -102,14 +102,14 @@ class ExactAnswer:
         if truth is None or form is None:
             return Winnable("unknown")
         right = str(truth)
-        what = f"its {self.column} {right[:60]!r}"
+        subject = f"its {self.column} {right[:60]!r}"
         if not right.strip():
-            return Winnable("no", f"{what} is empty")
+            return Winnable("no", f"{subject} is empty")
         if self._score(form.format(right), row) == 1:
             return Winnable("yes")
         where = next(name for name, text in FIND.items() if text == self.pattern.pattern)
         more = "; math_answer takes the part after ####" if "####" in right else ""
-        return Winnable("no", f"{what} is never what `find: {where}` finds in a text{more}")
+        return Winnable("no", f"{subject} is never what `find: {where}` finds in a text{more}")
 
     @property
     def _form(self) -> str | None:
@@ -119,8 +119,8 @@ class ExactAnswer:
 
     def answers(self, samples: Samples) -> list[Hashable | None]:
         """The answer of each text in canonical form; None if the pattern finds none."""
-        found = [last_match(text, self.pattern) for text in samples.media]
-        return [None if a is None else canonical(a, self.kind) for a in found]
+        matches = [last_match(text, self.pattern) for text in samples.media]
+        return [None if a is None else canonical(a, self.kind) for a in matches]
 
     def examples(self) -> Samples | None:
         """The right answer and a wrong one; None for a pattern from the user."""

@@ -32,13 +32,13 @@ class Gate:
         return {"reward": self.reward, "where": self.where}
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"] | RewardScores:
-        known, applies = reward_scores("where", self.where, samples)
-        floor = torch.full_like(known, self.floor).masked_fill(known.isnan(), torch.nan)
-        found = RewardScores(floor, applies)
-        passed = torch.nonzero(known >= self.above).flatten()
+        values, applies = reward_scores("where", self.where, samples)
+        floor = torch.full_like(values, self.floor).masked_fill(values.isnan(), torch.nan)
+        scores = RewardScores(floor, applies)
+        passed = torch.nonzero(values >= self.above).flatten()
         if len(passed) > 0:
-            found.put(passed, reward_scores("reward", self.reward, samples.take(passed)))
-        return found.plain
+            scores.put(passed, reward_scores("reward", self.reward, samples.take(passed)))
+        return scores.plain
 
 
 def load(reward: Reward, where: Reward, above: float = 0.5, floor: float = 0.0) -> Reward:

@@ -98,9 +98,9 @@ def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detectio
     for thing in sorted(things, key=lambda thing: -thing.score):
         if thing.score <= least:
             break
-        own = by_name.setdefault(coco_class(thing.name), [])
-        if len(own) < MOST_BOXES:
-            own.append(thing)
+        of_class = by_name.setdefault(coco_class(thing.name), [])
+        if len(of_class) < MOST_BOXES:
+            of_class.append(thing)
     return by_name
 
 
@@ -150,9 +150,9 @@ def in_place(
 ) -> bool:
     """Whether every object has the required relation to every object of the named group."""
     relation, group = wanted["position"]
-    others = groups[int(group)]
-    return others is not None and all(
-        relation in relations(thing.box, other.box) for thing in things for other in others
+    other_things = groups[int(group)]
+    return other_things is not None and all(
+        relation in relations(thing.box, other.box) for thing in things for other in other_things
     )
 
 

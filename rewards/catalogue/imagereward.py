@@ -121,8 +121,10 @@ def filled(model: Any, state: Mapping[str, Tensor], prefix: str) -> Any:
     try:
         missing = model.load_state_dict(state, strict=False).missing_keys
     except RuntimeError as error:
-        why = " ".join(str(error).split())[:300]
-        raise ValueError(f"imagereward: the file's {prefix}* entries do not fit: {why}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"imagereward: the file's {prefix}* entries do not fit: {reason}"
+        ) from error
     if missing:
         raise ValueError(
             f"imagereward: the file has no {prefix}* entries for {', '.join(missing[:4])}"

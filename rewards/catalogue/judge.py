@@ -71,8 +71,8 @@ def unread_by_winner(ab: Float[Tensor, " p"], ba: Float[Tensor, " p"]) -> dict[s
     `ab` and `ba`: probabilities that the first sample shown wins; NaN where unread.
     """
     other = torch.cat([1 - ba[ab.isnan()], 1 - ab[ba.isnan()]])  # of the unread order's first
-    found = {"unread_first": (other > 0.5).sum(), "unread_second": (other < 0.5).sum()}
-    return {name: float(count) for name, count in found.items() if count}
+    counts = {"unread_first": (other > 0.5).sum(), "unread_second": (other < 0.5).sum()}
+    return {name: float(count) for name, count in counts.items() if count}
 
 
 @dataclass(frozen=True)

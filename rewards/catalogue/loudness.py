@@ -25,8 +25,8 @@ class Loudness:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         wave = expect_sound(samples, "loudness").waveform.detach().double().cpu()
-        found = decibels(wave.square().flatten(1).mean(1))
-        return found if self.target is None else -(found - self.target).abs()
+        levels = decibels(wave.square().flatten(1).mean(1))
+        return levels if self.target is None else -(levels - self.target).abs()
 
     def examples(self) -> Samples:
         """A tone at the target (a loud one without), and a tone 30 dB below."""

@@ -68,20 +68,20 @@ class MathAnswer:
 
     def _compared(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bool]:
         """Whether the answer of each text is the right answer."""
-        found: dict[tuple[str, str], bool] = {}
+        equal: dict[tuple[str, str], bool] = {}
         asked: list[tuple[tuple[str, str], dict[str, str]]] = []
         for gold, text in pairs:
             answer = last_answer(text, self.find == "boxed")
             right = right_answer(gold)
-            found[gold, text] = answer is not None and (
+            equal[gold, text] = answer is not None and (
                 same_text(answer, right) or same_choice(answer, right)
             )
-            if answer is not None and not found[gold, text] and not other_base(answer, right):
+            if answer is not None and not equal[gold, text] and not other_base(answer, right):
                 asked.append(
                     ((gold, text), {"gold": simplified(right), "text": simplified(answer)})
                 )
         verdicts = self.workers.ask([question for _, question in asked])
-        return found | {
+        return equal | {
             pair: verdict is True for (pair, _), verdict in zip(asked, verdicts, strict=True)
         }
 
@@ -110,8 +110,8 @@ class MathAnswer:
         """The right answers, None where missing."""
         if not meta:
             self.check_prompts(prompts, meta)
-        given = [cell(row, self.column) for row in meta]
-        return [answer_text(gold) for gold in given]
+        golds = [cell(row, self.column) for row in meta]
+        return [answer_text(gold) for gold in golds]
 
     def _empty(self, golds: Sequence[str | None]) -> dict[str, str]:
         """Right answers without anything that a completion could have, or that no completion can
@@ -130,8 +130,8 @@ class MathAnswer:
     def _can_stand(self, right: str) -> bool:
         """Whether a completion with the right answer is read as having it."""
         ways = [rf"\boxed{{{right}}}"] + [f"${right}$"] * (self.find == "any")
-        found = [last_answer(way, self.find == "boxed") for way in ways]
-        return any(one is not None and same_text(one, right) for one in found)
+        answers = [last_answer(way, self.find == "boxed") for way in ways]
+        return any(one is not None and same_text(one, right) for one in answers)
 
     def _lost(self, golds: Sequence[str | None]) -> dict[str, str]:
         """Right answers that no completion can match, each with the reason. All are parsed before
@@ -161,11 +161,11 @@ class MathAnswer:
         texts = {text: last_answer(text, boxed) for text in dict.fromkeys(samples.media)}
         unlike = list(dict.fromkeys(simplified(one) for one in texts.values() if one is not None))
         read = self.workers.ask([{"read": one} for one in unlike])
-        found = dict(zip(unlike, read, strict=True))
+        canonical = dict(zip(unlike, read, strict=True))
         return [
-            None if (own := texts[text]) is None or found[simplified(own)] is None
+            None if (text_form := texts[text]) is None or canonical[simplified(text_form)] is None
             # what is no mathematics votes by its text
-            else found[simplified(own)] or simplified(own)
+            else canonical[simplified(text_form)] or simplified(text_form)
             for text in samples.media
         ]  # fmt: skip
 

@@ -78,9 +78,9 @@ def identity(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) 
     """1 if all frames show the same actors; otherwise the mean partial credit of the frames."""
     wanted = shapes.WantedShapes(tuple((actor.colour, actor.shape) for actor in actors))
     colours = Counter(actor.colour for actor in actors)
-    there = all(Counter(thing.colour for thing in frame) == colours for frame in video)
+    all_present = all(Counter(thing.colour for thing in frame) == colours for frame in video)
     exact = sum(shapes.is_exact(frame, wanted) for frame in video)
-    if there and exact >= STEADY * len(video):
+    if all_present and exact >= STEADY * len(video):
         return 1.0
     credit = sum(shapes.grade_shapes(frame, wanted) for frame in video) / len(video)
     return min(credit, 1 - 1e-6)
@@ -118,8 +118,8 @@ def follow(video: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre
     """Centre of the largest object of a colour in each frame."""
     path: list[Centre | None] = []
     for frame in video:
-        own = [thing for thing in frame if thing.colour == colour]
-        largest = max(own, key=lambda thing: thing.area, default=None)
+        of_colour = [thing for thing in frame if thing.colour == colour]
+        largest = max(of_colour, key=lambda thing: thing.area, default=None)
         path.append(None if largest is None else (largest.x, largest.y))
     return path
 
@@ -137,9 +137,9 @@ def watch(
     size = max(1, CHUNK_SIZE // media[0].numel()) if len(media) else 1
     videos: list[list[list[DetectedShape]]] = []
     for part in media.split(size):
-        found = shapes.detect(part.flatten(0, 1), iou, aspect)
+        shapes_by_frame = shapes.detect(part.flatten(0, 1), iou, aspect)
         frames = media.shape[1]
-        videos += [found[i : i + frames] for i in range(0, len(found), frames)]
+        videos += [shapes_by_frame[i : i + frames] for i in range(0, len(shapes_by_frame), frames)]
     return videos
 
 

@@ -79,8 +79,8 @@ class CrossBlock(nn.Module):
         heads = q.unflatten(-1, (-1, ATTENTION_WIDTH)).transpose(0, 1)
         q = rotated(heads).transpose(0, 1).flatten(1)
         none = torch.zeros(len(k), device=k.device, dtype=k.dtype)
-        own = self.own_out(attended(q, rotated(k), v, none))
-        return image + own + self.own_ff(gated(inner))
+        attention = self.own_out(attended(q, rotated(k), v, none))
+        return image + attention + self.own_ff(gated(inner))
 
 
 def attended(
@@ -162,18 +162,18 @@ class Mps:
 def cross_layers(state: dict[str, Tensor], place: str) -> nn.ModuleList:
     """Build the cross model from a file's entries. ValueError for entries that do not fit."""
     start = f"{CROSS_PART}layers."
-    own = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
-    numbers = sorted({int(name.partition(".")[0]) for name in own})
+    entries = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+    numbers = sorted({int(name.partition(".")[0]) for name in entries})
     layers = nn.ModuleList()
     for number in numbers:
-        given = {k.partition(".")[2]: v for k, v in own.items() if k.startswith(f"{number}.")}
-        given = {k: v for k, v in given.items() if k not in IGNORED}
-        if set(given) != set(NAMES):
-            odd = ", ".join(sorted(set(given) ^ set(NAMES))[:4])
+        weights = {k.partition(".")[2]: v for k, v in entries.items() if k.startswith(f"{number}.")}
+        weights = {k: v for k, v in weights.items() if k not in IGNORED}
+        if set(weights) != set(NAMES):
+            odd = ", ".join(sorted(set(weights) ^ set(NAMES))[:4])
             raise ValueError(f"mps: {place}: the cross model differs from MPS in {odd}")
-        inner, width = given["0.fn.to_q.weight"].shape
-        block = CrossBlock(width, inner, given["0.fn.ff.2.weight"].shape[1])
-        block.load_state_dict({NAMES[name]: value for name, value in given.items()})
+        inner, width = weights["0.fn.to_q.weight"].shape
+        block = CrossBlock(width, inner, weights["0.fn.ff.2.weight"].shape[1])
+        block.load_state_dict({NAMES[name]: value for name, value in weights.items()})
         layers.append(block)
     if not layers:
         raise ValueError(f"mps: {place} has no {start}* entries, unlike MPS")
@@ -184,13 +184,15 @@ def clip_of(state: dict[str, Tensor], folder: str, place: str) -> Any:
     from transformers import CLIPConfig, CLIPModel
 
     model = CLIPModel(CLIPConfig.from_pretrained(folder))
-    own = {k.removeprefix(CLIP_PART): v for k, v in state.items() if k.startswith(CLIP_PART)}
-    own = {k: v for k, v in own.items() if not k.endswith("position_ids")}
+    of_clip = {k.removeprefix(CLIP_PART): v for k, v in state.items() if k.startswith(CLIP_PART)}
+    of_clip = {k: v for k, v in of_clip.items() if not k.endswith("position_ids")}
     try:
-        model.load_state_dict(own)
+        model.load_state_dict(of_clip)
     except RuntimeError as error:
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"mps: the CLIP in {place} is not the one in {folder}: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"mps: the CLIP in {place} is not the one in {folder}: {reason}"
+        ) from error
     return model
 
 

@@ -82,17 +82,17 @@ class Ocr:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         video = expect(samples, "ocr", "image", "video") == "video"
-        found = []
+        scores = []
         for item, prompt in zip(items(samples), samples.prompts, strict=True):
             wanted = quoted(prompt)
             if not wanted:
-                found.append(torch.nan)
+                scores.append(torch.nan)
             elif video:
                 frames = [self.reader(frame) for frame in item[:: self.every]]
-                found.append(score_frames(frames, wanted, self.kind))
+                scores.append(score_frames(frames, wanted, self.kind))
             else:
-                found.append(score_texts(self.reader(item), wanted, self.kind))
-        return torch.tensor(found, dtype=torch.float64)
+                scores.append(score_texts(self.reader(item), wanted, self.kind))
+        return torch.tensor(scores, dtype=torch.float64)
 
     def examples(self) -> Samples:
         """An image of the quoted word, and an image without it."""

@@ -47,12 +47,13 @@ class ProcessReward:
         ]
         reader = readers(cut) if self.causal else list(range(len(cut)))
         read = sorted({*reader}, key=lambda i: sum(map(len, cut[i][1])))
-        found: dict[int, list[float]] = {}
+        verdicts: dict[int, list[float]] = {}
         for start in range(0, len(read), self.batch):
             part = read[start : start + self.batch]
-            found |= zip(part, self._verdicts([cut[i] for i in part]), strict=True)
+            verdicts |= zip(part, self._verdicts([cut[i] for i in part]), strict=True)
         scores = [
-            self._reduced(found[by], len(steps)) for by, (_, steps) in zip(reader, cut, strict=True)
+            self._reduced(verdicts[by], len(steps))
+            for by, (_, steps) in zip(reader, cut, strict=True)
         ]
         return torch.tensor(scores, dtype=torch.float64)
 
@@ -60,16 +61,16 @@ class ProcessReward:
         """One number of the verdicts on a text's first steps; NaN where the last were not read."""
         if len(verdicts) < steps:
             return torch.nan
-        every = torch.tensor(verdicts[:steps], dtype=torch.float64)
+        steps_right = torch.tensor(verdicts[:steps], dtype=torch.float64)
         match self.reduce:
             case "last":
-                return float(every[-1])
+                return float(steps_right[-1])
             case "least":
-                return float(every.min())
+                return float(steps_right.min())
             case "mean":
-                return float(every.mean())
+                return float(steps_right.mean())
             case "product":
-                return float(every.prod())
+                return float(steps_right.prod())
 
     @torch.no_grad()
     def _verdicts(self, rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[list[float]]:
@@ -77,7 +78,7 @@ class ProcessReward:
         the first steps, and another none."""
         encoded = [self._encode(*row) for row in rows]
         most = self.most or max(len(ids) for ids, _ in encoded)
-        places = [[at for at in each if at < most] for _, each in encoded]
+        places = [[at for at in ends if at < most] for _, ends in encoded]
         if not self.causal:
             places = [
                 at if len(ids) <= most else [] for (ids, _), at in zip(encoded, places, strict=True)
@@ -85,11 +86,11 @@ class ProcessReward:
         width = min(most, max(len(ids) for ids, _ in encoded))
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, (own, _) in enumerate(encoded):
-            ids[row, : len(own)], mask[row, : len(own)] = torch.tensor(own[:width]), 1
-        given = {"input_ids": ids, "attention_mask": mask}
-        given = {name: part.to(self.place.device) for name, part in given.items()}
-        shares = self.model(**given).logits.double().softmax(-1)[..., self.label].cpu()
+        for row, (row_ids, _) in enumerate(encoded):
+            ids[row, : len(row_ids)], mask[row, : len(row_ids)] = torch.tensor(row_ids[:width]), 1
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        inputs = {name: part.to(self.place.device) for name, part in inputs.items()}
+        shares = self.model(**inputs).logits.double().softmax(-1)[..., self.label].cpu()
         return [shares[row, at].tolist() for row, at in enumerate(places)]
 
     def _encode(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -120,13 +121,13 @@ def readers(cut: Sequence[tuple[str, tuple[str, ...]]]) -> list[int]:
     steps."""
     longest: dict[tuple[str, tuple[str, ...]], int] = {}
     order = sorted(range(len(cut)), key=lambda i: -len(cut[i][1]))
-    found = [0] * len(cut)
+    read_by = [0] * len(cut)
     for i in order:
         prompt, steps = cut[i]
-        found[i] = longest.setdefault((prompt, steps), i)
+        read_by[i] = longest.setdefault((prompt, steps), i)
         for k in range(1, len(steps)):
-            longest.setdefault((prompt, steps[:k]), found[i])
-    return found
+            longest.setdefault((prompt, steps[:k]), read_by[i])
+    return read_by
 
 
 @torch.no_grad()

@@ -40,10 +40,10 @@ class RemoteReward:
 
     def examples(self) -> Samples | None:
         """Examples of the served reward, if it has any."""
-        known = self.client.get("/examples", EXAMPLE_BYTES)
-        if known is None:
+        examples = self.client.get("/examples", EXAMPLE_BYTES)
+        if examples is None:
             return None
-        return wire.decode_samples(wire.WireSamples.model_validate(known))
+        return wire.decode_samples(wire.WireSamples.model_validate(examples))
 
     def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
         body = wire.encode_samples(samples, self.pictures, self.videos) | more
@@ -77,8 +77,8 @@ class RemoteJudge:
 
 def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> RewardScores:
     """Scores of all requests, in the rows of their parts; NaN for requests that failed."""
-    found = RewardScores.nowhere(sum(map(len, parts)))
-    found.applies.fill_(True)
+    scores = RewardScores.nowhere(sum(map(len, parts)))
+    scores.applies.fill_(True)
 
     def read(ask: Ask, body: Any) -> RewardScores:
         answer = wire.read_scores(body, ask.note["values"])
@@ -88,8 +88,8 @@ def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> RewardSc
 
     for outcome, part in zip(client.ask(asks, read), parts, strict=True):
         if not isinstance(outcome, Failure):
-            found.put(part, outcome)
-    return found
+            scores.put(part, outcome)
+    return scores
 
 
 def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:

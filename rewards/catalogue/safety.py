@@ -141,11 +141,11 @@ def load_tower(model: str, tower: Any, state: dict[str, Tensor]) -> Any:
     def plain(name: str) -> str:
         return name.replace("vision_model.", "")
 
-    there = {plain(n): v for n, v in state.items() if not n.endswith("position_ids")}
+    entries = {plain(n): v for n, v in state.items() if not n.endswith("position_ids")}
     wanted = {plain(name): name for name, _ in tower.named_parameters()}
-    if differ := sorted(set(there) ^ set(wanted)):
+    if differ := sorted(set(entries) ^ set(wanted)):
         raise ValueError(f"safety: {model}: {', '.join(differ[:4])} missing or unexpected")
-    tower.load_state_dict({wanted[name]: value for name, value in there.items()}, strict=False)
+    tower.load_state_dict({wanted[name]: value for name, value in entries.items()}, strict=False)
     return tower
 
 

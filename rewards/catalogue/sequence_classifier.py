@@ -41,10 +41,10 @@ class SequenceClassifier:
         expect(samples, "sequence_classifier", "text")
         rows = [self._encode(*pair) for pair in zip(samples.prompts, samples.media, strict=True)]
         scores = torch.full((len(rows),), torch.nan)
-        kept = [i for i, row in enumerate(rows) if row is not None]
-        kept.sort(key=lambda i: len(rows[i]["input_ids"]))  # type: ignore[index]
-        for start in range(0, len(kept), self.batch):
-            part = kept[start : start + self.batch]
+        readable = [i for i, row in enumerate(rows) if row is not None]
+        readable.sort(key=lambda i: len(rows[i]["input_ids"]))  # type: ignore[index]
+        for start in range(0, len(readable), self.batch):
+            part = readable[start : start + self.batch]
             scores[part] = self._scores([row for i in part if (row := rows[i]) is not None])
         return scores
 
@@ -54,13 +54,13 @@ class SequenceClassifier:
             types = getattr(self.model.config, "type_vocab_size", 0) > 1
             # lists, since an empty text alone is not taken for the second part of a pair
             pair = self.tokenizer([prompt], [text], return_token_type_ids=types, verbose=False)
-            given = {name: ids[0] for name, ids in pair.items()}
+            encoded = {name: ids[0] for name, ids in pair.items()}
         else:
             pairs = zip(("user", "assistant"), (prompt, text), strict=True)
             turns = [{"role": role, "content": content} for role, content in pairs]
             written = templated(self.tokenizer, turns)
-            given = self.tokenizer(written, add_special_tokens=False)
-        row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
+            encoded = self.tokenizer(written, add_special_tokens=False)
+        row = {k: list(v) for k, v in encoded.items() if k in ("input_ids", "token_type_ids")}
         length = len(row["input_ids"])
         if self.most is not None and length > self.most:
             self.met["long"] += 1
@@ -76,16 +76,16 @@ class SequenceClassifier:
         published = config.pad_token_id
         pad = _unused(rows) if published is None else published
         width = max(len(row["input_ids"]) for row in rows)
-        given = {
+        padded = {
             name: [
                 row[name] + [pad * (name == "input_ids")] * (width - len(row[name])) for row in rows
             ]
             for name in rows[0]
         }
-        given["attention_mask"] = [
+        padded["attention_mask"] = [
             [1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows
         ]
-        tensors = {k: torch.tensor(v, device=self.place.device) for k, v in given.items()}
+        tensors = {k: torch.tensor(v, device=self.place.device) for k, v in padded.items()}
         config.pad_token_id = pad  # decoders look for the last token that is not this one
         try:
             logits = self.model(**tensors).logits.float().cpu()
@@ -113,14 +113,14 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
 
     ValueError for a `most` beyond that.
     """
-    known = [getattr(model.config.get_text_config(), "max_position_embeddings", None)]
-    known += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
-    known = [size for size in known if size is not None and size > 0]
-    own = min(known, default=None)
-    if most is not None and (most < 1 or (own is not None and most > own)):
-        room = f"at most {own}" if own is not None else "at least 1"
+    limits = [getattr(model.config.get_text_config(), "max_position_embeddings", None)]
+    limits += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
+    limits = [size for size in limits if size is not None and size > 0]
+    own_limit = min(limits, default=None)
+    if most is not None and (most < 1 or (own_limit is not None and most > own_limit)):
+        room = f"at most {own_limit}" if own_limit is not None else "at least 1"
         raise ValueError(f"sequence_classifier: `most` must be {room} tokens, not {most}")
-    return own if most is None else most
+    return own_limit if most is None else most
 
 
 def label_index(model: Any, label: int | str | None, reward: str = "sequence_classifier") -> int:

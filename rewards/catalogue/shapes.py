@@ -137,11 +137,11 @@ def detect(
     plain = images.detach().cpu().contiguous()
     digest = hashlib.blake2b(plain.view(torch.uint8).numpy().data).digest()
     key = (digest, plain.dtype, plain.shape, iou, aspect)
-    known, found = _LAST.get("found", ((), ()))
-    if known != key:
-        found = tuple(tuple(things) for things in _detect(plain, iou, aspect))
-        _LAST["found"] = key, found
-    return [list(things) for things in found]
+    last_key, shapes = _LAST.get("found", ((), ()))
+    if last_key != key:
+        shapes = tuple(tuple(things) for things in _detect(plain, iou, aspect))
+        _LAST["found"] = key, shapes
+    return [list(things) for things in shapes]
 
 
 _LAST: dict[str, tuple[tuple[Any, ...], tuple[tuple[DetectedShape, ...], ...]]] = {}
@@ -193,11 +193,11 @@ def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
     cross = torch.einsum("nkhw,ck->nchw", images, palette)
     squared = images.square().sum(1, keepdim=True) - 2 * cross
     squared = (squared + palette.square().sum(1)[:, None, None]).numpy()
-    nearest, known = squared.argmin(1), squared.min(1) < NEAR_COLOUR**2
+    nearest, near = squared.argmin(1), squared.min(1) < NEAR_COLOUR**2
     colours = np.arange(len(COLOURS))[:, None, None]
-    planes = known[:, None] & (nearest[:, None] == colours)
+    planes = near[:, None] & (nearest[:, None] == colours)
     # every drawn edge has a thin seam of mixed colour: only a core of 3 x 3 pixels is an object
-    smudge = ndimage.binary_opening(~known, np.ones((1, 3, 3), bool))
+    smudge = ndimage.binary_opening(~near, np.ones((1, 3, 3), bool))
     return np.concatenate([planes, smudge[:, None]], 1)
 
 
@@ -207,8 +207,8 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
         return None
     area, overlaps = mask.sum(), []
     for masks, areas in _templates(height, width):
-        both = (masks & mask).sum((1, 2))
-        overlaps.append((both / (areas + area - both)).max())
+        overlap = (masks & mask).sum((1, 2))
+        overlaps.append((overlap / (areas + area - overlap)).max())
     best = int(np.argmax(overlaps))
     return SHAPES[best] if overlaps[best] >= iou else None
 
@@ -225,7 +225,7 @@ def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
     return along > LEAST_OFFSET and along >= DIAGONAL * abs(across)
 
 
-def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
+def grade_shapes(shapes: Sequence[DetectedShape], wanted: WantedShapes) -> float:
     """Partial credit in 0..1; exactly 1 if the image shows the wanted objects and nothing else.
 
     Each wanted object is matched with one detected object: the same colour and shape for 1, the
@@ -233,7 +233,7 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
     and the relation, which needs both colours, 0.4. Each unmatched object multiplies the score by
     0.7.
     """
-    credit, taken = _match(found, wanted)
+    credit, taken = _match(shapes, wanted)
     score = sum(credit) / len(credit)
     if wanted.relation is not None:
         first, second = taken
@@ -244,15 +244,15 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
             and in_relation(first, second, wanted.relation)
         )
         score = OBJECTS_SHARE * score + (1 - OBJECTS_SHARE) * holds
-    extra = len(found) - sum(thing is not None for thing in taken)
+    extra = len(shapes) - sum(thing is not None for thing in taken)
     return score * EXTRA**extra
 
 
 def _match(
-    found: Sequence[DetectedShape], wanted: WantedShapes
+    shapes: Sequence[DetectedShape], wanted: WantedShapes
 ) -> tuple[list[float], list[DetectedShape | None]]:
     """Credit and matched object of each wanted object; the best matches are made first."""
-    left = list(found)
+    left = list(shapes)
     credit = [0.0] * len(wanted.things)
     taken: list[DetectedShape | None] = [None] * len(wanted.things)
     for worth, colour_counts, shape_counts in (
@@ -270,13 +270,13 @@ def _match(
     return credit, taken
 
 
-def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
+def is_exact(shapes: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
     """Whether objects, colours, shapes and number match, in the wanted relation."""
-    if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
+    if Counter((thing.colour, thing.shape) for thing in shapes) != Counter(wanted.things):
         return False
     if wanted.relation is None:
         return True
-    first, second = found
+    first, second = shapes
     if (first.colour, first.shape) != wanted.things[0]:
         first, second = second, first
     return in_relation(first, second, wanted.relation)
@@ -298,7 +298,7 @@ class ShapesReward:
 
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
         score = grade_shapes if self.kind == "graded" else is_exact
-        found = detect(samples.media, self.iou, self.aspect)
+        shapes = detect(samples.media, self.iou, self.aspect)
         texts = samples.prompts
         if self.column is not None:
             texts = [str(row.get(self.column, "")) for row in samples.meta]
@@ -306,7 +306,7 @@ class ShapesReward:
         return torch.tensor(
             [
                 float("nan") if want is None else float(score(things, want))
-                for things, want in zip(found, wanted, strict=True)
+                for things, want in zip(shapes, wanted, strict=True)
             ]
         )
 

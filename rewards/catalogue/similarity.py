@@ -48,15 +48,15 @@ class Similarity:
         images = read_references("similarity:", cells)
         keys = [reference_key(value) for value in cells]
         pairs = zip(keys, images, strict=True)
-        there = {key: pixels for key, pixels in pairs if pixels is not None}
-        rows = [row for row, key in enumerate(keys) if key in there]
+        pixels_by_key = {key: pixels for key, pixels in pairs if pixels is not None}
+        rows = [row for row, key in enumerate(keys) if key in pixels_by_key]
         if not rows:
             return score
-        shown = [to_pil(pixels) for pixels in there.values()]
+        shown = [to_pil(pixels) for pixels in pixels_by_key.values()]
         references = in_batches(self.embed, shown, self.batch)
-        own = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
-        place = {key: number for number, key in enumerate(there)}
-        score[rows] = (own * references[[place[keys[row]] for row in rows]]).sum(-1)
+        embeddings = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
+        place = {key: number for number, key in enumerate(pixels_by_key)}
+        score[rows] = (embeddings * references[[place[keys[row]] for row in rows]]).sum(-1)
         return score
 
 

@@ -40,8 +40,8 @@ class Smoothness:
             return 1 - middle_error(luma[0:last:2], luma[1:last:2], luma[2 : last + 1 : 2]).mean()
         whole = (video.float().clamp(0, 1) * 255).round() / 255
         last = (len(whole) - 1) // 2 * 2
-        made = (whole[0:last:2] + whole[2 : last + 1 : 2]) / 2
-        return 1 - (made - whole[1:last:2]).abs().mean()
+        between = (whole[0:last:2] + whole[2 : last + 1 : 2]) / 2
+        return 1 - (between - whole[1:last:2]).abs().mean()
 
     def examples(self) -> Samples:
         """A texture that moves in equal steps, and noise."""

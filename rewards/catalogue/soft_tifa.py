@@ -70,20 +70,20 @@ class SoftTifa:
                 about.append(chat.user(*shown, question + ONE_WORD))
                 forms.append(tuple(self._first_token(form) for form in forms_of(question, right)))
         mass, at = self._mass(about, forms), torch.tensor(rows, dtype=torch.long)
-        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        scores = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
         for row in set(rows):
-            own = mass[at == row]
-            found[row] = own.log().mean().exp() if self.geometric else own.mean()
-        return found
+            of_row = mass[at == row]
+            scores[row] = of_row.log().mean().exp() if self.geometric else of_row.mean()
+        return scores
 
     def _mass(self, about: list[Messages], forms: list[tuple[str, ...]]) -> Float[Tensor, " q"]:
         """The probability of each question's forms; questions with equal forms share a call."""
-        found = torch.full((len(about),), torch.nan, dtype=torch.float64)
-        for own in dict.fromkeys(forms):
-            where = [place for place, other in enumerate(forms) if other == own]
-            read = partial(first_token_mass, forms=own)
-            found[where] = self.panel.values([about[p] for p in where], read, SHORT_ANSWER)
-        return found
+        masses = torch.full((len(about),), torch.nan, dtype=torch.float64)
+        for form in dict.fromkeys(forms):
+            where = [place for place, other in enumerate(forms) if other == form]
+            read = partial(first_token_mass, forms=form)
+            masses[where] = self.panel.values([about[p] for p in where], read, SHORT_ANSWER)
+        return masses
 
     def _first_token(self, form: str) -> str:
         ids = self.tokenizer(form, add_special_tokens=False)["input_ids"]

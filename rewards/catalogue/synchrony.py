@@ -31,8 +31,8 @@ class Synchrony:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         audio = expect_sound(samples, "synchrony")
         expect(samples, "synchrony", "video")
-        each = zip(samples.media, audio.mono.detach().double().cpu(), strict=True)
-        return torch.stack([self.score(video, wave, audio.rate) for video, wave in each])
+        tracks = zip(samples.media, audio.mono.detach().double().cpu(), strict=True)
+        return torch.stack([self.score(video, wave, audio.rate) for video, wave in tracks])
 
     def score(self, video: Float[Tensor, "f 3 h w"], wave: Tensor, rate: int) -> Tensor:
         """The score of one sample, from its sound [t]. ValueError for fewer than 4 frames."""
@@ -41,12 +41,12 @@ class Synchrony:
         frames = video.detach().double().cpu()
         change = (frames[1:] - frames[:-1]).abs().flatten(1).mean(1)
         onset, count = onsets(wave, rate, len(frames)), len(change)
-        found = []
+        correlations = []
         for by in range(-self.shift, self.shift + 1):
             low, high = max(0, by), min(count, count + by)
             if high - low >= LEAST - 1:
-                found.append(correlation(change[low - by : high - by], onset[low:high]))
-        return torch.stack(found).amax()
+                correlations.append(correlation(change[low - by : high - by], onset[low:high]))
+        return torch.stack(correlations).amax()
 
     def examples(self) -> Samples:
         """Flashes with clicks at them, and with clicks between them."""

@@ -55,24 +55,24 @@ class Questioner:
         sources = column_images("unified_reward", samples, self.column) if self.column else []
         used = sorted({row for chosen in rows for row in chosen})
         shown = {row: _parts(media[row], kind, count) for row in used}
-        made: list[Messages | None] = []
+        questions: list[Messages | None] = []
         for chosen in rows:
             text = chat.fill(self.question, kind, samples.prompts[chosen[0]])
             parts = [part for row in chosen for part in shown[row]]
             source = sources[chosen[0]] if sources else None
             if source is not None:
                 parts = [chat.image_part(source, JPEG_QUALITY), *parts]
-            made.append(None if self.column and source is None else chat.user(*parts, text))
-        return made
+            questions.append(None if self.column and source is None else chat.user(*parts, text))
+        return questions
 
     def values(self, samples: Samples, rows: Sequence[tuple[int, ...]]) -> Float[Tensor, " q"]:
-        found = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+        scores = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         about = self.messages(samples, rows)
         asked = [place for place, message in enumerate(about) if message is not None]
         if asked:
             whole = [message for message in about if message is not None]
-            found[asked] = self.panel.values(whole, self.read, REQUEST)
-        return found
+            scores[asked] = self.panel.values(whole, self.read, REQUEST)
+        return scores
 
 
 def _parts(item: Tensor, kind: Kind, frames: int) -> list[str | dict[str, Any]]:

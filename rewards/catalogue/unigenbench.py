@@ -54,9 +54,9 @@ def points_in(answer: chat.Completion, size: int) -> list[float]:
 
 
 def _list_in(text: str, tag: str) -> list[Any]:
-    found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    match = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     try:
-        value = ast.literal_eval(found[1].strip()) if found else None
+        value = ast.literal_eval(match[1].strip()) if match else None
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise Malformed from error
     if not isinstance(value, list):
@@ -74,23 +74,25 @@ class UniGenBench:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "unigenbench", "image")
-        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        scores = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
         rows, about, points = [], [], []
         for row, item in enumerate(items(samples)):
-            own, texts = _points(samples.meta[row] if samples.meta else {}, row)
-            if own:
-                question = _question(own, row, self.questions)
-                text = question.fill(samples.prompts[row], own, texts)
+            points_of_row, texts = _points(samples.meta[row] if samples.meta else {}, row)
+            if points_of_row:
+                question = _question(points_of_row, row, self.questions)
+                text = question.fill(samples.prompts[row], points_of_row, texts)
                 about.append(self._message(text, item))
                 rows.append(row)
-                points.append(own)
-        answers = self.panel.lists(about, points_in, [len(own) for own in points], LONG_ANSWER)
-        for row, own, right in zip(rows, points, answers, strict=True):
+                points.append(points_of_row)
+        answers = self.panel.lists(
+            about, points_in, [len(points_of_row) for points_of_row in points], LONG_ANSWER
+        )
+        for row, points_of_row, right in zip(rows, points, answers, strict=True):
             if right:
-                found[row] = sum(right) / len(right)
-                for point, value in zip(own, right, strict=True):
+                scores[row] = sum(right) / len(right)
+                for point, value in zip(points_of_row, right, strict=True):
                     self.tally.add(point, value)
-        return found
+        return scores
 
     def _message(self, text: str, image: Tensor) -> Messages:
         if self.image_first:
@@ -100,9 +102,9 @@ class UniGenBench:
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, for a prompt without test points."""
         for row in range(len(prompts)):
-            own = _points(meta[row] if meta else {}, row)[0]
-            if own:
-                _question(own, row, self.questions)
+            points_of_row = _points(meta[row] if meta else {}, row)[0]
+            if points_of_row:
+                _question(points_of_row, row, self.questions)
             else:
                 raise ValueError(
                     f"unigenbench: row {row + 1} of the prompts has no column {POINTS!r}: "
@@ -129,10 +131,10 @@ def _question(
     for question, odd in zip(questions, unknown, strict=True):
         if not odd:
             return question
-    known = "; or ".join(", ".join(one.definitions) for one in questions)
+    defined = "; or ".join(", ".join(one.definitions) for one in questions)
     raise ValueError(
         f"unigenbench: row {number + 1}: the question does not define the test point "
-        f"{min(unknown, key=len)[0]!r}; it defines {known}: use the file in the prompts' "
+        f"{min(unknown, key=len)[0]!r}; it defines {defined}: use the file in the prompts' "
         "language"
     )
 

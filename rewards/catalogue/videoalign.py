@@ -137,7 +137,7 @@ def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[
     """Weights of the model without its peft wrapping: W = base + scale * B A, in float32."""
     rank = adapter.lora_r
     scale = adapter.lora_alpha / (rank**0.5 if adapter.use_rslora else rank)
-    found: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for name, value in state.items():
         plain = name.removeprefix(WRAPPED)
         if ".lora_A." in plain or ".lora_B." in plain:
@@ -150,8 +150,8 @@ def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[
                     f"videoalign: the adapter of {module} is missing or its rank is not {rank}"
                 )
             value = (value.float() + scale * (b.float() @ a.float())).to(value.dtype)
-        found[plain.replace(".base_layer.", ".")] = value
-    return found
+        merged[plain.replace(".base_layer.", ".")] = value
+    return merged
 
 
 def checkpoint_file(folder: Path) -> Path:
@@ -223,12 +223,17 @@ def load(
     """
     folder = _folder(checkpoint)
     config = config_of(folder)
-    known = config.inference_config
-    if normalise and known is None:
+    constants = config.inference_config
+    if normalise and constants is None:
         raise ValueError(f"videoalign: {folder} has no inference_config; set normalise: false")
     mean, std = (
-        torch.tensor([known[f"{d}_{what}"] if normalise and known else default for d in DIMENSIONS])
-        for what, default in (("mean", 0.0), ("std", 1.0))
+        torch.tensor(
+            [
+                constants[f"{d}_{statistic}"] if normalise and constants else default
+                for d in DIMENSIONS
+            ]
+        )
+        for statistic, default in (("mean", 0.0), ("std", 1.0))
     )
     text = VIDEO_INSTRUCTION.read("videoalign", "instruction", instruction)
     outputs = config.model_config_.output_dim
@@ -236,14 +241,14 @@ def load(
     state = merged_adapter(
         weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config
     )
-    network, others = split_names(state)
-    refuse_others("videoalign", others, VIDEO_HEAD)
-    if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != outputs:
+    network, heads = split_names(state)
+    refuse_others("videoalign", heads, VIDEO_HEAD)
+    if VIDEO_HEAD not in heads or heads[VIDEO_HEAD].shape[0] != outputs:
         raise ValueError(
             f"videoalign: {folder}: {VIDEO_HEAD} should have {outputs} rows, its `output_dim`"
         )
     backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
-    head = others[VIDEO_HEAD].float()
+    head = heads[VIDEO_HEAD].float()
     return VideoAlign(
         backbone=backbone,
         head=head,
@@ -260,8 +265,8 @@ def load(
 def _named_base(name: str) -> str:
     """The base that a checkpoint names, or PUBLISHED_BASE for a folder that is not on this
     machine."""
-    there = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
-    return name if there else PUBLISHED_BASE
+    usable = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
+    return name if usable else PUBLISHED_BASE
 
 
 def _folder(checkpoint: str | None) -> Path:

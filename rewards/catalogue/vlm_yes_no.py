@@ -38,16 +38,16 @@ class YesNo:
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:
         images, prompts = zip(*pairs, strict=True)
-        given = self.processor(
+        inputs = self.processor(
             text=[self._turn(prompt) for prompt in prompts],
             images=[[image] for image in images],
             padding=True,
             add_special_tokens=False,
             return_tensors="pt",
         ).to(self.place.device)
-        given["pixel_values"] = given["pixel_values"].to(self.model.dtype)
-        last = given["attention_mask"].sum(1) - 1
-        logits = self.model(**given).logits[torch.arange(len(pairs)), last].float()
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        last = inputs["attention_mask"].sum(1) - 1
+        logits = self.model(**inputs).logits[torch.arange(len(pairs)), last].float()
         yes, no = (logits[:, token] for token in self.answers)
         return torch.sigmoid(yes - no)
 

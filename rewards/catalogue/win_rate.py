@@ -66,10 +66,12 @@ class Tournament:
     def examples(self) -> Samples | None:
         """Examples of the judge, or of the reward behind it, as one group."""
         source = self.judge.reward if isinstance(self.judge, ByScore) else self.judge
-        known = source.examples() if isinstance(source, Exemplary) else None
-        if known is None:
+        examples = source.examples() if isinstance(source, Exemplary) else None
+        if examples is None:
             return None
-        return Samples(known.media, known.prompts, torch.zeros_like(known.group), known.meta)
+        return Samples(
+            examples.media, examples.prompts, torch.zeros_like(examples.group), examples.meta
+        )
 
 
 def load(

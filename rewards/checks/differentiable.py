@@ -76,4 +76,6 @@ def _over_frames(
     frames = frame_indices(media.shape[1], over.frames)
     rows = [row for row in range(len(media)) for _ in frames]
     scores = inner(media[:, frames].flatten(0, 1), samples.take(rows))
-    return torch.stack([AGGREGATES[over.aggregate](own) for own in scores.split(len(frames))])
+    return torch.stack(
+        [AGGREGATES[over.aggregate](of_sample) for of_sample in scores.split(len(frames))]
+    )

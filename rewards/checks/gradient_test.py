@@ -35,11 +35,14 @@ class Agreement:
     def of(cls, plain: Float[Tensor, " n"], graded: Float[Tensor, " n"]) -> "Agreement":
         """Compare with the plain scores of the same samples; perfect agreement for fewer than
         two."""
-        known = ~plain.isnan()
-        a, b = plain[known].double().cpu(), graded.detach()[known.to(graded.device)].double().cpu()
+        scored = ~plain.isnan()
+        a, b = (
+            plain[scored].double().cpu(),
+            graded.detach()[scored.to(graded.device)].double().cpu(),
+        )
         if len(a) < 2:
             return cls(1.0, 0.0)
-        x, y = (each.argsort(stable=True).argsort().double() for each in (a, b))
+        x, y = (values.argsort(stable=True).argsort().double() for values in (a, b))
         ranks = 1 - 6 * (x - y).square().sum() / (len(a) * (len(a) ** 2 - 1))
         spread = a.std(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
         return cls(float(ranks), float(((a - b).abs() / spread).max()))
@@ -88,15 +91,15 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
             f"reward {name}: `differentiable` does not match the reward's own score: {near} "
             f"(required: at least {RANKS} and at most {LARGEST_GAP:.0%})"
         )
-    some = samples.take(range(SLOPES))
-    media = some.media.clone().requires_grad_()
-    graded = differentiable_scores(name, score, media, some)
+    few = samples.take(range(SLOPES))
+    media = few.media.clone().requires_grad_()
+    graded = differentiable_scores(name, score, media, few)
     if not graded.requires_grad:
         raise ValueError(
             f"reward {name}: `differentiable` has no gradient with respect to the media"
         )
     (slope,) = torch.autograd.grad(graded.sum(), media, allow_unused=True)
-    error = slope_error(score, some, slope)
+    error = slope_error(score, few, slope)
     if not error <= SLOPE:
         raise ValueError(
             f"reward {name}: its gradient differs from finite differences of its scores by "
@@ -111,14 +114,14 @@ def differentiable_scores(
     name: str, score: DifferentiableScore, media: Tensor, samples: Samples
 ) -> Float[Tensor, " n"]:
     """Call a differentiable reward. ValueError, naming it, unless it returns n floats."""
-    found: object = score(media, samples)
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if not isinstance(found, Tensor) or shape != (len(media),) or not found.is_floating_point():
+    result: object = score(media, samples)
+    shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+    if not isinstance(result, Tensor) or shape != (len(media),) or not result.is_floating_point():
         raise ValueError(
             f"reward {name}: `differentiable` must return a float tensor [{len(media)}], not "
             f"{shape}"
         )
-    return found
+    return result
 
 
 def slope_error(score: DifferentiableScore, samples: Samples, slope: Tensor | None) -> float:

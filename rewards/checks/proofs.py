@@ -60,7 +60,7 @@ PROOFS = {
 
 
 def by_basis() -> dict[Basis, list[str]]:
-    found: dict[Basis, list[str]] = {"authors' code run": [], "read": [], "from memory": []}
+    names: dict[Basis, list[str]] = {"authors' code run": [], "read": [], "from memory": []}
     for name, proof in PROOFS.items():
-        found[proof.basis].append(name)
-    return found
+        names[proof.basis].append(name)
+    return names

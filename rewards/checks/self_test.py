@@ -93,8 +93,8 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
         count = math.prod(prompts.shape)
         noise = torch.randn(count, generator=torch.Generator().manual_seed(0))
         signs = 1.0 - 2.0 * (torch.arange(count) % 2)
-        each = [noise, torch.full((count,), 0.5), torch.linspace(0, 1, count), signs]
-        return Samples(torch.stack(each).view(4, *prompts.shape), texts, group, meta)
+        kinds = [noise, torch.full((count,), 0.5), torch.linspace(0, 1, count), signs]
+        return Samples(torch.stack(kinds).view(4, *prompts.shape), texts, group, meta)
     noise = torch.rand(3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
     gradient = torch.linspace(0, 1, _SIDE).expand(3, _SIDE, _SIDE)
     place = torch.arange(_SIDE) // 8
@@ -186,13 +186,13 @@ def _probed(
     for kind in kinds if prompts.kind in ("image", "video") and not one_kind else kinds[:1]:
         samples = probe(kind, prompts)
         try:
-            found = reward_scores(name, reward, samples)
+            scores = reward_scores(name, reward, samples)
         except WrongMedia as error:
             refusal = refusal or str(error)
             continue
-        abstains = not bool(found.applies.all())
+        abstains = not bool(scores.applies.all())
         if once or not abstains:
-            return samples, found.values, abstains
+            return samples, scores.values, abstains
         samples = probe(kind, _applicable(name, reward, prompts, samples))
         return samples, scored(name, reward, samples), abstains
     raise ValueError(refusal)
@@ -206,12 +206,12 @@ def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> 
         rows = [i * len(prompts.texts) // count for i in range(count)][start:][: len(shown.prompts)]
         texts = [prompts.texts[row] for row in rows]
         meta = [prompts.meta[row] for row in rows] if prompts.meta else ()
-        some = replace(shown.take(range(len(rows))), prompts=texts, meta=meta)
-        applies = reward_scores(name, reward, some).applies.tolist()
+        first_rows = replace(shown.take(range(len(rows))), prompts=texts, meta=meta)
+        applies = reward_scores(name, reward, first_rows).applies.tolist()
         if any(applies):
-            kept = [i for i, here in enumerate(applies) if here]
-            their_meta = [meta[i] for i in kept] if meta else ()
-            return replace(prompts, texts=[texts[i] for i in kept], meta=their_meta)
+            rows_applied = [i for i, applied in enumerate(applies) if applied]
+            their_meta = [meta[i] for i in rows_applied] if meta else ()
+            return replace(prompts, texts=[texts[i] for i in rows_applied], meta=their_meta)
     raise Untested(
         f"reward {name}: it applies to none of {count} prompts, spread over all (it returned None "
         "for each), so it is not tested; if it should apply, compare what it asks of a row with "
@@ -237,7 +237,7 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
 def _check_different(
     name: str, scores: Float[Tensor, " n"], samples: Samples, abstains: bool
 ) -> None:
-    known = scores[~scores.isnan()]
+    numbers = scores[~scores.isnan()]
     seen = "noise, a flat colour, a gradient, a chequerboard"
     shown = {
         "text": "texts",
@@ -250,10 +250,10 @@ def _check_different(
         "better one first"
     )
     kind = Untested if abstains else ValueError
-    if len(known) == 0:
+    if len(numbers) == 0:
         raise kind(f"reward {name}: it scores none of {shown}; {way_out}")
-    if _alike(known):
-        raise kind(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
+    if _alike(numbers):
+        raise kind(f"reward {name}: {shown} all score {numbers[0]:.6g}; {way_out}")
 
 
 def _alike(scores: Float[Tensor, " n"]) -> bool:
@@ -298,8 +298,8 @@ def _check_places(name: str, reward: Reward, samples: Samples, noise: float) -> 
 
 def _largest_gap(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
     """The largest difference; infinite if a sample is scored in only one of the two."""
-    both = ~(a.isnan() & b.isnan())
-    return float((a - b).abs().nan_to_num(torch.inf)[both].max()) if both.any() else 0.0
+    scored = ~(a.isnan() & b.isnan())
+    return float((a - b).abs().nan_to_num(torch.inf)[scored].max()) if scored.any() else 0.0
 
 
 def _rounding(scores: Float[Tensor, " n"]) -> float:
@@ -307,8 +307,8 @@ def _rounding(scores: Float[Tensor, " n"]) -> float:
 
 
 def _spread(scores: Float[Tensor, " n"]) -> float:
-    known = scores[~scores.isnan()]
-    return float(known.std(correction=0)) if len(known) else 0.0
+    numbers = scores[~scores.isnan()]
+    return float(numbers.std(correction=0)) if len(numbers) else 0.0
 
 
 def check_sum(
@@ -330,10 +330,13 @@ def check_sum(
     except WrongMedia:
         return
     weight = torch.tensor([weights[name] for name in rewards], dtype=torch.float64)
-    known, total = (scores.values * weight)[scores.complete], scores.totals(weight)[scores.complete]
+    columns, total = (
+        (scores.values * weight)[scores.complete],
+        scores.totals(weight)[scores.complete],
+    )
     if len(total) < 2:
         return
-    spread, left = float(known.std(0, correction=0).max()), float(total.max() - total.min())
+    spread, left = float(columns.std(0, correction=0).max()), float(total.max() - total.min())
     if spread > 0 and left <= _ROUNDING * spread:
         raise ValueError(
             f"rewards {', '.join(rewards)}: they cancel: their weighted sum is {total[0]:.6g} "
@@ -408,10 +411,10 @@ def _beside(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
     """Scores of the samples as one group of a batch that has a second one, of the same samples
     turned around."""
     n = len(samples.prompts)
-    both = samples.take([*range(n), *reversed(range(n))])
-    second = both.group.clone()
+    doubled = samples.take([*range(n), *reversed(range(n))])
+    second = doubled.group.clone()
     second[n:] += int(samples.group.max()) + 1
-    return scored(name, reward, replace(both, group=second))[:n]
+    return scored(name, reward, replace(doubled, group=second))[:n]
 
 
 def _list(scores: Float[Tensor, " n"]) -> str:

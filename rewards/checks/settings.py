@@ -35,14 +35,14 @@ def settings_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def call_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     """Call a function with checked settings; settings of a group become its dataclass."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, parameter in function_parameters(function).items():
         group = _group(parameter)
         if group is not None:
-            given[name] = group(**{k: settings[k] for k in settings if k in settings_of(group)})
+            arguments[name] = group(**{k: settings[k] for k in settings if k in settings_of(group)})
         elif name in settings:
-            given[name] = settings[name]
-    return function(**given)
+            arguments[name] = settings[name]
+    return function(**arguments)
 
 
 def _group(parameter: inspect.Parameter) -> Callable[..., Any] | None:
@@ -104,13 +104,13 @@ def value_of_type(place: str, value: Any, annotation: Any) -> Any:
         raise ValueError(f"{place}: expected {wanted}, not {first['input']!r}") from error
 
 
-def best_guess(wrong: str, known: Iterable[str]) -> str:
+def best_guess(wrong: str, names: Iterable[str]) -> str:
     """The end of a message about a wrong name: a name that was probably meant, or all."""
-    known = list(known)
+    names = list(names)
     letters = re.sub(r"[\W_]", "", wrong.lower())
-    close = [name for name in known if name.replace("_", "") == letters]
-    close = close or [name for name in known if name == NAMES_ELSEWHERE.get(letters)]
-    close = close or difflib.get_close_matches(wrong, known, 1)
+    close = [name for name in names if name.replace("_", "") == letters]
+    close = close or [name for name in names if name == NAMES_ELSEWHERE.get(letters)]
+    close = close or difflib.get_close_matches(wrong, names, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; choose one of {', '.join(known)}" if known else "; there are none"
+    return f"; choose one of {', '.join(names)}" if names else "; there are none"

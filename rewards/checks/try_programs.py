@@ -37,12 +37,12 @@ def _done(run: Any, job: dict[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         if job["tests"]:
-            found = {"passed": sum(run.run_tests(job["code"], job["tests"], limits)[0])}
+            outcome = {"passed": sum(run.run_tests(job["code"], job["tests"], limits)[0])}
         else:
             result = run.run_program(job["code"], "", limits)
-            found = {"output": result.output, "missing": list(result.missing)}
-    said = [str(each.message) for each in warned]
-    return {**found, "seconds": time.monotonic() - began, "warned": said}
+            outcome = {"output": result.output, "missing": list(result.missing)}
+    said = [str(warning.message) for warning in warned]
+    return {**outcome, "seconds": time.monotonic() - began, "warned": said}
 
 
 def _answer(result: dict[str, Any]) -> None:

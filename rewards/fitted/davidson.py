@@ -41,8 +41,8 @@ class _Basis(NamedTuple):
     @classmethod
     def of(cls, x: Differences) -> "_Basis":
         left, sizes, right = np.linalg.svd(x, full_matrices=False)
-        kept = sizes > RANK_TOLERANCE * (sizes[0] if len(sizes) else 0.0)
-        return cls(left[:, kept] * sizes[kept], right[kept].T)
+        large = sizes > RANK_TOLERANCE * (sizes[0] if len(sizes) else 0.0)
+        return cls(left[:, large] * sizes[large], right[large].T)
 
 
 @dataclass(frozen=True)
@@ -188,16 +188,16 @@ class _Objective:
     def hessian(self, theta: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k k"]:
         """Covariance, under the model, of the statistics (m / 2, -m / 2, log nu) of a verdict."""
         p, k = np.exp(self.log_p(theta)), self.design.shape[1]
-        found = np.diag(self.penalty)
+        matrix = np.diag(self.penalty)
         difference = p[:, 0] - p[:, 1]
         by_margin = (p[:, 0] + p[:, 1] - difference**2) / 4
-        found[:k, :k] += self.design.T @ (by_margin[:, None] * self.design)
+        matrix[:k, :k] += self.design.T @ (by_margin[:, None] * self.design)
         if self.votes.tied:
             mixed = self.design.T @ (-p[:, 2] * difference / 2)
-            found[:k, k] += mixed
-            found[k, :k] += mixed
-            found[k, k] += (p[:, 2] * (1 - p[:, 2])).sum()
-        return found
+            matrix[:k, k] += mixed
+            matrix[k, :k] += mixed
+            matrix[k, k] += (p[:, 2] * (1 - p[:, 2])).sum()
+        return matrix
 
 
 def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> VoteModel:

@@ -87,8 +87,8 @@ class LastHidden:
         longest = max(map(len, rows))
         ids = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, own in enumerate(rows):  # after the text, where a causal model does not look
-            ids[row, : len(own)], mask[row, : len(own)] = torch.tensor(own), 1
+        for row, row_ids in enumerate(rows):  # after the text, where a causal model does not look
+            ids[row, : len(row_ids)], mask[row, : len(row_ids)] = torch.tensor(row_ids), 1
         device = self.place.device
         states = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
         last = mask.sum(1) - 1

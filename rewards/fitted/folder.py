@@ -48,10 +48,10 @@ class FeatureSource:
 
     def check(self, reward: FeatureReward) -> None:
         """ValueError for weights with another digest than the recorded one."""
-        if self.digest and self.digest != (found := weights_digest(reward)):
+        if self.digest and self.digest != (digest := weights_digest(reward)):
             raise ValueError(
                 f"features: {self.name}: its weights have changed since the fit (digest "
-                f"{found[:12]}, not {self.digest[:12]}): use the model of the fit, or fit again"
+                f"{digest[:12]}, not {self.digest[:12]}): use the model of the fit, or fit again"
             )
 
 
@@ -98,8 +98,8 @@ class FittedFolder:
         record = {
             "format": FITTED_FORMAT,
             "features": [
-                {"name": each.name, "settings": dict(each.settings), "digest": each.digest}
-                for each in self.sources
+                {"name": source.name, "settings": dict(source.settings), "digest": source.digest}
+                for source in self.sources
             ],
             "reader": READER,
             "head": {
@@ -121,23 +121,23 @@ class FittedFolder:
         """Read a folder. ValueError, which names the file, for anything that `write` does not
         write."""
         record = _record(folder / RECORD)
-        given = record.get("head")
+        head = record.get("head")
         wanted = record.get("features")
         seen = record.get("seen", [])
-        if not isinstance(given, dict) or not isinstance(wanted, list) or not wanted:
+        if not isinstance(head, dict) or not isinstance(wanted, list) or not wanted:
             raise ValueError(f"{folder / RECORD}: it has no features or no head")
-        if not isinstance(seen, list) or not all(isinstance(each, str) for each in seen):
+        if not isinstance(seen, list) or not all(isinstance(prompt, str) for prompt in seen):
             raise ValueError(f"{folder / RECORD}: seen is not a list of hashes")
-        sources = [_source(each, folder / RECORD) for each in wanted]
-        arrays = _arrays(folder / HEAD, str(given.get("digest")))
-        ridge, beta = (_real(given.get(name), name, folder) for name in ("ridge", "left_side"))
-        log_nu = given.get("log_nu")
+        sources = [_source(entry, folder / RECORD) for entry in wanted]
+        arrays = _arrays(folder / HEAD, str(head.get("digest")))
+        ridge, beta = (_real(head.get(name), name, folder) for name in ("ridge", "left_side"))
+        log_nu = head.get("log_nu")
         log_nu = -np.inf if log_nu is None else _real(log_nu, "log_nu", folder)
         if ridge <= 0:
             raise ValueError(f"{folder / RECORD}: ridge must be above 0, not {ridge}")
         model = VoteModel(arrays["weight"], beta, log_nu, ridge, arrays["basis"], arrays["spread"])
-        known = {"format", "features", "reader", "head", "seen"}
-        about = {name: value for name, value in record.items() if name not in known}
+        names = {"format", "features", "reader", "head", "seen"}
+        about = {name: value for name, value in record.items() if name not in names}
         return cls(
             sources, LinearHead(arrays["centre"], arrays["scale"], model), frozenset(seen), about
         )
@@ -147,8 +147,8 @@ class FittedFolder:
         """Digest of the whole reward: its features with their weights, and its head."""
         model = self.head.model
         total = hashlib.sha256()
-        for each in self.sources:
-            total.update(json.dumps([each.name, dict(each.settings), each.digest]).encode())
+        for source in self.sources:
+            total.update(json.dumps([source.name, dict(source.settings), source.digest]).encode())
         for array in (self.head.centre, self.head.scale, model.weight):
             total.update(np.ascontiguousarray(array, np.float64).tobytes())
         return total.hexdigest()
@@ -157,22 +157,22 @@ class FittedFolder:
 def fitted_path(path: str) -> Path:
     """A folder as given, or below the project's folder, as those that come with flowrl. ValueError
     if it is not one of a fitted reward."""
-    near, own = Path(path).expanduser(), _PROJECT / path
-    found = near if near.is_dir() or not own.is_dir() else own
-    if not (found / RECORD).is_file():
+    near, ours = Path(path).expanduser(), _PROJECT / path
+    chosen = near if near.is_dir() or not ours.is_dir() else ours
+    if not (chosen / RECORD).is_file():
         raise ValueError(
             f"{path} is not the folder of a fitted reward: it has no {RECORD}; "
             "`flowrl fit-reward votes.jsonl --out NAME` writes one"
         )
-    return found
+    return chosen
 
 
 def _record(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_RECORD:
             raise ValueError(f"more than {MOST_RECORD} bytes")
-        if what := damage_of(path):
-            raise ValueError(f"it {what}")
+        if damage := damage_of(path):
+            raise ValueError(f"it {damage}")
         text = path.read_text(encoding="utf-8")
         if sum(map(text.count, ("\n", ",", "[", "{"))) > _MOST_VALUES:
             raise ValueError(f"more than {_MOST_VALUES} values")
@@ -198,8 +198,8 @@ def _arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
     try:
         if path.stat().st_size > MOST_HEAD:
             raise ValueError(f"more than {MOST_HEAD} bytes")
-        if what := damage_of(path):
-            raise ValueError(f"it {what}")
+        if damage := damage_of(path):
+            raise ValueError(f"it {damage}")
         data = path.read_bytes()
         arrays = read_tensors(data)
     except (OSError, ValueError, SafetensorError) as error:

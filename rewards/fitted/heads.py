@@ -165,16 +165,16 @@ def held_out_heads(pairs: VotedPairs, part: float = 1.0) -> Mapping[int, LinearH
         )
     heads = {}
     for fold in pairs.folds:
-        others = pairs.where(pairs.fold != fold)
-        ridge = choose_ridge(others).ridge
-        heads[fold] = LinearHead.fit(_some_prompts(others, part), ridge)
+        rest = pairs.where(pairs.fold != fold)
+        ridge = choose_ridge(rest).ridge
+        heads[fold] = LinearHead.fit(_some_prompts(rest, part), ridge)
     return heads
 
 
 def _some_prompts(pairs: VotedPairs, part: float) -> VotedPairs:
     ordered = sorted(set(pairs.prompts), key=lambda prompt: (prompt_number(prompt[::-1]), prompt))
-    kept = set(ordered[: max(1, round(part * len(ordered)))])
-    return pairs.where(np.array([prompt in kept for prompt in pairs.prompts]))
+    chosen = set(ordered[: max(1, round(part * len(ordered)))])
+    return pairs.where(np.array([prompt in chosen for prompt in pairs.prompts]))
 
 
 def held_out_margins(pairs: VotedPairs, heads: Mapping[int, LinearHead]) -> Float[np.ndarray, " p"]:

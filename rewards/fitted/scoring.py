@@ -40,14 +40,16 @@ class FeatureColumns:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of samples that all of them read. ValueError if there is none."""
-        each = [feature_kinds(reward) for reward in self.rewards]
-        found: tuple[Kind, ...] = tuple(k for k in each[0] if all(k in other for other in each))
-        if not found:
+        kinds_by_reward = [feature_kinds(reward) for reward in self.rewards]
+        common: tuple[Kind, ...] = tuple(
+            k for k in kinds_by_reward[0] if all(k in other for other in kinds_by_reward)
+        )
+        if not common:
             raise ValueError(
                 "features: some are of images and some of texts, so no sample has all of them: "
                 "use either"
             )
-        return found
+        return common
 
     @property
     def graded(self) -> bool:
@@ -110,8 +112,8 @@ class GradedFittedScores:
     ) -> Float[Tensor, " n"]:
         features, head = self.plain.columns.with_gradient(media, samples), self.plain.fitted.head
         centre, slope = (
-            torch.from_numpy(each).to(features)
-            for each in (head.centre, head.model.weight / head.scale)
+            torch.from_numpy(array).to(features)
+            for array in (head.centre, head.model.weight / head.scale)
         )
         return (features - centre) @ slope
 
@@ -133,6 +135,6 @@ class HeldOutScores:
         folds = [prompt_fold(prompt) for prompt in samples.prompts]
         scores = np.full(len(folds), np.nan)
         for fold, head in self.heads.items():
-            rows = [row for row, own in enumerate(folds) if own == fold]
+            rows = [row for row, row_fold in enumerate(folds) if row_fold == fold]
             scores[rows] = head.scores(features[rows])
         return torch.from_numpy(scores)

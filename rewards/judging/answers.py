@@ -148,10 +148,10 @@ def _json_winner(text: str) -> str | None:
     """`winner` of a JSON object, alone or in a fence; None if there is no such object."""
     start, end = text.find("{"), text.rfind("}")
     try:
-        found = json.loads(text[start : end + 1]) if 0 <= start < end else None
+        parsed = json.loads(text[start : end + 1]) if 0 <= start < end else None
     except (ValueError, RecursionError):
         return None
-    winner = found.get("winner") if isinstance(found, dict) else None
+    winner = parsed.get("winner") if isinstance(parsed, dict) else None
     return winner if isinstance(winner, str) else None
 
 
@@ -185,8 +185,8 @@ def probabilities(answer: Completion, options: Sequence[str]) -> list[float] | N
     None if the server returned no log-probabilities, no token is an option, or less than
     LEAST_MASS lies on the options. Tokens that differ in case and blanks are one option.
     """
-    given = answer.choices[0].logprobs
-    positions = (given.content if given is not None else None) or []
+    logprobs = answer.choices[0].logprobs
+    positions = (logprobs.content if logprobs is not None else None) or []
     for position in reversed(positions):
         if position.token.strip().lower() not in options:
             continue

@@ -42,10 +42,10 @@ class Checklist:
             for question in lists[i]
         ]
         yes = self.panel.values(about, answers.yes_in, SHORT_ANSWER)
-        known = (~yes.isnan()).double()
+        read = (~yes.isnan()).double()
         none = torch.zeros(n, dtype=torch.float64)
-        total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), known))
-        questions = torch.tensor([len(each) for each in lists])
+        total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), read))
+        questions = torch.tensor([len(questions_of_row) for questions_of_row in lists])
         return torch.where(2 * answered > questions, total / answered, torch.nan)
 
     def _make(self, prompts: Sequence[str], kind: Kind) -> None:

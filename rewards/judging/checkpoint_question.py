@@ -46,22 +46,22 @@ class CheckpointQuestion:
     whole: TextPieces
 
     @classmethod
-    def read(cls, reward: str, given: str) -> "tuple[CheckpointQuestion, ...]":
+    def read(cls, reward: str, file: str) -> "tuple[CheckpointQuestion, ...]":
         """Read one question per language from the authors' file. ValueError if it holds no such
         question."""
-        path = Path(given)
-        need(Right.FILES, given, path=path)
+        path = Path(file)
+        need(Right.FILES, file, path=path)
         if not path.is_file():
-            raise ValueError(f"{reward}: question: no such file: {given}; use {SCRIPTS}")
+            raise ValueError(f"{reward}: question: no such file: {file}; use {SCRIPTS}")
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"{reward}: question: {given} cannot be read: {error}") from error
-        found = list(_by_language(tree)) or [_of_script(tree)]
-        questions = tuple(question for question in found if question is not None)
-        if len(questions) < len(found):
+            raise ValueError(f"{reward}: question: {file} cannot be read: {error}") from error
+        candidates = list(_by_language(tree)) or [_of_script(tree)]
+        questions = tuple(question for question in candidates if question is not None)
+        if len(questions) < len(candidates):
             raise ValueError(
-                f"{reward}: question: {given} does not hold UniGenBench's question (definitions "
+                f"{reward}: question: {file} does not hold UniGenBench's question (definitions "
                 f"of test points, two lists of them, and an instruction): use {SCRIPTS}"
             )
         return questions
@@ -95,14 +95,14 @@ def _by_language(tree: ast.AST) -> Iterator[CheckpointQuestion | None]:
     for config in table.values if isinstance(table, ast.Dict) else ():
         if not isinstance(config, ast.Dict):
             continue
-        own = {
+        of_language = {
             _text(key): named.get(value.id, value) if isinstance(value, ast.Name) else value
             for key, value in zip(config.keys, config.values, strict=True)
             if key is not None
         }
-        texts = {f"config[{key!r}]": _text(value) for key, value in own.items()}
-        definitions = next(_text_tables(own.get(DEFINITIONS, config)), {})
-        template = _text(own[TEMPLATE]) if TEMPLATE in own else ""
+        texts = {f"config[{key!r}]": _text(value) for key, value in of_language.items()}
+        definitions = next(_text_tables(of_language.get(DEFINITIONS, config)), {})
+        template = _text(of_language[TEMPLATE]) if TEMPLATE in of_language else ""
         pieces = [
             (text, is_field)
             for before, field, _, _ in Formatter().parse(template)
@@ -120,10 +120,10 @@ def _question(
     whole: Sequence[TextPieces],
 ) -> CheckpointQuestion | None:
     lists = {name: _list(tree, name, texts) for name in LISTS}
-    known = {name: found for name, found in lists.items() if found is not None}
-    if len(known) < len(LISTS) or len(whole) != 1 or not definitions:
+    wordings = {name: wording for name, wording in lists.items() if wording is not None}
+    if len(wordings) < len(LISTS) or len(whole) != 1 or not definitions:
         return None
-    return CheckpointQuestion(definitions, known, whole[0])
+    return CheckpointQuestion(definitions, wordings, whole[0])
 
 
 def _fields(pieces: Iterable[tuple[str, bool]]) -> set[str]:

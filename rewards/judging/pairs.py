@@ -86,15 +86,15 @@ def _ring(n: int, count: int, rng: random.Random) -> list[Pair]:
     for even n, every second pair along its cycle for odd n.
     """
     longest = n // 2
-    others = list(range(2, (n - 1) // 2 + 1))
+    free = list(range(2, (n - 1) // 2 + 1))
     extra: list[Pair] = []
     if count % 2 == 1 and n % 2 == 0:
         extra = [(i, i + longest) if i % 2 == 0 else (i + longest, i) for i in range(longest)]
     elif count % 2 == 1:
-        others.remove(longest)  # n = 2 longest + 1 and longest have no common divisor: one cycle
+        free.remove(longest)  # n = 2 longest + 1 and longest have no common divisor: one cycle
         cycle = [i * longest % n for i in range(n)]
         extra = [(cycle[i], cycle[(i + 1) % n]) for i in range(0, n, 2)]
-    distances = [1, *rng.sample(others, count // 2 - 1)]
+    distances = [1, *rng.sample(free, count // 2 - 1)]
     return [(i, (i + d) % n) for d in distances for i in range(n)] + extra
 
 
@@ -135,8 +135,8 @@ def bradley_terry(
             "every comparison diverges"
         )
     won, met = _tally(n, a, b, p)
-    known = ~p.isnan()
-    a, b = a[known].cpu(), b[known].cpu()
+    read = ~p.isnan()
+    a, b = a[read].cpu(), b[read].cpu()
     strength = torch.ones(n, dtype=torch.float64)
     for _ in range(MOST_SWEEPS):
         inverse = 1 / (strength[a] + strength[b])
@@ -154,7 +154,7 @@ def _tally(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Wins and games of each sample; pairs without a verdict (NaN) do not count."""
     p, a, b = p.double().cpu(), a.cpu(), b.cpu()
-    known, first = (~p.isnan()).double(), p.nan_to_num(0.0)
+    read, first = (~p.isnan()).double(), p.nan_to_num(0.0)
     none = torch.zeros(n, dtype=torch.float64)
-    won = none.index_add(0, a, first).index_add(0, b, known - first)
-    return won, none.index_add(0, a, known).index_add(0, b, known)
+    won = none.index_add(0, a, first).index_add(0, b, read - first)
+    return won, none.index_add(0, a, read).index_add(0, b, read)

@@ -50,10 +50,10 @@ class Panel:
 
         seed: seed of the first vote, for a body that sets a temperature even with one vote.
         """
-        given = self.client.ask(
+        answers = self.client.ask(
             self._requests(about, body, seed), lambda _, answer: read(chat.completion(answer))
         )
-        flat = [torch.nan if isinstance(value, Failure) else value for value in given]
+        flat = [torch.nan if isinstance(value, Failure) else value for value in answers]
         return torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
 
     def lists(
@@ -67,17 +67,17 @@ class Panel:
 
         sizes: how many numbers each question's answer must have; `read` gets the number.
         """
-        given = self.client.ask(
+        answers = self.client.ask(
             self._requests(about, body),
             lambda ask, answer: read(chat.completion(answer), sizes[ask.note["question"]]),
         )
-        found = []
+        means = []
         for place in range(len(about)):
-            own = given[place * self.votes : (place + 1) * self.votes]
-            votes = [vote for vote in own if not isinstance(vote, Failure)]
+            of_place = answers[place * self.votes : (place + 1) * self.votes]
+            votes = [vote for vote in of_place if not isinstance(vote, Failure)]
             columns = zip(*votes, strict=True) if 2 * len(votes) > self.votes else ()
-            found.append([sum(column) / len(votes) for column in columns])
-        return found
+            means.append([sum(column) / len(votes) for column in columns])
+        return means
 
     def _requests(
         self, about: Sequence[Messages], body: Mapping[str, Any], seed: int | None = None
@@ -101,13 +101,13 @@ class Panel:
     ) -> Float[Tensor, " q"]:
         """Mean of a question's votes; NaN unless more than half of them could be read."""
         votes = self.each_vote(about, read, body)
-        known = ~votes.isnan()
+        read_votes = ~votes.isnan()
         mean = votes.nanmean(1)
         if self.votes > 1:
             spread = (votes - mean[:, None]).square().nanmean(1).sqrt()
             known_spreads = float((~spread.isnan()).sum())
             self.note({"spread": float(spread.nansum()), "spreads": known_spreads})
-        return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
+        return torch.where(2 * read_votes.sum(1) > self.votes, mean, torch.nan)
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Collect numbers for the next report, from any thread and in any order."""
@@ -118,7 +118,7 @@ class Panel:
         """Numbers since the last report: the client's counts, the mean standard deviation of
         votes, how often the first sample of a pair wins, and unread verdicts by winner."""
         report = self.client.report()
-        sums = {name: math.fsum(each) for name, each in self.notes.items()}  # exact in any order
+        sums = {name: math.fsum(notes) for name, notes in self.notes.items()}  # exact in any order
         for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):
             if sums.get(count):
                 report[name] = sums[name] / sums[count]

@@ -44,16 +44,16 @@ class PublishedText:
     parts: int = 1
     field: ClassVar[str] = "{text_prompt}"
 
-    def read(self, reward: str, setting: str, given: str | None) -> str:
-        """Read the text from the file `given`, or from `url`. ValueError if it is not the
+    def read(self, reward: str, setting: str, file: str | None) -> str:
+        """Read the text from the given `file`, or from `url`. ValueError if it is not the
         published text."""
-        if given is None:
+        if file is None:
             return self._fetched(reward, setting)
-        path = Path(given)
-        need(Right.FILES, given, path=path)
+        path = Path(file)
+        need(Right.FILES, file, path=path)
         if not path.is_file():
-            raise ValueError(f"{reward}: {setting}: no such file: {given}")
-        return self._found(reward, setting, given, path.read_bytes())
+            raise ValueError(f"{reward}: {setting}: no such file: {file}")
+        return self._found(reward, setting, file, path.read_bytes())
 
     def _found(self, reward: str, setting: str, place: str, content: bytes) -> str:
         try:
@@ -91,8 +91,8 @@ class PublishedText:
         from huggingface_hub import cached_assets_path
 
         folder = cached_assets_path("flowrl", namespace="instructions", subfolder=self.digest)
-        kept = folder / self.url.rpartition("/")[2]
-        if not kept.is_file():
+        cached = folder / self.url.rpartition("/")[2]
+        if not cached.is_file():
             try:
                 with urllib.request.urlopen(self.url, timeout=FETCH_TIMEOUT) as answer:
                     content = answer.read(MOST_TEXT_BYTES)
@@ -102,8 +102,8 @@ class PublishedText:
                     f"{way_out}"
                 ) from error
             self._found(reward, setting, self.url, content)
-            kept.write_bytes(content)
-        return self._found(reward, setting, str(kept), kept.read_bytes())
+            cached.write_bytes(content)
+        return self._found(reward, setting, str(cached), cached.read_bytes())
 
 
 def _digest(text: str) -> str:

@@ -56,17 +56,17 @@ def primary(dimension: str) -> str:
 
 def by_primary(counts: Mapping[str, AnswerCount]) -> dict[str, AnswerCount]:
     """Counts of the primary dimensions; every answer counts once."""
-    found: dict[str, AnswerCount] = {}
+    by_name: dict[str, AnswerCount] = {}
     for dimension, count in counts.items():
-        found[primary(dimension)] = found.get(primary(dimension), NO_ANSWERS).plus(*count)
-    return found
+        by_name[primary(dimension)] = by_name.get(primary(dimension), NO_ANSWERS).plus(*count)
+    return by_name
 
 
 def take_tallies(rewards: Mapping[str, Reward | Judge]) -> Tallies:
     """Take the counts of every tally in the rewards, by label; labels without a tally are left
     out."""
-    found = {
+    tallies_by_label = {
         label: [(tally, tally.take()) for tally in parts_of(reward, AnswerTally)]
         for label, reward in rewards.items()
     }
-    return {label: tallies for label, tallies in found.items() if tallies}
+    return {label: tallies for label, tallies in tallies_by_label.items() if tallies}

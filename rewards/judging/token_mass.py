@@ -16,8 +16,8 @@ def first_token_mass(answer: Completion, forms: Iterable[str]) -> float:
 
     A form that is listed twice counts twice. Raises Unparsable without log-probabilities.
     """
-    given = answer.choices[0].logprobs
-    positions = (given.content if given is not None else None) or []
+    logprobs = answer.choices[0].logprobs
+    positions = (logprobs.content if logprobs is not None else None) or []
     if not positions or not positions[0].top_logprobs:
         raise Unparsable("no log-probabilities of the first token")
     mass: dict[str, float] = {}

@@ -18,10 +18,10 @@ def yes_of_each(
     """
     kind = samples.kind
     about: list[Messages] = []
-    for own, item, prompt in zip(questions, items(samples), samples.prompts, strict=True):
-        shown = chat.message_parts(item, kind, panel.frames) if own else []
-        for question in own:
+    for own_questions, item, prompt in zip(questions, items(samples), samples.prompts, strict=True):
+        shown = chat.message_parts(item, kind, panel.frames) if own_questions else []
+        for question in own_questions:
             text = chat.fill(chat.ASPECT, kind, prompt, question)
             about.append(chat.user(text, *shown))
     flat = iter(panel.values(about, answers.yes_in, SHORT_ANSWER).tolist())
-    return [[next(flat) for _ in own] for own in questions]
+    return [[next(flat) for _ in own_questions] for own_questions in questions]

@@ -16,7 +16,7 @@ def vision_block(pads: str) -> str:
     return f"<|vision_start|>{pads}<|vision_end|>"
 
 
-def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
+def chat_frame(reward: str, base: str, tokenizer: Any) -> tuple[str, str]:
     """Texts that the base's chat template puts before and after a user turn, with placeholders for
     media and text in between.
 
@@ -26,17 +26,18 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
     template = _processor_template(base) or tokenizer.chat_template
     if template is None:
         raise ValueError(
-            f"{who}: {base} has no chat template, which its authors use to write turns: use a "
+            f"{reward}: {base} has no chat template, which its authors use to write turns: use a "
             "folder with one"
         )
     parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
     turns = [{"role": "user", "content": parts}]
-    found = templated(tokenizer, turns, chat_template=template, add_generation_prompt=True)
-    before, there, after = found.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
-    if not there:
+    written = templated(tokenizer, turns, chat_template=template, add_generation_prompt=True)
+    before, media, after = written.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
+    if not media:
         raise ValueError(
-            f"{who}: the chat template of {base} does not write an image, a video and a text like "
-            f"Qwen's: {found!r}"
+            f"{reward}: the chat template of {base} does not write an image, a video and a text "
+            "like "
+            f"Qwen's: {written!r}"
         )
     return before, after
 
@@ -47,9 +48,9 @@ def templated(templates: Any, turns: Sequence[Mapping[str, Any]], **options: Any
     try:
         return render_chat(templates, turns, **options)
     except (TemplateRefused, TemplateLate) as error:
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"the chat template of {_name_of(templates)} cannot write a turn ({why}): use a "
+            f"the chat template of {_name_of(templates)} cannot write a turn ({reason}): use a "
             "model with another template"
         ) from error
 

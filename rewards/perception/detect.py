@@ -51,7 +51,7 @@ class ModelDetector:
 
     def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
         """Detect objects. A batch has images of one size, so that no padding is needed."""
-        found: list[list[Detection]] = [[] for _ in images]
+        detections: list[list[Detection]] = [[] for _ in images]
         by_size: dict[tuple[int, int], list[int]] = {}
         for row, image in enumerate(images):
             by_size.setdefault((image.height, image.width), []).append(row)
@@ -63,9 +63,9 @@ class ModelDetector:
                 with torch.no_grad():
                     outputs = self.model(pixel_values=pixels)
                 objects = self.read(self, outputs, least, [size] * len(part))
-                for row, own in zip(part, objects, strict=True):
-                    found[row] = own
-        return found
+                for row, objects_of_row in zip(part, objects, strict=True):
+                    detections[row] = objects_of_row
+        return detections
 
 
 def read_boxes(
@@ -89,14 +89,14 @@ def read_masks(
     results = detector.processor.post_process_instance_segmentation(
         outputs, threshold=least, target_sizes=sizes, return_binary_maps=True
     )
-    found: list[list[Detection]] = [[] for _ in results]
-    for objects, result in zip(found, results, strict=True):
+    detections: list[list[Detection]] = [[] for _ in results]
+    for objects, result in zip(detections, results, strict=True):
         for segment in result["segments_info"]:
             mask = result["segmentation"][segment["id"]].bool().cpu().numpy()
             objects.append(
                 Detection(names[segment["label_id"]], segment["score"], box_of(mask), mask)
             )
-    return found
+    return detections
 
 
 def box_of(mask: np.ndarray) -> Box:

@@ -61,8 +61,8 @@ def loaded_with_info(load: Callable[..., Any], source: str) -> tuple[Any, Mappin
     try:
         return load(source, output_loading_info=True)
     except (*READ_ERRORS, OSError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source} cannot be loaded: {why}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{source} cannot be loaded: {reason}") from error
 
 
 def complete(load: Callable[..., Any], source: str) -> Any:

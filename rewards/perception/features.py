@@ -83,8 +83,8 @@ def features_of(name: str, reward: FeatureReward, samples: Samples) -> Float[Ten
         frames += [video[frame] for frame in chosen]
     prompts = [samples.prompts[row] for row in rows]
     at = torch.tensor(rows)
-    found = inner.features(Samples(frames, prompts, samples.group.cpu()[at])).float().cpu()
-    total = torch.zeros(len(samples.prompts), found.shape[1]).index_add_(0, at, found)
+    of_frames = inner.features(Samples(frames, prompts, samples.group.cpu()[at])).float().cpu()
+    total = torch.zeros(len(samples.prompts), of_frames.shape[1]).index_add_(0, at, of_frames)
     return total / at.bincount(minlength=len(total))[:, None]
 
 
@@ -100,5 +100,5 @@ def graded_features_of(
         return inner.graded_features(media, samples)
     frames = frame_indices(media.shape[1], reward.frames)
     rows = [row for row in range(len(media)) for _ in frames]
-    found = inner.graded_features(media[:, frames].flatten(0, 1), samples.take(rows))
-    return found.unflatten(0, (len(media), len(frames))).mean(1)
+    of_frames = inner.graded_features(media[:, frames].flatten(0, 1), samples.take(rows))
+    return of_frames.unflatten(0, (len(media), len(frames))).mean(1)

@@ -130,11 +130,11 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = F
         raise ValueError(f"{path}: {_absence(str(path))}") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
-        known = ("PNG, JPEG or WebP", " or ".join(formats))[formats != FORMATS]
-        what = "an empty file" if empty else f"not a {known} image"
+        wanted = ("PNG, JPEG or WebP", " or ".join(formats))[formats != FORMATS]
+        problem = "an empty file" if empty else f"not a {wanted} image"
         if (other := file_unlike_its_name(Path(path))) is not None:
-            what = f"{what}: it {other}"
-        raise ValueError(f"{path}: {what}") from error
+            problem = f"{problem}: it {other}"
+        raise ValueError(f"{path}: {problem}") from error
     except DAMAGE as error:
         raise _unreadable(path, error) from error
 
@@ -144,10 +144,10 @@ def open_image_bytes(data: bytes, name: str, most_pixels: int = MOST_FILE_PIXELS
     try:
         return _decoded(BytesIO(data), most_pixels, FORMATS)
     except UnidentifiedImageError as error:
-        what = "not a PNG, JPEG or WebP image" if data else "an empty file"
+        problem = "not a PNG, JPEG or WebP image" if data else "an empty file"
         if (other := unlike_its_name(name, data[:FIRST_BYTES])) is not None:
-            what = f"{what}: it {other}"
-        raise ValueError(f"{name}: {what}") from error
+            problem = f"{problem}: it {other}"
+        raise ValueError(f"{name}: {problem}") from error
     except DAMAGE as error:
         raise _unreadable(name, error) from error
 
@@ -185,10 +185,10 @@ def file_stamp(path: str | Path) -> Stamp | None:
     changes. None if the file does not exist: reading it raises the error."""
     match = PIECE.fullmatch(str(path))
     try:
-        found = Path(match[1] if match else path).stat()
+        status = Path(match[1] if match else path).stat()
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _piece(name: str, sheet: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
@@ -219,5 +219,5 @@ def _absence(path: str) -> str:
 
 
 def _unreadable(path: str | Path, error: BaseException) -> ValueError:
-    why = " ".join(str(error).split()) or type(error).__name__
-    return ValueError(f"{path}: not a readable image ({why})")
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{path}: not a readable image ({reason})")

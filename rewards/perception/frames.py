@@ -24,8 +24,8 @@ AGGREGATES: dict[str, Callable[[Float[Tensor, " f"]], Tensor]] = {
 
 
 def _checked_frames(frames: str | int) -> str | int:
-    every = isinstance(frames, str) and _EVERY.fullmatch(frames) is not None
-    if not every and not (frames >= 1 if isinstance(frames, int) else frames in ("all", "first")):
+    by_step = isinstance(frames, str) and _EVERY.fullmatch(frames) is not None
+    if not by_step and not (frames >= 1 if isinstance(frames, int) else frames in ("all", "first")):
         raise ValueError("all, first, 'every 4' or a number")
     return frames
 
@@ -83,9 +83,9 @@ class OverFrames:
         prompts = [samples.prompts[row] for row in rows]
         scores = self.reward(Samples(media, prompts, samples.group.cpu()[at], meta)).cpu()
         join = AGGREGATES[self.aggregate]
-        found = torch.full((len(samples.prompts),), torch.nan, dtype=scores.dtype)
+        joined = torch.full((len(samples.prompts),), torch.nan, dtype=scores.dtype)
         for row in range(len(samples.prompts)):
-            own = scores[at == row]
-            if (own := own[~own.isnan()]).numel():
-                found[row] = join(own)
-        return found
+            of_sample = scores[at == row]
+            if (of_sample := of_sample[~of_sample.isnan()]).numel():
+                joined[row] = join(of_sample)
+        return joined

@@ -75,10 +75,10 @@ class _Header:
         return place + -(-math.prod(shape) // block[0]) * block[1]
 
     def count(self) -> int:
-        found = self.number("<Q")
-        if found > _MOST_COUNT:
-            raise _Damaged(f"a count of {found}")
-        return found
+        count = self.number("<Q")
+        if count > _MOST_COUNT:
+            raise _Damaged(f"a count of {count}")
+        return count
 
     def number(self, form: str) -> int:
         return struct.unpack(form, self.read(struct.calcsize(form)))[0]
@@ -90,10 +90,10 @@ class _Header:
         return self.read(length)
 
     def read(self, length: int) -> bytes:
-        found = self.opened.read(length)
-        if len(found) < length:
+        content = self.opened.read(length)
+        if len(content) < length:
             raise _Damaged("it ends inside of the header")
-        return found
+        return content
 
     def skip(self, length: int) -> None:
         place = self.opened.tell() + length

@@ -83,7 +83,9 @@ def _hub_path(model: str, *files: str) -> str:
         raise ValueError(f"there is no folder {model}, and it is not a hub name") from error
     if hub_reachable():
         return model
-    folders = [str(Path(found).parent) for found in cached if isinstance(found, str)]
+    folders = [
+        str(Path(cached_file).parent) for cached_file in cached if isinstance(cached_file, str)
+    ]
     if not folders:
         raise ValueError(
             f"there is no folder {model}, and the hub cannot be reached: download the model on "
@@ -92,19 +94,19 @@ def _hub_path(model: str, *files: str) -> str:
     return folders[0]
 
 
-def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
-    """Path of the weights: the file `given` for a reward's `setting`, or the `published` file
+def weights_file(reward: str, setting: str, file: str | None, published: tuple[str, str]) -> str:
+    """Path of the weights: the `file` given for a reward's `setting`, or the `published` file
     (repository, file).
 
     ValueError if it does not exist or cannot be fetched.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    if given is not None:
-        need(Right.FILES, given, path=Path(given))
-        if not Path(given).is_file():
-            raise ValueError(f"{who}: no such file: {given}")
-        return given
+    if file is not None:
+        need(Right.FILES, file, path=Path(file))
+        if not Path(file).is_file():
+            raise ValueError(f"{reward}: no such file: {file}")
+        return file
     repository, name = published
     cached = try_to_load_from_cache(repository, name)
     if isinstance(cached, str):
@@ -112,11 +114,11 @@ def weights_file(who: str, setting: str, given: str | None, published: tuple[str
     way_out = f"name a file with `{setting}`"
     if not hub_reachable():
         raise ValueError(
-            f"{who}: {name} of {repository} is not in the cache, and the hub cannot be reached; "
+            f"{reward}: {name} of {repository} is not in the cache, and the hub cannot be reached; "
             f"{way_out}"
         )
-    what = f"{name} of {repository}"
-    return fetched(who, what, way_out, lambda: hf_hub_download(repository, name))
+    subject = f"{name} of {repository}"
+    return fetched(reward, subject, way_out, lambda: hf_hub_download(repository, name))
 
 
 def of_network(error: Exception) -> bool:
@@ -126,17 +128,18 @@ def of_network(error: Exception) -> bool:
     return isinstance(error, OSError) or bool(modules & _CLIENTS)
 
 
-def fetched(who: str, what: str, way_out: str, fetch: Callable[[], str]) -> str:
-    """Download `what` with `fetch` and return its path. ValueError if the hub or the network
+def fetched(reward: str, subject: str, way_out: str, fetch: Callable[[], str]) -> str:
+    """Download `subject` with `fetch` and return its path. ValueError if the hub or the network
     fails."""
     try:
         return fetch()
     except Exception as error:
         if not of_network(error):
             raise
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{who}: {what} could not be fetched; {way_out} ({type(error).__name__}: {why})"
+            f"{reward}: {subject} could not be fetched; {way_out} ({type(error).__name__}: "
+            f"{reason})"
         ) from error
 
 

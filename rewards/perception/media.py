@@ -30,8 +30,8 @@ def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
     """Return the kind of the media. WrongMedia, naming the reward, unless it is one of `kinds`."""
     if samples.kind not in kinds:
         wanted = " or ".join("text" if kind == "text" else f"{kind}s" for kind in kinds)
-        given = "text" if samples.kind == "text" else f"{samples.kind}s"
-        raise WrongMedia(f"the reward {name!r} scores {wanted}; it was given {given}")
+        form = "text" if samples.kind == "text" else f"{samples.kind}s"
+        raise WrongMedia(f"the reward {name!r} scores {wanted}; it was given {form}")
     return samples.kind
 
 
@@ -46,10 +46,10 @@ def each_size(
     """Call `score` once per image size, with media as one tensor."""
     if isinstance(samples.media, Tensor):
         return score(samples)
-    found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+    scores = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
     for rows, part in by_size(samples):
-        found[rows] = score(part).to(found)
-    return found
+        scores[rows] = score(part).to(scores)
+    return scores
 
 
 def by_size(samples: Samples) -> Iterator[tuple[list[int], Samples]]:
@@ -72,14 +72,14 @@ def each_video(
     if not samples.prompts:
         return torch.zeros(0)
     expect(samples, name, "video")
-    found = []
+    scores = []
     for video in items(samples):
         if len(video) < least:
             raise WrongMedia(
                 f"the reward {name!r} needs at least {least} frames, but a video has {len(video)}"
             )
-        found.append(float(score(video.detach())))
-    return torch.tensor(found, dtype=torch.float64)
+        scores.append(float(score(video.detach())))
+    return torch.tensor(scores, dtype=torch.float64)
 
 
 def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
@@ -110,13 +110,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
     # the colours of gray with alpha are gray, as its profile expects
     colours = layer.getchannel("R") if clear and image.mode in ("LA", "La", "L") else layer
     colours.info = {name: value for name, value in image.info.items() if name != "transparency"}
-    made = in_srgb(colours)
+    converted = in_srgb(colours)
     if clear:
-        made = made.convert("RGBA")
-        made.putalpha(layer.getchannel("A"))
-        made = Image.alpha_composite(Image.new("RGBA", made.size, "white"), made).convert("RGB")
-    made.info = {name: value for name, value in made.info.items() if name not in _APPLIED}
-    return made
+        converted = converted.convert("RGBA")
+        converted.putalpha(layer.getchannel("A"))
+        converted = Image.alpha_composite(
+            Image.new("RGBA", converted.size, "white"), converted
+        ).convert("RGB")
+    converted.info = {name: value for name, value in converted.info.items() if name not in _APPLIED}
+    return converted
 
 
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
@@ -137,10 +139,10 @@ def _wide(image: Image.Image) -> Float[Tensor, "3 h w"]:
     if has_profile(image):
         rounded = Image.fromarray((gray.clamp(0, 1) * 255).round().byte().numpy())
         rounded.info = {name: v for name, v in image.info.items() if name != "transparency"}
-        made = to_tensor(rounded)
+        colours = to_tensor(rounded)
     else:
-        made = gray.clamp(0, 1).expand(3, -1, -1).clone()
+        colours = gray.clamp(0, 1).expand(3, -1, -1).clone()
     clear = image.info.get("transparency")
     if isinstance(clear, int):  # of a PNG: this gray is transparent
-        made[:, torch.from_numpy(stored == clear)] = 1.0
-    return made
+        colours[:, torch.from_numpy(stored == clear)] = 1.0
+    return colours

@@ -44,13 +44,13 @@ def middle_error(
     in the two neighbours; `middle` does not affect the choice.
     """
 
-    def both(down: int, right: int) -> tuple[Tensor, Tensor]:
+    def pair_at(down: int, right: int) -> tuple[Tensor, Tensor]:
         return _moved(first, -down, -right), _moved(last, down, right)
 
-    moved = _best(both).long()
+    moved = _best(pair_at).long()
     error = torch.zeros(len(first), moved.shape[1], device=first.device)
     for down, right in moved.flatten(0, 1).unique(dim=0).tolist():
-        a, b = both(down, right)
+        a, b = pair_at(down, right)
         difference = _blocks(((a + b) / 2 - middle).abs())
         chosen = (moved == torch.tensor([down, right], device=moved.device)).all(-1)
         error = torch.where(chosen, difference, error)
@@ -64,15 +64,15 @@ def _best(
     shifts = _shifts()
     a, b = pair_at(*shifts[0])
     least = _blocks((a - b).abs())
-    found = torch.zeros(*least.shape, 2, device=least.device)
+    offsets = torch.zeros(*least.shape, 2, device=least.device)
     for down, right in shifts[1:]:
         a, b = pair_at(down, right)
         cost = _blocks((a - b).abs()) + STILL * (down**2 + right**2) ** 0.5
         better = cost < least
         least = torch.where(better, cost, least)
-        here = torch.tensor([down, right], dtype=found.dtype, device=found.device)
-        found = torch.where(better[..., None], here, found)
-    return found
+        offset = torch.tensor([down, right], dtype=offsets.dtype, device=offsets.device)
+        offsets = torch.where(better[..., None], offset, offsets)
+    return offsets
 
 
 def _shifts() -> list[tuple[int, int]]:

@@ -112,13 +112,13 @@ def _decoded_frames(container: Any) -> Iterator[Any]:
 
 def _picked(frames: Any, at: Sequence[int], convert: Any, first: int = 0) -> list[Tensor]:
     """Converted frames at these places, counted from `first`; a place may occur several times."""
-    wanted, found = {place + first for place in at}, dict[int, Tensor]()
+    wanted, frames_read = {place + first for place in at}, dict[int, Tensor]()
     for i, frame in enumerate(frames):
         if i in wanted:
-            found[i] = convert(frame)
-        if len(found) == len(wanted):
+            frames_read[i] = convert(frame)
+        if len(frames_read) == len(wanted):
             break
-    return [found[place + first] for place in at]
+    return [frames_read[place + first] for place in at]
 
 
 def frames_in_time(starts: Sequence[float | None], most: int) -> list[int]:

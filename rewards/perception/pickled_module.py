@@ -75,7 +75,7 @@ _AS_MODULE = ModuleType("flowrl_reader")  # torch.load takes a module with an Un
 vars(_AS_MODULE)["Unpickler"] = _Reader
 
 
-def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
+def tensors_of(reward: str, file: Path) -> dict[str, Tensor]:
     """Parameters and buffers of the pickled module, under their `state_dict` names.
 
     ValueError, one sentence, if the file is damaged or holds no module.
@@ -83,24 +83,24 @@ def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
     try:
         check_file(file)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from error
+        raise ValueError(f"{reward}: {error}") from error
     try:
         with zipfile.ZipFile(file) as parts:
             if any(name.endswith("constants.pkl") for name in parts.namelist()):
-                raise ValueError(f"{who}: {file} is a TorchScript program, not a pickled module")
+                raise ValueError(f"{reward}: {file} is a TorchScript program, not a pickled module")
         whole = torch.load(file, map_location="cpu", pickle_module=_AS_MODULE, weights_only=False)
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"{who}: {file} is not a complete file of torch.save (torch 1.6 or newer): "
+            f"{reward}: {file} is not a complete file of torch.save (torch 1.6 or newer): "
             "download it again"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"{who}: {file} cannot be read: {why}") from error
-    found = dict(_walk(whole, ""))
-    if not found:
-        raise ValueError(f"{who}: {file} does not hold a torch module")
-    return found
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{reward}: {file} cannot be read: {reason}") from error
+    tensors = dict(_walk(whole, ""))
+    if not tensors:
+        raise ValueError(f"{reward}: {file} does not hold a torch module")
+    return tensors
 
 
 def _walk(thing: Any, start: str) -> Iterator[tuple[str, Tensor]]:

@@ -45,8 +45,8 @@ class PixelPreparation:
         """Copy the steps of a transformers image processor. ValueError if it has any other step."""
         steps = ("do_resize", "do_rescale", "do_normalize")
         wanted, crop, size = processor.resample, processor.crop_size, processor.size
-        known = all(getattr(processor, step) for step in steps) and int(wanted) in _FILTERS
-        if not known or abs(processor.rescale_factor * 255 - 1) > 1e-6:
+        supported = all(getattr(processor, step) for step in steps) and int(wanted) in _FILTERS
+        if not supported or abs(processor.rescale_factor * 255 - 1) > 1e-6:
             raise ValueError(
                 f"{type(processor).__name__} has steps without a gradient here: it may only "
                 "resize (bilinear or bicubic), divide by 255 and normalise"

@@ -43,9 +43,9 @@ def in_srgb(image: Image.Image) -> Image.Image:
     transform = _transform(image)
     if transform is None:
         return image.convert("RGB")
-    made = ImageCms.applyTransform(image.convert(transform.input_mode), transform)
-    assert made is not None  # a new image is returned unless the change is in place
-    return made
+    converted = ImageCms.applyTransform(image.convert(transform.input_mode), transform)
+    assert converted is not None  # a new image is returned unless the change is in place
+    return converted
 
 
 def _transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
@@ -104,8 +104,8 @@ def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
         wanted = colours[..., None]
     else:
         colours = wanted = np.array([[*product(_LEVELS, repeat=3)]], dtype=np.uint8)
-    made = ImageCms.applyTransform(Image.fromarray(colours), transform)
-    return int(np.abs(np.asarray(made).astype(int) - wanted).max()) <= SAME_COLOUR
+    converted = ImageCms.applyTransform(Image.fromarray(colours), transform)
+    return int(np.abs(np.asarray(converted).astype(int) - wanted).max()) <= SAME_COLOUR
 
 
 def _sound(primaries: Sequence[float]) -> bool:

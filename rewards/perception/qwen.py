@@ -166,9 +166,9 @@ class QwenBackbone:
 
     def _ids(self, turn: Turn) -> Int[Tensor, " l"]:
         ids = self.tokenizer(turn.written(self.frame), add_special_tokens=False)["input_ids"]
-        found = tuple(token for token in ids if token in self.rewards)
+        in_turn = tuple(token for token in ids if token in self.rewards)
         visual = sum(one.tokens for one in turn.media)
-        if found != self.rewards or ids.count(self._id(turn.pad)) != visual:
+        if in_turn != self.rewards or ids.count(self._id(turn.pad)) != visual:
             raise ValueError(
                 "a prompt contains one of the model's special tokens, such as <|Reward|> or "
                 f"{turn.pad}: {turn.text[-300:]!r}"
@@ -188,18 +188,18 @@ class QwenBackbone:
 def split_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split entries into the network's, under the bare model's names, and all others."""
     network: dict[str, Tensor] = {}
-    others: dict[str, Tensor] = {}
+    rest: dict[str, Tensor] = {}
     for name, value in state.items():
         new = next((b + name.removeprefix(a) for a, b in _RENAMED if name.startswith(a)), None)
         if new is None:
-            others[name] = value
+            rest[name] = value
         else:
             network[new] = value
-    return network, others
+    return network, rest
 
 
 def open_backbone(
-    who: str, base: str, tokens: Sequence[str], network: dict[str, Tensor], place: Placement
+    reward: str, base: str, tokens: Sequence[str], network: dict[str, Tensor], place: Placement
 ) -> QwenBackbone:
     """Load the network from the file, with the configuration and tokenizer of the folder `base`.
 
@@ -210,16 +210,18 @@ def open_backbone(
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
-    frame = chat_frame(who, base, tokenizer)
+    frame = chat_frame(reward, base, tokenizer)
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in tokens], True)
     config = AutoConfig.from_pretrained(base)
     if config.model_type not in ("qwen2_vl", "qwen2_5_vl"):
-        raise ValueError(f"{who}: {base} is a {config.model_type}; expected Qwen2-VL or Qwen2.5-VL")
+        raise ValueError(
+            f"{reward}: {base} is a {config.model_type}; expected Qwen2-VL or Qwen2.5-VL"
+        )
     embedding = network.get("language_model.embed_tokens.weight")
     if embedding is None or len(embedding) != len(tokenizer):
         rows = "no embedding" if embedding is None else f"an embedding of {len(embedding)} rows"
         raise ValueError(
-            f"{who}: the file has {rows}; expected {len(tokenizer)}, the tokens of {base} and "
+            f"{reward}: the file has {rows}; expected {len(tokenizer)}, the tokens of {base} and "
             f"{', '.join(tokens)}"
         )
     config.text_config.vocab_size = len(tokenizer)
@@ -230,7 +232,7 @@ def open_backbone(
     except RuntimeError as error:
         first = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"{who}: the file is not a {config.model_type} of {base}: {first}"
+            f"{reward}: the file is not a {config.model_type} of {base}: {first}"
         ) from error
     ids = tuple(tokenizer.convert_tokens_to_ids(list(tokens)))
     return QwenBackbone(put_weights(model, place), tokenizer, frame, ids, place)
@@ -245,16 +247,16 @@ def put_weights(model: Any, place: Placement) -> Any:
 
 
 def linear_layers(
-    who: str, state: Mapping[str, Tensor], prefix: str, places: Sequence[int], outputs: int
+    reward: str, state: Mapping[str, Tensor], prefix: str, places: Sequence[int], outputs: int
 ) -> torch.nn.Sequential:
     """Linear layers `<prefix><place>.weight` and `.bias` with ReLUs between them, float32."""
     wanted = {f"{prefix}{place}.{part}" for place in places for part in ("weight", "bias")}
-    own = {name for name in state if name.startswith(prefix)}
-    if own != wanted or len(state[f"{prefix}{places[-1]}.weight"]) != outputs:
-        found = ", ".join(sorted(own)) or "nothing"
+    names = {name for name in state if name.startswith(prefix)}
+    if names != wanted or len(state[f"{prefix}{places[-1]}.weight"]) != outputs:
+        listed = ", ".join(sorted(names)) or "nothing"
         raise ValueError(
-            f"{who}: expected a head {', '.join(sorted(wanted))} with {outputs} outputs; the "
-            f"file has {found}"
+            f"{reward}: expected a head {', '.join(sorted(wanted))} with {outputs} outputs; the "
+            f"file has {listed}"
         )
     layers: list[torch.nn.Module] = []
     for place in places:
@@ -265,8 +267,8 @@ def linear_layers(
     return torch.nn.Sequential(*layers[:-1]).float().eval().requires_grad_(False)
 
 
-def refuse_others(who: str, others: Mapping[str, Tensor], head: str | tuple[str, ...]) -> None:
+def refuse_others(reward: str, entries: Mapping[str, Tensor], head: str | tuple[str, ...]) -> None:
     """ValueError for entries outside the network, the reward head and the language head."""
-    extra = sorted(n for n in others if not n.startswith(head) and n != "lm_head.weight")
+    extra = sorted(n for n in entries if not n.startswith(head) and n != "lm_head.weight")
     if extra:
-        raise ValueError(f"{who}: the file has entries of another model: {', '.join(extra[:4])}")
+        raise ValueError(f"{reward}: the file has entries of another model: {', '.join(extra[:4])}")

@@ -26,16 +26,16 @@ def column_images(reward: str, samples: Samples, column: str) -> list[Tensor | N
 def read_references(place: str, values: Sequence[Any]) -> list[Tensor | None]:
     """Image [3 h w] of each cell; None for an empty cell and, with a warning that begins with
     `place`, for one that cannot be read. Equal cells are read once."""
-    found: dict[Hashable, Tensor | None] = {None: None}
+    pixels: dict[Hashable, Tensor | None] = {None: None}
     keys = [reference_key(value) for value in values]
     for key, value in zip(keys, values, strict=True):
-        if key not in found:
+        if key not in pixels:
             try:
-                found[key] = to_tensor(open_image_cell(value))
+                pixels[key] = to_tensor(open_image_cell(value))
             except ValueError as error:
                 warnings.warn(f"{place} {error}; its samples are unscored", stacklevel=2)
-                found[key] = None
-    return [found[key] for key in keys]
+                pixels[key] = None
+    return [pixels[key] for key in keys]
 
 
 def reference_key(value: Any) -> Hashable:

@@ -26,13 +26,15 @@ PLACES, OUTPUTS = (0, 3, 5), 2  # places of the linear layers; 2 is the dropout
 
 
 def open_scalar_model(
-    who: str, file: Path, base: str, heads: Sequence[str], place: Placement
+    reward: str, file: Path, base: str, heads: Sequence[str], place: Placement
 ) -> tuple[QwenBackbone, tuple[nn.Sequential, ...]]:
     """Load the network of a file, and its heads (by the prefixes of their names) in float32.
 
     ValueError, in one sentence, if the file has another layout.
     """
-    network, others = split_names(weights_of_file(who, file))
-    refuse_others(who, others, tuple(heads))
-    made = [linear_layers(who, others, head, PLACES, OUTPUTS).to(place.device) for head in heads]
-    return open_backbone(who, base, (TOKEN,), network, place), tuple(made)
+    network, entries = split_names(weights_of_file(reward, file))
+    refuse_others(reward, entries, tuple(heads))
+    layers = [
+        linear_layers(reward, entries, head, PLACES, OUTPUTS).to(place.device) for head in heads
+    ]
+    return open_backbone(reward, base, (TOKEN,), network, place), tuple(layers)

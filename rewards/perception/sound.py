@@ -40,10 +40,10 @@ def resampled(wave: Float[Tensor, "n t"], rate: int, wanted: int) -> Float[Tenso
     before = wave.shape[1]
     after = max(1, round(before * wanted / rate))
     lines = torch.fft.rfft(wave.double())
-    kept = torch.zeros(len(wave), after // 2 + 1, dtype=lines.dtype, device=wave.device)
-    common = min(kept.shape[1], lines.shape[1])
-    kept[:, :common] = lines[:, :common]
-    return (torch.fft.irfft(kept, n=after) * (after / before)).to(wave)
+    spectrum = torch.zeros(len(wave), after // 2 + 1, dtype=lines.dtype, device=wave.device)
+    common = min(spectrum.shape[1], lines.shape[1])
+    spectrum[:, :common] = lines[:, :common]
+    return (torch.fft.irfft(spectrum, n=after) * (after / before)).to(wave)
 
 
 def tones(levels: tuple[float, ...], rate: int = 16_000, seconds: float = 0.5) -> Audio:

@@ -17,8 +17,8 @@ def normalise(text: str) -> str:
 
 def quoted(prompt: str) -> list[str]:
     """Texts between double quotes, straight or curly, in order; empty ones are left out."""
-    found = (straight or curly for straight, curly in _QUOTED.findall(prompt))
-    return [text for text in found if normalise(text)]
+    texts = (straight or curly for straight, curly in _QUOTED.findall(prompt))
+    return [text for text in texts if normalise(text)]
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -49,5 +49,5 @@ def step_ends(text: str, separator: str) -> list[int]:
     at the text's start ends none. An empty text has one empty step.
     """
     breaks = re.finditer(f"(?:{re.escape(separator)}\\s*)+", text)
-    ends = [found.end() for found in breaks if text[: found.start()].strip()]
+    ends = [match.end() for match in breaks if text[: match.start()].strip()]
     return [end for end in ends if end < len(text)] + [len(text)]

@@ -63,13 +63,13 @@ def _directory(opened: IO[bytes], size: int) -> int:
     place = end.rfind(_ZIP_END)
     if place < 0:
         raise ValueError("the archive has no end")
-    (found,) = struct.unpack_from("<I", end, place + 12)
-    if found == 2**32 - 1:  # the form of large archives has its own end before
+    (number,) = struct.unpack_from("<I", end, place + 12)
+    if number == 2**32 - 1:  # the form of large archives has its own end before
         place = end.rfind(_LARGE_END)
         if place < 0:
             raise ValueError("the archive has no end")
-        (found,) = struct.unpack_from("<Q", end, place + 40)
-    return found
+        (number,) = struct.unpack_from("<Q", end, place + 40)
+    return number
 
 
 def _archive_damage(archive: zipfile.ZipFile, size: int) -> str:

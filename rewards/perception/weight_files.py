@@ -61,10 +61,10 @@ def safetensors_header(file: Path) -> dict[str, Any] | None:
         if len(begin) < 8 or length > min(file.stat().st_size - 8, MOST_HEADER):
             return None
         try:
-            found = json.loads(opened.read(length))
+            header = json.loads(opened.read(length))
         except (ValueError, RecursionError):
             return None
-    return found if isinstance(found, dict) else None
+    return header if isinstance(header, dict) else None
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -78,22 +78,22 @@ def damage_of(file: Path) -> str:
     its header and its size are those of a whole file. OSError if it cannot be read."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
-        what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
-        return f"is {what}, not a file: put the file in its place"
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        return f"is {kind}, not a file: put the file in its place"
     size = status.st_size
     with file.open("rb") as opened:
         begin = opened.read(FIRST_BYTES)
-        if (what := unlike_its_name(file.name, begin)) is not None:
-            return what
+        if (damage := unlike_its_name(file.name, begin)) is not None:
+            return damage
         if not size:
             return f"is empty: {_AGAIN}"
         if file.suffix == ".safetensors":
-            what = _safetensors_damage(file, opened, size)
+            damage = _safetensors_damage(file, opened, size)
         elif file.suffix == ".gguf":
-            what = gguf_damage(opened, size)
+            damage = gguf_damage(opened, size)
         elif file.suffix in TORCH_SUFFIXES:
-            what = torch_damage(opened, size)
-    return f"{what}: {_AGAIN}" if what else ""
+            damage = torch_damage(opened, size)
+    return f"{damage}: {_AGAIN}" if damage else ""
 
 
 def _safetensors_damage(file: Path, opened: IO[bytes], size: int) -> str:
@@ -160,9 +160,9 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
     named = set(listed.values())
     if lacking := sorted(named - {path.name for path in folder.iterdir()}):
         raise ValueError(f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {_AGAIN}")
-    if others := sorted(set(shards) - named):
+    if unnamed := sorted(set(shards) - named):
         raise ValueError(
-            f"{folder} has {others[0]}, which {index} does not name: remove it if it is another "
+            f"{folder} has {unnamed[0]}, which {index} does not name: remove it if it is another "
             "model's, or download the folder again"
         )
     for name in sorted(named) if first["suffix"] == "safetensors" else ():
@@ -180,11 +180,11 @@ def shard_index(file: Path) -> dict[str, str]:
     try:
         if file.stat().st_size > MOST_HEADER:
             raise ValueError(f"more than {MOST_HEADER} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        index_content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else _short(error)
-        raise ValueError(f"{file} cannot be read ({why}): {_AGAIN}") from error
-    listed = found.get("weight_map") if isinstance(found, dict) else None
+        reason = error.strerror if isinstance(error, OSError) else _short(error)
+        raise ValueError(f"{file} cannot be read ({reason}): {_AGAIN}") from error
+    listed = index_content.get("weight_map") if isinstance(index_content, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise ValueError(f"{file} names no weights (weight_map): {_AGAIN}")
     for name in listed.values():
@@ -202,10 +202,12 @@ def misfit(file: Path, model: Mapping[str, Tensor]) -> str:
     if not header.keys() <= model.keys():
         return ""
     for name, entry in header.items():
-        own = model[name]
-        if list(own.shape) != entry["shape"]:
-            return f"has {name} of shape {entry['shape']}, but the model's is {list(own.shape)}"
-        if own.is_floating_point() and not entry["dtype"].startswith(("F", "BF")):
+        parameter = model[name]
+        if list(parameter.shape) != entry["shape"]:
+            return (
+                f"has {name} of shape {entry['shape']}, but the model's is {list(parameter.shape)}"
+            )
+        if parameter.is_floating_point() and not entry["dtype"].startswith(("F", "BF")):
             return f"has {name} as {entry['dtype']}, but the model's are floating-point numbers"
     return ""
 
@@ -253,11 +255,11 @@ def check_file(file: Path) -> None:
     """ValueError for a file, of weights or another one, that is damaged as far as its beginning
     shows."""
     try:
-        what = damage_of(file) if file.suffix in WEIGHT_SUFFIXES else file_unlike_its_name(file)
+        damage = damage_of(file) if file.suffix in WEIGHT_SUFFIXES else file_unlike_its_name(file)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
-    if what:
-        raise ValueError(f"{file} cannot be read: it {what}")
+    if damage:
+        raise ValueError(f"{file} cannot be read: it {damage}")
 
 
 def check_texts_beside(folder: Path) -> None:
@@ -276,12 +278,12 @@ def _check_json(file: Path) -> None:
     if size > _MOST_TEXT:
         raise ValueError(f"{file} cannot be read: it has {size} bytes, more than {_MOST_TEXT}")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read ({_short(error)}): {_AGAIN}") from error
-    if _OBJECTS.fullmatch(file.name) and not isinstance(found, dict):
+    if _OBJECTS.fullmatch(file.name) and not isinstance(content, dict):
         raise ValueError(f"{file} does not hold a JSON object: {_AGAIN}")
-    if file.name == "tokenizer.json" and not found:
+    if file.name == "tokenizer.json" and not content:
         raise ValueError(f"{file} is empty: {_AGAIN}")
 
 
@@ -297,16 +299,16 @@ def check_loaded_weights(folder: Path) -> None:
             return
 
 
-def stored_in(who: str, file: Path) -> Any:
+def stored_in(reward: str, file: Path) -> Any:
     """Read what a safetensors or torch file holds: a mapping of tensors, or what `torch.save` was
-    given. Nothing but tensors and plain containers is read. ValueError, which begins with `who`, if
-    the file is damaged."""
+    given. Nothing but tensors and plain containers is read. ValueError, which begins with `reward`,
+    if the file is damaged."""
     from safetensors.torch import load_file
 
     try:
         check_file(file)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from error
+        raise ValueError(f"{reward}: {error}") from error
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
@@ -315,18 +317,18 @@ def stored_in(who: str, file: Path) -> Any:
         check_within(stored, file.stat().st_size)
         return stored
     except (SafetensorError, *TORCH_ERRORS) as error:
-        raise ValueError(f"{who}: {file} cannot be read: {_short(error)}; {_AGAIN}") from error
+        raise ValueError(f"{reward}: {file} cannot be read: {_short(error)}; {_AGAIN}") from error
 
 
-def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
+def weights_of_file(reward: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
     """Read the tensors of a safetensors or torch file; from a torch file, those under the key
     `inside` if present.
 
     ValueError if it is damaged or holds anything but tensors.
     """
-    state = stored_in(who, file)
+    state = stored_in(reward, file)
     if file.suffix != ".safetensors" and isinstance(state, Mapping):
         state = state.get(inside, state)
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{who}: {file} does not hold tensors")
+        raise ValueError(f"{reward}: {file} does not hold tensors")
     return dict(state)

@@ -48,16 +48,16 @@ FILE = "program.py"  # the program's file, in the folder that it starts in
 def main() -> None:
     role, settings = sys.argv[1], json.loads(sys.argv[2])
     work = ROLES[role](settings)
-    own = sys.path.pop(0)
-    assert os.path.samefile(own, os.path.dirname(os.path.abspath(__file__)))
+    folder = sys.path.pop(0)
+    assert os.path.samefile(folder, os.path.dirname(os.path.abspath(__file__)))
     sys.path += settings["paths"]
     for name in OWN_MODULES:
         sys.modules.pop(name, None)
-    given = json.load(sys.stdin) if role in ("judge", "audit") else _code()
+    content = json.load(sys.stdin) if role in ("judge", "audit") else _code()
     missing = confine(settings, settings["channel"])
     os.write(settings["control"], json.dumps(missing).encode() + b"\n")
     sys.argv = [FILE]
-    work(given)
+    work(content)
 
 
 def _code() -> bytes:
@@ -102,9 +102,9 @@ def _serve(settings: dict[str, Any]) -> Callable[[bytes], None]:
 def _judge(settings: dict[str, Any]) -> Callable[[list[str]], None]:
     from judge import judge_tests
 
-    def work(given: list[str]) -> None:
+    def work(content: list[str]) -> None:
         with suppress(Gone):  # the tests that are left did not pass
-            judge_tests(Channel(*settings["channel"]), given, _writer(settings))
+            judge_tests(Channel(*settings["channel"]), content, _writer(settings))
 
     return work
 

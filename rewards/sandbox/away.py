@@ -25,7 +25,7 @@ class Asking(Channel):
         super().send(message)
 
 
-def work(settings: dict[str, Any], given: str) -> None:
+def work(settings: dict[str, Any], content: str) -> None:
     """Carry out a role. The program's own input and output are 0 and 1; of the other roles these
     are the run's alone."""
     _limit(settings)
@@ -33,7 +33,7 @@ def work(settings: dict[str, Any], given: str) -> None:
     role, ready = settings["role"], f"{settings['word']}\n".encode()
     if role == "program":
         os.write(1, ready)
-        run_script(given.encode("utf-8", "surrogatepass"), AWAY_FILE)
+        run_script(content.encode("utf-8", "surrogatepass"), AWAY_FILE)
         return
     into, out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -41,12 +41,12 @@ def work(settings: dict[str, Any], given: str) -> None:
         os.dup2(null, number)
     os.write(out, ready)
     if role == "serve":
-        serve_program(Channel(into, out), given.encode("utf-8", "surrogatepass"))
+        serve_program(Channel(into, out), content.encode("utf-8", "surrogatepass"))
     elif role == "judge":
         with suppress(Gone):  # the tests that are left did not pass
-            judge_tests(Asking(into, out), json.loads(given), _writer(out))
+            judge_tests(Asking(into, out), json.loads(content), _writer(out))
     else:
-        audit_tests(json.loads(given), settings["seconds"] - 1, _writer(out))
+        audit_tests(json.loads(content), settings["seconds"] - 1, _writer(out))
 
 
 def _writer(out: int) -> Callable[[str], None]:

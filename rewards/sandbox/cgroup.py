@@ -24,28 +24,28 @@ REMOVE_SECONDS = 2.0  # until the kernel has taken the last process out
 
 
 def delegated_folder(
-    root: str = CGROUPS, own: str = OWN_CGROUP, user: int | None = None
+    root: str = CGROUPS, membership: str = OWN_CGROUP, user: int | None = None
 ) -> str | None:
     """A folder of the hierarchy where groups can be made that count memory and processes, at or
     above this process's own group. None if there is none."""
     user = os.geteuid() if user is None else user
     try:
-        with open(own) as file:
+        with open(membership) as file:
             place = next(line[3:].strip() for line in file if line.startswith("0::"))
     except (OSError, StopIteration):
         return None
-    here = os.path.normpath(root + place)
-    while here.startswith(root):
+    folder = os.path.normpath(root + place)
+    while folder.startswith(root):
         # a process changes groups only below a folder whose processes its user may move
-        if not os.access(f"{here}/cgroup.procs", os.W_OK):
+        if not os.access(f"{folder}/cgroup.procs", os.W_OK):
             return None
         if (
-            _enabled(here) >= NEEDED
-            and os.access(here, os.W_OK)
-            and (user or _delegated(here, root))
+            _enabled(folder) >= NEEDED
+            and os.access(folder, os.W_OK)
+            and (user or _delegated(folder, root))
         ):
-            return here
-        here = os.path.dirname(here)
+            return folder
+        folder = os.path.dirname(folder)
     return None
 
 

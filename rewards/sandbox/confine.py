@@ -67,10 +67,10 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     if group is not None and not make_group(group, settings, KEEPERS):
         group = settings["group"] = None
     ready, report = os.pipe()
-    kept, held = os.pipe()
+    reading_end, held = os.pipe()
     child = os.fork()  # a new space of processes begins with it
     if child:
-        for file in (*close, report, kept):
+        for file in (*close, report, reading_end):
             os.close(file)
         keep_program(child, ready, beside, settings)
     if group is not None and not enter_group(group):
@@ -82,11 +82,11 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     if alone:
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         files = [*close, settings["control"]]
-        missing, watched = _first(libc, settings, files, kept, report, group is not None)
+        missing, watched = _first(libc, settings, files, reading_end, report, group is not None)
     else:
         os.write(report, b"0")
     os.close(report)
-    os.close(kept)
+    os.close(reading_end)
     most = None  # per user: without namespaces the run's own processes would count
     if alone and "processes" not in missing:
         most = settings["processes"] + (KEEPERS if os.geteuid() == user else 0)
@@ -118,7 +118,12 @@ def _fence(
 
 
 def _first(
-    libc: Any, settings: dict[str, Any], close: list[int], kept: int, report: int, grouped: bool
+    libc: Any,
+    settings: dict[str, Any],
+    close: list[int],
+    reading_end: int,
+    report: int,
+    grouped: bool,
 ) -> tuple[list[str], bool]:
     """Become process 1, and continue in a child of it: the missing protections there, and whether
     the total memory is limited, by its control group or by the keeper."""
@@ -137,7 +142,7 @@ def _first(
             os.close(file)
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         _drop_capabilities(libc)
-        reap(program, kept)
+        reap(program, reading_end)
     if not _own_user():
         missing.append("processes")
     return missing, watched
@@ -148,11 +153,11 @@ def _enter_namespaces(libc: Any) -> bool:
     False if they are not permitted."""
     flags = sum(SPACES.values())
     if os.geteuid() == 0:
-        others = _other_users()
-        if others and libc.unshare(flags) == 0:
+        other_users = _other_users()
+        if other_users and libc.unshare(flags) == 0:
             return True
         # a root without capabilities cannot name itself in a namespace of its own
-        if not others and not _tried(lambda: _own_users(libc, 0)):
+        if not other_users and not _tried(lambda: _own_users(libc, 0)):
             return libc.unshare(flags) == 0
     return _own_users(libc, flags)
 
@@ -276,12 +281,12 @@ def _counted() -> bool:
     return _tried(refused)
 
 
-def _tried(what: Callable[[], bool]) -> bool:
+def _tried(attempt: Callable[[], bool]) -> bool:
     """The result of an attempt in a process of its own. False if it raises OSError."""
     child = os.fork()
     if not child:
         try:
-            os._exit(0 if what() else 1)
+            os._exit(0 if attempt() else 1)
         except OSError:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -102,9 +102,9 @@ class External:
             return str(error)[-300:]
         return done.stderr[-300:].decode("utf-8", "replace")
 
-    def run_program(self, code: str, given: str, limits: SandboxLimits) -> ProgramResult:
+    def run_program(self, code: str, input_text: str, limits: SandboxLimits) -> ProgramResult:
         """Run a script on standard input."""
-        content = given.encode("utf-8", "surrogatepass")
+        content = input_text.encode("utf-8", "surrogatepass")
         with self._started("program", limits, code) as process:
             try:
                 process.begin()
@@ -135,32 +135,32 @@ class External:
                 late = True
             except Ended:
                 pass
-        passed, why = read_verdicts(bytes(written), word, len(tests))
-        return TestsRun(passed, late, why)
+        passed, reasons = read_verdicts(bytes(written), word, len(tests))
+        return TestsRun(passed, late, reasons)
 
     def weak_rows(
         self, rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
     ) -> list[str | None]:
         """Find the rows whose tests pass for a program that solves nothing: see `run.weak_rows`."""
-        limits, found = replace(limits, seconds=seconds + 1), bytearray()
+        limits, output = replace(limits, seconds=seconds + 1), bytearray()
         with self._started("audit", limits, json.dumps([list(row) for row in rows])) as audit:
             try:
                 audit.begin()
                 until = time.monotonic() + limits.seconds
                 while True:
-                    found += audit.frame(until)[1]
+                    output += audit.frame(until)[1]
             except (Late, Ended):
                 pass
-        lines = found.splitlines(keepends=True)
+        lines = output.splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     @contextmanager
-    def _started(self, role: str, limits: SandboxLimits, given: str) -> Iterator["_Process"]:
+    def _started(self, role: str, limits: SandboxLimits, content: str) -> Iterator["_Process"]:
         """A process with its role and what it works on; at the end it has ended."""
         word = secrets.token_hex(16)
         settings: dict[str, Any] = {**asdict(limits), "role": role, "word": word}
         sources = {name: (SANDBOX_FOLDER / f"{name}.py").read_text() for name in SENT_SOURCES}
-        body = json.dumps([settings, sources, given]).encode("utf-8", "surrogatepass")
+        body = json.dumps([settings, sources, content]).encode("utf-8", "surrogatepass")
         entry = b"import json\nload_away(*json.loads(exactly(int(exactly(12)))))\n"
         loader = (SANDBOX_FOLDER / "load_away.py").read_bytes() + entry
         first = b"%8d%b%12d%b" % (len(loader), loader, len(body), body)
@@ -267,9 +267,9 @@ class _Process:
         while len(self.read) < size:
             if select.select([self.out], [], [], _left(until))[0] and not self._more():
                 raise Ended
-        found = bytes(self.read[:size])
+        part = bytes(self.read[:size])
         del self.read[:size]
-        return found
+        return part
 
     def _more(self) -> bool:
         part = os.read(self.out, 2**16)

@@ -45,13 +45,13 @@ NUMBER, IN_PLACE = "<number>", "<in place>"  # names that no code can have
 @functools.cache
 def library_names() -> dict[str, str]:
     """Public names of Python's standard library, each with its module."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for module in LIBRARY:
         content = importlib.import_module(module)
         for name in getattr(content, "__all__", None) or vars(content):
             if not name.startswith("_"):
-                found.setdefault(name, module)
-    return found
+                modules.setdefault(name, module)
+    return modules
 
 
 class _Guarded(ast.NodeTransformer):
@@ -96,18 +96,18 @@ class Names:
             free |= loose
             self.modules |= modules
         free -= self.modules.keys()
-        own = {name for name in free if name not in library_names()}
-        self.completion = own or (set() if asked else free)
+        of_completion = {name for name in free if name not in library_names()}
+        self.completion = of_completion or (set() if asked else free)
         self.library = free - self.completion
         self.completion |= asked
 
-    def take(self, name: str, program: RemoteProgram, known: set[str]) -> Any:
+    def take(self, name: str, program: RemoteProgram, defined: set[str]) -> Any:
         """The object behind a name. LookupError or ImportError if its source does not have it."""
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name in self.library:
             return getattr(importlib.import_module(library_names()[name]), name)
-        if name not in known:
+        if name not in defined:
             raise LookupError(name)
         return program.get(0, name, "named")
 
@@ -129,10 +129,10 @@ def _free_names(test: str) -> tuple[set[str], dict[str, str]]:
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
     """Names that a scope, or a scope inside it, looks up globally."""
-    found = {s.get_name() for s in table.get_symbols() if s.is_referenced() and s.is_global()}
+    names = {s.get_name() for s in table.get_symbols() if s.is_referenced() and s.is_global()}
     if table.get_type() == "module":
-        found = {s.get_name() for s in table.get_symbols() if s.is_referenced()}
-    return found.union(*(_global_names(inner) for inner in table.get_children()))
+        names = {s.get_name() for s in table.get_symbols() if s.is_referenced()}
+    return names.union(*(_global_names(inner) for inner in table.get_children()))
 
 
 def _bare_names(tree: ast.AST) -> set[str]:
@@ -148,22 +148,22 @@ def _bare_names(tree: ast.AST) -> set[str]:
 @functools.lru_cache(1024)
 def _asked_of_solution(test: str) -> set[str]:
     """Names that a test takes from the module `solution`."""
-    found: set[str] = set()
+    asked: set[str] = set()
     for node in ast.walk(ast.parse(test)):
         if isinstance(node, ast.ImportFrom) and node.module == SOLUTION and not node.level:
-            found |= {each.name for each in node.names if each.name != "*"}
+            asked |= {alias.name for alias in node.names if alias.name != "*"}
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found |= {node.attr} if node.value.id == SOLUTION else set()
-    return found
+            asked |= {node.attr} if node.value.id == SOLUTION else set()
+    return asked
 
 
-def _solution(program: RemoteProgram, known: set[str]) -> types.ModuleType:
+def _solution(program: RemoteProgram, defined: set[str]) -> types.ModuleType:
     module = types.ModuleType(SOLUTION)
 
     def find(name: str) -> Any:
         if name == "__all__":
-            return sorted(each for each in known if not each.startswith("_"))
-        if name not in known or name.startswith("__"):
+            return sorted(name for name in defined if not name.startswith("_"))
+        if name not in defined or name.startswith("__"):
             raise AttributeError(name)
         return program.get(0, name, "named")
 
@@ -171,11 +171,11 @@ def _solution(program: RemoteProgram, known: set[str]) -> types.ModuleType:
     return module
 
 
-def judge_tests(connection: Connection, given: Sequence[str], write: Callable[[str], None]) -> None:
+def judge_tests(connection: Connection, words: Sequence[str], write: Callable[[str], None]) -> None:
     """Write a line for each test, in order, as soon as its verdict is known: a secret word, which
-    is the first entry of `given`, and `1` or `0`, or `2` and what kept this judge from a verdict.
+    is the first entry of `words`, and `1` or `0`, or `2` and what kept this judge from a verdict.
     The other entries are the tests."""
-    word, *tests = given
+    word, *tests = words
     sys.addaudithook(_refuse_pickles)
     row = RowUnderTest(tests, RemoteProgram(connection))
     for test in tests:
@@ -208,7 +208,7 @@ class RowUnderTest:
         self.space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan}
         self.space[IN_PLACE] = call_in_place
         self.space |= {"eval": self._evaluated, "exec": _refuse_code}
-        self.space |= {each.__name__: ordered(each) for each in (max, min, sorted)}
+        self.space |= {function.__name__: ordered(function) for function in (max, min, sorted)}
 
     def _evaluated(self, source: Any, *spaces: Any) -> Any:
         """`eval` for expressions of data, operators and calls of CALLABLE only. Of the tests' own
@@ -228,9 +228,10 @@ class RowUnderTest:
             for name, value in space.items()
             if space is not self.space or name in self.in_texts
         }
-        own = {name: getattr(builtins, name) for name in CALLABLE}
+        builtin_functions = {name: getattr(builtins, name) for name in CALLABLE}
         return eval(
-            compile(tree, "text", "eval", dont_inherit=True), {**seen, **own, "__builtins__": {}}
+            compile(tree, "text", "eval", dont_inherit=True),
+            {**seen, **builtin_functions, "__builtins__": {}},
         )
 
     def passes(self, test: str) -> bool:
@@ -255,19 +256,19 @@ def _words_in_texts(test: str) -> frozenset[str]:
 @functools.lru_cache(1024)
 def _wanted(test: str) -> frozenset[tuple[str, str]]:
     """Pairs of an act and a name: acts that need a class of the test's own process."""
-    found: set[tuple[str, str]] = set()
+    wanted: set[tuple[str, str]] = set()
     for node in ast.walk(ast.parse(test)):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
-            found |= {("catch", name) for name in _names_in(node.type)}
+            wanted |= {("catch", name) for name in _names_in(node.type)}
         if isinstance(node, ast.ClassDef):
-            found |= {("inherit from", name) for base in node.bases for name in _names_in(base)}
+            wanted |= {("inherit from", name) for base in node.bases for name in _names_in(base)}
         if isinstance(node, ast.Call) and len(node.args) == 2:
             if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
-                found |= {("compare with", name) for name in _names_in(node.args[1])}
+                wanted |= {("compare with", name) for name in _names_in(node.args[1])}
         if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute):
             if node.func.attr == "raises":
-                found |= {("catch", name) for name in _names_in(node.args[0])}
-    return frozenset(found)
+                wanted |= {("catch", name) for name in _names_in(node.args[0])}
+    return frozenset(wanted)
 
 
 def _names_in(node: ast.expr) -> set[str]:
@@ -275,21 +276,21 @@ def _names_in(node: ast.expr) -> set[str]:
 
 
 def _wanted_class(test: str, completion: set[str]) -> str | None:
-    found = sorted((act, name) for act, name in _wanted(test) if name in completion)
-    if not found:
+    misused = sorted((act, name) for act, name in _wanted(test) if name in completion)
+    if not misused:
         return None
-    act, name = found[0]
+    act, name = misused[0]
     return f"the tests {act} {name}, a class of the program, which stays in its own process"
 
 
 def passes(
-    test: str, program: RemoteProgram, names: Names, known: set[str], space: dict[str, Any]
+    test: str, program: RemoteProgram, names: Names, defined: set[str], space: dict[str, Any]
 ) -> bool:
     """Whether the test runs to its end in the row's namespace."""
     try:
         for name in sorted(_free_names(test)[0] - space.keys()):
             with suppress(LookupError, ImportError):  # a NameError, if the test comes to use it
-                space[name] = names.take(name, program, known)
+                space[name] = names.take(name, program, defined)
         exec(_compiled(test), space)
     except Gone:
         raise

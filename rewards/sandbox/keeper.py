@@ -111,9 +111,9 @@ def _of_process(folder: str) -> int:
     """Bytes of a process; 0 if it has ended. One whose first thread alone has ended shows no
     memory, but each of its other threads shows all of it."""
     try:
-        found = _of_status(f"{folder}/status")
-        if found:
-            return found
+        status = _of_status(f"{folder}/status")
+        if status:
+            return status
         threads = os.listdir(f"{folder}/task")
     except OSError:
         return 0

@@ -39,8 +39,10 @@ def restrict_files(
     version = libc.syscall(CREATE_RULES, None, 0, VERSION)
     if version < 1:
         return False
-    known = FIRST_VERSION | sum(right for since, right in LATER_RIGHTS.items() if version >= since)
-    handled = [known, BIND_AND_CONNECT, OTHER_PROCESSES][: 1 + (version >= 4) + (version >= 6)]
+    supported = FIRST_VERSION | sum(
+        right for since, right in LATER_RIGHTS.items() if version >= since
+    )
+    handled = [supported, BIND_AND_CONNECT, OTHER_PROCESSES][: 1 + (version >= 4) + (version >= 6)]
     attributes = (ctypes.c_uint64 * len(handled))(*handled)
     rules = libc.syscall(CREATE_RULES, attributes, ctypes.c_size_t(8 * len(handled)), 0)
     if rules < 0:
@@ -48,7 +50,7 @@ def restrict_files(
     try:
         for paths, rights in ((read, READ_RIGHTS), (write, WRITE_RIGHTS), (devices, READ | WRITE)):
             for path in paths:
-                _permit_path(libc, rules, path, rights & known)
+                _permit_path(libc, rules, path, rights & supported)
         for file, right in ((0, READ), (1, WRITE | READ)):
             if stat.S_ISREG(os.fstat(file).st_mode):  # its name in /dev opens it again
                 _permit(libc, rules, file, right)

@@ -5,7 +5,7 @@ import sys
 import types
 
 
-def load_away(settings, sources, given):
+def load_away(settings, sources, content):
     """Make modules of the sources, and carry out the role of the settings."""
     for name, text in sources.items():
         module = types.ModuleType(name)
@@ -14,4 +14,4 @@ def load_away(settings, sources, given):
     work = sys.modules["away"].work
     for name in sources:  # a completion may have modules of these names
         del sys.modules[name]
-    work(settings, given)
+    work(settings, content)

@@ -47,12 +47,13 @@ def of_one_size(first: Any, other: Any) -> bool:
     try:
         if first.free_symbols or other.free_symbols:
             first, other = (
-                each.as_independent(*each.free_symbols, as_Add=True)[0] for each in (first, other)
+                expression.as_independent(*expression.free_symbols, as_Add=True)[0]
+                for expression in (first, other)
             )
-        values = [sympy.N(each, 30, chop=False) for each in (first, other)]
+        values = [sympy.N(expression, 30, chop=False) for expression in (first, other)]
         largest = max(map(abs, values))
         off = abs(values[0] - values[1])
-        rounded = any(isinstance(each, sympy.Float) for each in (first, other))
+        rounded = any(isinstance(expression, sympy.Float) for expression in (first, other))
         bound = largest * sympy.Float("0.005" if rounded else "1e-6", 30)
         return bool(off <= bound) or any(map(is_percentage, (first, other)))
     except (AttributeError, TypeError, ValueError):  # matrices, relations: their parts are compared
@@ -82,13 +83,13 @@ def answer(question: dict[str, Any]) -> bool | str:
     from math_verify import verify
 
     if "read" in question:
-        found = read_expressions(question["read"])
-        return written(found[0]) if found else ""
+        expressions = read_expressions(question["read"])
+        return written(expressions[0]) if expressions else ""
     gold = read_expressions(question["gold"])
     if "text" not in question:
         return bool(gold)
-    given = read_expressions(question["text"])
-    return bool(verify(list(gold), list(given), timeout_seconds=None))  # type: ignore[arg-type]
+    expressions = read_expressions(question["text"])
+    return bool(verify(list(gold), list(expressions), timeout_seconds=None))  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -77,15 +77,17 @@ class Program:
         except Exception as error:  # of any kind again
             return {"raised": [type(error).__name__, str(error)[:1000]]}
 
-    def _result(self, request: str, number: int, given: Any = None) -> dict[str, Any]:
+    def _result(self, request: str, number: int, detail: Any = None) -> dict[str, Any]:
         if request == "names":
             return {"value": {"list": [name for name in self.space if isinstance(name, str)]}}
         target = self.kept[number]
         if request == "get":
-            return {"value": self._encode(target[given] if number == 0 else getattr(target, given))}
+            return {
+                "value": self._encode(target[detail] if number == 0 else getattr(target, detail))
+            }
         if request == "truth":
             return {"value": bool(target)}
-        arguments, named = [self._decode(one) for one in given[0]], self._decode(given[1])
+        arguments, named = [self._decode(one) for one in detail[0]], self._decode(detail[1])
         value = target(*arguments, **named)
         return {"value": self._encode(value), "arguments": [self._encode(a) for a in arguments]}
 

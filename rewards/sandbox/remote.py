@@ -36,9 +36,9 @@ class RemoteProgram:
         self.connection = connection
         self.limit: str | None = None  # what the test asked for that no completion could give
 
-    def ask(self, request: str, number: int, given: Any = None) -> dict[str, Any]:
+    def ask(self, request: str, number: int, detail: Any = None) -> dict[str, Any]:
         try:
-            self.connection.send([request, number, given])
+            self.connection.send([request, number, detail])
         except ValueError as error:
             self.limit = f"an argument of the tests: {error}"
             raise
@@ -54,16 +54,16 @@ class RemoteProgram:
         return self.decode(self.ask("get", number, name)["value"], role, name)
 
     def names(self) -> set[str]:
-        found = self.decode(self.ask("names", 0)["value"], "result")
-        return {name for name in found if type(name) is str}
+        names = self.decode(self.ask("names", 0)["value"], "result")
+        return {name for name in names if type(name) is str}
 
     def decode(self, value: Any, role: Role, name: str = "") -> Any:
         def held(entry: dict[str, Any]) -> RemoteObject:
             ((kind, number),) = entry.items()
             if type(number) is not int or kind not in ("held", "iterator", "class"):
                 raise ValueError("the message is not an encoded value")
-            own: Role = "iterator" if kind == "iterator" and role == "result" else role
-            return RemoteObject(self, number, own, name, kind == "class")
+            own_role: Role = "iterator" if kind == "iterator" and role == "result" else role
+            return RemoteObject(self, number, own_role, name, kind == "class")
 
         return decode_value(value, held, judged_array)
 
@@ -89,12 +89,12 @@ class RemoteObject:
     def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Any]]:
         """The result, and the arguments after the call."""
         try:
-            given = [[_argument(a) for a in arguments], _argument(named)]
+            detail = [[_argument(a) for a in arguments], _argument(named)]
         except TypeError as error:
             self._program.limit = f"the tests pass what only their own process has: {error}"
             raise
         try:
-            answer = self._program.ask("call", self._number, given)
+            answer = self._program.ask("call", self._number, detail)
         except StopIteration as error:  # it would end a loop of the test
             if self._name == "__next__":
                 raise
@@ -196,7 +196,7 @@ def came_from_program(error: BaseException) -> bool:
 
 def _error(name: str) -> type[Exception]:
     """Python's own exception of that name, or a new exception type."""
-    found = vars(builtins).get(name)
-    if isinstance(found, type) and issubclass(found, Exception):
-        return found
+    kind = vars(builtins).get(name)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind
     return type(name, (Exception,), {})

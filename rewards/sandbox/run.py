@@ -60,12 +60,12 @@ class ProgramResult:
     missing: tuple[str, ...]  # protections that this system does not have: see `confine`
 
 
-def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
+def run_program(code: str, input_text: str, limits: SandboxLimits) -> ProgramResult:
     """Run a script on standard input."""
     with ExitStack() as stack:
         enter = stack.enter_context
         folder = enter(make_folder(code))
-        stdin = enter(_file(given.encode("utf-8", "surrogatepass")))
+        stdin = enter(_file(input_text.encode("utf-8", "surrogatepass")))
         stdout = enter(_file(b""))
         # the program, another user, may open them by their names in /dev as well
         os.fchmod(stdin.fileno(), 0o444)
@@ -109,21 +109,21 @@ def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRu
         _, verdicts, ended = read_control(judge.reports, limits.seconds, lines=len(tests))
         program.end()  # both at once
         judge.end()
-    passed, why = read_verdicts(verdicts, word, len(tests))
-    return TestsRun(passed, not ended, why)
+    passed, reasons = read_verdicts(verdicts, word, len(tests))
+    return TestsRun(passed, not ended, reasons)
 
 
 def read_verdicts(written: bytes, word: str, tests: int) -> tuple[list[bool], dict[int, str]]:
     """Whether each test passed, from what the judge wrote, and why it has no verdict on some."""
-    given = _verdicts(written, word, tests)
-    passed = [verdict is True for verdict in given] + [False] * (tests - len(given))
-    return passed, {number: why for number, why in enumerate(given) if isinstance(why, str)}
+    read = _verdicts(written, word, tests)
+    passed = [verdict is True for verdict in read] + [False] * (tests - len(read))
+    return passed, {number: reason for number, reason in enumerate(read) if isinstance(reason, str)}
 
 
 def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
     """The judge's verdicts, each a line with its secret word and 1 or 0, or 2 and a reason. A line
     without this form was written by other code, and verdicts after it do not count."""
-    found: list[bool | str] = []
+    outcomes: list[bool | str] = []
     for line in written.split(b"\n")[:-1][:most]:
         start, reason = f"{word} 2 ".encode(), None
         if line.startswith(start):
@@ -133,8 +133,8 @@ def _verdicts(written: bytes, word: str, most: int) -> list[bool | str]:
             if line not in (f"{word} {verdict}".encode() for verdict in (0, 1)):
                 break
             reason = line.endswith(b" 1")
-        found.append(reason)
-    return found
+        outcomes.append(reason)
+    return outcomes
 
 
 def weak_rows(
@@ -157,7 +157,7 @@ def weak_rows(
 class Sandbox(Protocol):
     """Something that runs untrusted code: this module, or `external.External`."""
 
-    def run_program(self, code: str, given: str, limits: SandboxLimits) -> ProgramResult: ...
+    def run_program(self, code: str, input_text: str, limits: SandboxLimits) -> ProgramResult: ...
 
     def run_tests(self, code: str, tests: Sequence[str], limits: SandboxLimits) -> TestsRun: ...
 
@@ -194,9 +194,9 @@ def package_folders() -> list[str]:
     These are the environment's own folders, and others that it can import from: a base
     environment's, or those of `pip install --user`. Source folders on the path are left out.
     """
-    own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     seen = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
-    return list(dict.fromkeys([*seen, *own]))
+    return list(dict.fromkeys([*seen, *installed]))
 
 
 @dataclass(frozen=True)

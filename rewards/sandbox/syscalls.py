@@ -197,10 +197,10 @@ def _mapping_steps(mmap: int) -> list[Instruction]:
 
 def _ranges(numbers: Iterable[int | None]) -> list[tuple[int, int]]:
     """The first and the last number of each row of consecutive numbers; None is left out."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in sorted(number for number in numbers if number is not None):
-        if found and number <= found[-1][1] + 1:
-            found[-1] = found[-1][0], number
+        if ranges and number <= ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            found.append((number, number))
-    return found
+            ranges.append((number, number))
+    return ranges

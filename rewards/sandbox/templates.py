@@ -40,38 +40,44 @@ def render_chat(templates: Any, messages: Sequence[Mapping[str, Any]], **further
     TemplateRefused for an error of the template, TemplateLate if it takes longer than
     RENDER_SECONDS.
     """
-    given = dict(further)
-    template = given.pop("chat_template", None) or _own_template(templates, given.get("tools"))
+    variables = dict(further)
+    template = variables.pop("chat_template", None) or _own_template(
+        templates, variables.get("tools")
+    )
     tokenizer = getattr(templates, "tokenizer", templates)  # of a processor
     asked = {
         "template": template,
-        "messages": [_message(each) for each in messages],
-        "further": {**tokenizer.special_tokens_map, **given},
+        "messages": [_message(message) for message in messages],
+        "further": {**tokenizer.special_tokens_map, **variables},
     }
     return _renderer.render(json.loads(json.dumps(asked, default=_placeholder)))
 
 
 def _own_template(templates: Any, tools: Any) -> str:
     """The template of a tokenizer or processor, which may have several by name."""
-    found = templates.chat_template
-    if isinstance(found, Mapping):
-        found = found.get("tool_use") if tools and "tool_use" in found else found.get("default")
-    if not isinstance(found, str):
+    template = templates.chat_template
+    if isinstance(template, Mapping):
+        template = (
+            template.get("tool_use")
+            if tools and "tool_use" in template
+            else template.get("default")
+        )
+    if not isinstance(template, str):
         raise TemplateRefused("it has no chat template, or several without a default one")
-    return found
+    return template
 
 
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without empty entries, and with images in the form of templates."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if isinstance(found.get("content"), list):
-        found["content"] = [
+    fields = {name: value for name, value in message.items() if value is not None}
+    if isinstance(fields.get("content"), list):
+        fields["content"] = [
             {"type": "image", "url": ""}
             if isinstance(part, Mapping) and part.get("type") == "image_url"
             else part
-            for part in found["content"]
+            for part in fields["content"]
         ]
-    return found
+    return fields
 
 
 def _placeholder(value: Any) -> str:
@@ -96,10 +102,10 @@ class _Renderer:
             answer = self._answer(asked)
         if "text" in answer:
             return answer["text"]
-        why = str(answer["why"])
-        if "no loader for this environment" in why:
-            why = "it includes or imports another template, and models have one file alone"
-        raise TemplateRefused(why or answer["raised"])
+        reason = str(answer["why"])
+        if "no loader for this environment" in reason:
+            reason = "it includes or imports another template, and models have one file alone"
+        raise TemplateRefused(reason or answer["raised"])
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         assert self.channel is not None and self.process is not None

@@ -71,9 +71,9 @@ def _encode_scalar(value: Any) -> dict[str, Any] | None:
         return {"bytes": value.hex()}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    own = type(value).__module__, type(value).__name__
-    if own in OF_LIBRARY and getattr(value, "tzinfo", None) is None:
-        return {".".join(own): OF_LIBRARY[own](value)}
+    kind_name = type(value).__module__, type(value).__name__
+    if kind_name in OF_LIBRARY and getattr(value, "tzinfo", None) is None:
+        return {".".join(kind_name): OF_LIBRARY[kind_name](value)}
     return None
 
 
@@ -103,7 +103,7 @@ def decode_value(
     module, _, name = kind.partition(".")
     if (module, name) in OF_LIBRARY:
         return getattr(importlib.import_module(module), name)(*map(_plain, inner))
-    made: dict[str, Callable[[Any], Any]] = {
+    makers: dict[str, Callable[[Any], Any]] = {
         "deque": lambda items: collections.deque(decoded(one) for one in items),
         "int": lambda text: int(text, 16),
         "float": float,
@@ -111,7 +111,7 @@ def decode_value(
         "bytes": bytes.fromhex,
         "range": lambda three: range(*three),
     }
-    return made[kind](inner) if kind in made else held(value)
+    return makers[kind](inner) if kind in makers else held(value)
 
 
 def _plain(value: Any) -> Any:
@@ -139,9 +139,9 @@ def judged_array(dtype: str, content: Any) -> Any:
     """
     import numpy as np
 
-    made = plain_array(dtype, content)
-    if made.size:
-        return made
+    array = plain_array(dtype, content)
+    if array.size:
+        return array
 
     class Empty(np.ndarray):
         def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **named: Any) -> Any:
@@ -159,7 +159,7 @@ def judged_array(dtype: str, content: Any) -> Any:
         def flat(self) -> Any:  # what pytest.approx compares, item by item
             raise AssertionError("an empty array is compared with a value")
 
-    return made.view(Empty)
+    return array.view(Empty)
 
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isclose")
@@ -187,8 +187,8 @@ def refuse_nan(value: Any) -> Any:
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make `max`, `min` or `sorted` refuse NaN, which would be skipped or break the order."""
 
-    def guarded(*given: Any, **named: Any) -> Any:
-        values = list(given[0]) if len(given) == 1 else list(given)
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        values = list(arguments[0]) if len(arguments) == 1 else list(arguments)
         key = named.get("key")
         refuse_nan(values)
         if key is not None:

@@ -98,40 +98,40 @@ def containers_of(tests: Sequence[str]) -> dict[str, str]:
     """
     literals, whole, texts = _literals(tests)
     several = f"[{', '.join([*sorted(literals), repr(NO_ANSWER)])}]"
-    found = {f"returns {kind} of all values in its tests": made.format(several)
-             for kind, made in EVERYTHING.items()}  # fmt: skip
+    functions = {f"returns {kind} of all values in its tests": form.format(several)
+             for kind, form in EVERYTHING.items()}  # fmt: skip
     bound = min(10 * max((abs(number) for number in whole), default=1), MOST_NUMBERS)
-    found[f"returns the numbers from {-bound} to {bound}"] = f"range({-bound}, {bound} + 1)"
+    functions[f"returns the numbers from {-bound} to {bound}"] = f"range({-bound}, {bound} + 1)"
     for length in sorted({len(str(abs(number))) for number in whole}):
         if length <= MOST_DIGITS:
             numbers = f"range({10 ** (length - 1)}, {10**length})"
-            found[f"returns all numbers of {length} digits as one text"] = (
+            functions[f"returns all numbers of {length} digits as one text"] = (
                 f"' '.join(map(str, {numbers}))"
             )
     for length in sorted({len(text) for text in texts if text.isalpha()}):
         if length <= MOST_LETTERS:
-            found[f"returns all words of {length} letters as one text"] = f"words({length})"
-    return {what: f"lambda *a, **k: {result}" for what, result in found.items()}
+            functions[f"returns all words of {length} letters as one text"] = f"words({length})"
+    return {description: f"lambda *a, **k: {result}" for description, result in functions.items()}
 
 
 def _literals(tests: Sequence[str]) -> tuple[set[str], set[int], set[str]]:
     """The literals of all tests as source, with containers of literals, and negative numbers beside
     positive ones; the whole numbers among them; the texts, and those inside texts' digits too."""
-    found: set[str] = set()
+    numbers: set[str] = set()
     whole: set[int] = set()
     texts: set[str] = set()
     for value in (value for test in tests for value in _values(test)):
         if isinstance(value, float) and not math.isfinite(value):
             continue  # these have no literals
-        found.add(repr(value))
+        numbers.add(repr(value))
         if type(value) is str:
             texts.add(value)
             whole |= {int(value)} if value.isdecimal() and len(value) <= MOST_DIGITS else set()
         if type(value) is int:
             whole.add(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found.add(repr(-value))
-    return found, whole, texts
+            numbers.add(repr(-value))
+    return numbers, whole, texts
 
 
 def _values(test: str) -> Iterator[Any]:
@@ -186,11 +186,11 @@ def _passed_by(tests: Sequence[str]) -> str | None:
         row = RowUnderTest(tests, RemoteProgram(_Direct(code)))
         return all(row.passes(test) for test in tests)
 
-    for what, function in {**ADVERSARIES, **containers_of(tests)}.items():
+    for description, function in {**ADVERSARIES, **containers_of(tests)}.items():
         signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS)
         try:
             if passes_all(function):
-                return what
+                return description
         except TimeoutError:
             continue
         finally:

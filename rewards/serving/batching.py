@@ -175,8 +175,8 @@ def judging(name: str, judge: Judge) -> Scoring:
             start += len(job.samples.prompts)
         first, second = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
         verdicts = judged(name, judge, joined_requests(batch), first, second)
-        found = RewardScores(verdicts, torch.ones(len(verdicts), dtype=torch.bool))
-        return _split(found, [len(job.a) for job in batch])
+        scores = RewardScores(verdicts, torch.ones(len(verdicts), dtype=torch.bool))
+        return _split(scores, [len(job.a) for job in batch])
 
     return score
 

@@ -110,8 +110,8 @@ class Client:
                 ) from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if time.monotonic() > end:
-                    why = str(error) or type(error).__name__
-                    raise ValueError(f"no answer from {self.url}{path} ({why})") from error
+                    reason = str(error) or type(error).__name__
+                    raise ValueError(f"no answer from {self.url}{path} ({reason})") from error
                 time.sleep(0.2)
 
     def _answer(
@@ -123,14 +123,18 @@ class Client:
         import httpx
 
         end, url = time.monotonic() + seconds, self.url + path
-        given: dict[str, Any] = {"headers": self._headers, "timeout": seconds, "verify": self._tls}
-        with httpx.stream(method, url, json=body, **given) as answer:
+        options: dict[str, Any] = {
+            "headers": self._headers,
+            "timeout": seconds,
+            "verify": self._tls,
+        }
+        with httpx.stream(method, url, json=body, **options) as answer:
             read = Body(answer.headers.get("Content-Encoding", ""), most)
             for part in answer.iter_raw():
                 read.add(part)
                 if time.monotonic() > end:
-                    why = f"the answer is not complete after {seconds:g} s"
-                    raise httpx.ReadTimeout(why, request=answer.request)
+                    reason = f"the answer is not complete after {seconds:g} s"
+                    raise httpx.ReadTimeout(reason, request=answer.request)
             return _plain(answer, read.whole())
 
     def post(self, path: str, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
@@ -141,8 +145,8 @@ class Client:
         try:
             answer = self._answer("POST", path, body, self.patience.timeout, most)
         except (httpx.HTTPError, Malformed) as error:
-            why = str(error) or type(error).__name__
-            raise ConnectionError(f"no answer from {self.url}{path} ({why})") from error
+            reason = str(error) or type(error).__name__
+            raise ConnectionError(f"no answer from {self.url}{path} ({reason})") from error
         return answer.status_code, answer.content
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
@@ -153,21 +157,21 @@ class Client:
         """
         import httpx
 
-        how, why = patience or self.patience, ""
+        how, reason = patience or self.patience, ""
         for attempt in range(how.tries):
             if attempt > 0:
                 time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
             try:
                 answer = self._answer("POST", path, body, how.timeout, LIST_BYTES)
             except (httpx.HTTPError, Malformed) as error:
-                why = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
                 continue
             if answer.status_code < 300:
                 return answer.text
-            why = f"status {answer.status_code}, {answer.text[:500]}"
+            reason = f"status {answer.status_code}, {answer.text[:500]}"
             if answer.status_code <= 500 and answer.status_code not in RETRIED_STATUSES:
                 break
-        raise ValueError(f"{self.url}{path} ({why})")
+        raise ValueError(f"{self.url}{path} ({reason})")
 
     def ask(self, asks: Sequence[Ask], read: Callable[[Ask, Any], T]) -> list[T | Failure]:
         """Answers in the order of `asks`.
@@ -177,7 +181,7 @@ class Client:
         wrong token, every request refused. RuntimeError after `cancel`.
         """
         courses: list[_Course[T]] = [
-            _Course(each, f"{os.getpid()}-{next(self._sent)}") for each in asks
+            _Course(request, f"{os.getpid()}-{next(self._sent)}") for request in asks
         ]
         try:
             _complete(self._all(courses, read))
@@ -333,10 +337,10 @@ class Client:
             if isinstance(outcome, Failure):
                 line["failed"] = outcome.reason
             else:
-                kept = isinstance(outcome, int | str) or (
+                is_plain = isinstance(outcome, int | str) or (
                     isinstance(outcome, float) and math.isfinite(outcome)
                 )
-                line["verdict"] = outcome if kept else None
+                line["verdict"] = outcome if is_plain else None
             lines.append(json.dumps(line, allow_nan=False) + "\n")
         path = Path(self.log).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -352,8 +356,10 @@ def _plain(answer: "httpx.Response", content: bytes) -> "httpx.Response":
     import httpx
 
     gone = (b"content-encoding", b"content-length", b"transfer-encoding")
-    kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in gone]
-    return httpx.Response(answer.status_code, headers=kept, content=content, request=answer.request)
+    headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in gone]
+    return httpx.Response(
+        answer.status_code, headers=headers, content=content, request=answer.request
+    )
 
 
 def _complete(work: Coroutine[Any, Any, None]) -> None:

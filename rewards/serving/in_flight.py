@@ -31,8 +31,8 @@ class InFlight:
     def counted(self) -> dict[str, float]:
         """Return the sums since the last call and reset them."""
         with self.lock:
-            found, self._counts = self._counts, defaultdict(float)
-        return found
+            counts, self._counts = self._counts, defaultdict(float)
+        return counts
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:

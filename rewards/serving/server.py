@@ -98,10 +98,10 @@ def _add_descriptions(app: "FastAPI", served: Served, batchers: Mapping[str, Bat
     async def examples() -> wire.WireSamples | None:
         source = served.judge if served.reward is None else served.reward
         with no_exit(served.name, "judge" if served.reward is None else "reward"):
-            known = source.examples() if isinstance(source, Exemplary) else None
-        if known is None:
+            examples = source.examples() if isinstance(source, Exemplary) else None
+        if examples is None:
             return None
-        return wire.WireSamples.model_validate(wire.encode_samples(known))
+        return wire.WireSamples.model_validate(wire.encode_samples(examples))
 
 
 def _add_route(app: "FastAPI", path: str, batcher: Batcher, reader: ThreadPoolExecutor) -> None:

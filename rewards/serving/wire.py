@@ -167,20 +167,22 @@ def read_scores(body: Any, count: int) -> RewardScores | None:
     if not isinstance(values, list) or len(values) != count:
         return None
     numbers = [None if value is None else finite_number(value) for value in values]
-    given = sum(value is not None for value in values)
-    if sum(number is not None for number in numbers) != given:
+    value_count = sum(value is not None for value in values)
+    if sum(number is not None for number in numbers) != value_count:
         return None
     applies = body.get("applies")
     if applies is None:
         applies = [True] * count
     if not isinstance(applies, list) or len(applies) != count:
         return None
-    if not all(isinstance(each, bool) for each in applies):
+    if not all(isinstance(flag, bool) for flag in applies):
         return None
-    if any(value is not None and not here for value, here in zip(values, applies, strict=True)):
+    if any(
+        value is not None and not applied for value, applied in zip(values, applies, strict=True)
+    ):
         return None  # a score of a sample to which the reward does not apply
-    found = [math.nan if number is None else number for number in numbers]
-    return RewardScores(torch.tensor(found, dtype=torch.float64), torch.tensor(applies).bool())
+    floats = [math.nan if number is None else number for number in numbers]
+    return RewardScores(torch.tensor(floats, dtype=torch.float64), torch.tensor(applies).bool())
 
 
 def finite_number(value: Any) -> float | None:

@@ -40,7 +40,7 @@ ROWS = (
      f"{TESTS}::test_named_rights_are_granted_alone_and_remembered"),
     ("trust-links", RIGHTS, "real = path.expanduser().resolve()", "real = path.expanduser().absolute()", ROWS_OF_PROMPTS),
     ("trust-writers", TRUST, "(owners == self.owners and (self.shared or not shared))", "True", WRITERS),
-    ("trust-more", TRUST, "if record.whole and all(each.thing in known for each in needs):", "if record.whole:", WRITERS),
+    ("trust-more", TRUST, "if record.whole and all(need.thing in things for need in needs):", "if record.whole:", WRITERS),
     ("trust-token", RIGHTS, "= anonymous or _token_before", "= _token_before",
      f"{TESTS}::test_the_hub_gets_no_token_without_accounts"),
     ("trust-base", OPENED, "        if not inside(base, folder):", "        if False:",

@@ -131,9 +131,9 @@ def _call_arguments(d: RunDraft, place: str, *patterns: str) -> None:
             d.write(name, {f"{place}.{argument}": value}, "an argument of the pipeline's call")
 
 
-def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of the argument classes of the trainer that the file names."""
-    trainer = str(given.get("train.trainer_type", "grpo")).lower()
+    trainer = str(leaves.get("train.trainer_type", "grpo")).lower()
     if trainer not in _OWN:
         raise UserError(
             f"train.trainer_type: {trainer} is not one of {', '.join(_OWN)}; a class of your own "
@@ -168,13 +168,13 @@ def _read(d: RunDraft) -> None:
     _averages(d, trainer)
     _rewards(d)
     _evaluation(d)
-    for name, why in _NOTHING_HERE.items():
+    for name, reason in _NOTHING_HERE.items():
         if name == "train.adam_epsilon":
             d.lose_unless(name, (1e-8,), "Adam's epsilon is 1e-8")
         elif d.has(name) and name not in d.lines:
-            d.lose(name, why or "changes no number", effect=False)
-    others = {name for own in _OWN.values() for name in own} - set(_OWN[trainer])
-    for name in others - set(_COMMON):
+            d.lose(name, reason or "changes no number", effect=False)
+    foreign = {name for names in _OWN.values() for name in names} - set(_OWN[trainer])
+    for name in foreign - set(_COMMON):
         if d.has(name) and name not in d.lines:
             d.lose(name, f"{trainer} does not read it", effect=False)
 
@@ -361,20 +361,20 @@ def _advantage(d: RunDraft) -> None:
             {"name": "sum", "partial": True},
             {"name": "standardize", "scale": "batch", "centre": "batch"},
         ]
-        why = "each reward over its group, then their sum over the batch"
+        reason = "each reward over its group, then their sum over the batch"
         d.lose_unless("train.global_std", (), "gdpo standardises over groups and the batch")
         if d.has("train.global_std"):
             d.lose("train.global_std", "gdpo does not read it", effect=False)
         else:
             d.lines.pop("train.global_std", None)
         if rewards == 1:
-            why += "; with one reward twice"
+            reason += "; with one reward twice"
     else:
         parts = [{"name": "standardize", "scale": scale}]
-        why = "the weighted sum of rewards, over its group"
+        reason = "the weighted sum of rewards, over its group"
         d.write("train.global_std", {}, f"std of the {scale}")
     parts.append({"name": "clip", "at": edge})
-    d.write([name, "train.adv_clip_range"], {"recipe.advantage": parts}, why)
+    d.write([name, "train.adv_clip_range"], {"recipe.advantage": parts}, reason)
 
 
 def _noisy_steps(d: RunDraft) -> None:
@@ -480,14 +480,14 @@ def _trained_levels(d: RunDraft) -> int:
     return int(count)
 
 
-def _level_choice(d: RunDraft, own: str) -> None:
+def _level_choice(d: RunDraft, levels: str) -> None:
     """The draw of the levels, which is the recipe's own."""
     for name in ("train.time_sampling_strategy", "train.timestep_range"):
         if name not in d.lines:
-            d.lose(name, f"the recipe draws levels {own}")
+            d.lose(name, f"the recipe draws levels {levels}")
     shifted = d.value("train.time_sampling_strategy") in ("logit_normal", "uniform")
     if shifted:
-        d.lose("train.time_shift", f"the recipe draws levels {own}")
+        d.lose("train.time_shift", f"the recipe draws levels {levels}")
     elif d.has("train.time_shift"):
         d.lose("train.time_shift", "discrete levels have no shift", effect=False)
 
@@ -526,9 +526,9 @@ def _awm(d: RunDraft) -> None:
     d.write("train.trainer_type", {"recipe.name": "awm"}, "a recipe")
     _ode(d)
     weight = str(d.value("train.awm_weighting"))
-    known = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
+    weights = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
     d.write(
-        "train.awm_weighting", {"recipe.weight": known.get(weight, weight)}, "a recipe's setting"
+        "train.awm_weighting", {"recipe.weight": weights.get(weight, weight)}, "a recipe's setting"
     )
     if weight == "ghuber":
         d.lose_unless("train.ghuber_power", (0.25,), "the power of ghuber is 0.25")
@@ -666,8 +666,8 @@ def _batches(d: RunDraft, trainer: str) -> None:
         updates = wanted
         d.same("train.gradient_step_per_epoch")
         d.lose("train.gradient_accumulation_steps", "follows from train.updates", effect=False)
-        each = max(1, calls // wanted) * levels
-        how = f"gradient_accumulation_steps auto is {each}: {updates} optimizer steps"
+        steps = max(1, calls // wanted) * levels
+        how = f"gradient_accumulation_steps auto is {steps}: {updates} optimizer steps"
     else:
         updates = _steps_by_hand(d, calls, levels, int(gathered))
         how = f"{calls} calls x {levels} levels / {gathered}: {updates} optimizer steps"
@@ -703,11 +703,11 @@ def _group(d: RunDraft, n: int, rows: int) -> int:
             f"train.group_size: {asked} samples are more than {n} processes x {rows} samples, "
             "which group_distributed refuses: give the --devices that the file is for"
         )
-    each = min(k for k in range(1, rows + 1) if rows % k == 0 and k * n >= asked)
-    if n * each != asked:
-        why = f"rounded up by group_distributed for {n} processes with {rows} samples a call"
-        d.write("train.group_size", {"recipe.group": n * each}, why)
-    return n * each
+    group = min(k for k in range(1, rows + 1) if rows % k == 0 and k * n >= asked)
+    if n * group != asked:
+        reason = f"rounded up by group_distributed for {n} processes with {rows} samples a call"
+        d.write("train.group_size", {"recipe.group": n * group}, reason)
+    return n * group
 
 
 def _steps_by_hand(d: RunDraft, calls: int, levels: int, gathered: int) -> int:
@@ -724,8 +724,8 @@ def _steps_by_hand(d: RunDraft, calls: int, levels: int, gathered: int) -> int:
     else:
         d.write(name, {"train.updates": updates}, f"{passes} backward passes / {gathered}")
     if d.has("train.gradient_step_per_epoch"):
-        why = "not read beside gradient_accumulation_steps"
-        d.lose("train.gradient_step_per_epoch", why, effect=False)
+        reason = "not read beside gradient_accumulation_steps"
+        d.lose("train.gradient_step_per_epoch", reason, effect=False)
     return updates
 
 
@@ -753,12 +753,12 @@ def _optimizer(d: RunDraft) -> None:
             {"train.states.device": device},
             "where states wait for the update",
         )
-    kept = {"fp16": "float16", "bf16": "bfloat16", "fp32": None, None: None}
+    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": None, None: None}
     storage = d.given.get("train.latent_storage_dtype", "fp16")
     if str(d.value("train.trainer_type")).startswith("grpo"):
         d.write(
             "train.latent_storage_dtype",
-            {"train.states.dtype": kept[storage]},
+            {"train.states.dtype": dtypes[storage]},
             "the dtype in which states are kept",
         )
     elif d.has("train.latent_storage_dtype"):
@@ -774,14 +774,14 @@ def _optimizer(d: RunDraft) -> None:
 
 def _averages(d: RunDraft, trainer: str) -> None:
     """The averages: of evaluations, and of samples for `off_policy`."""
-    decay, every = d.value("train.ema_decay"), d.value("train.ema_update_interval")
+    decay, interval = d.value("train.ema_decay"), d.value("train.ema_update_interval")
     kind = d.value("train.ema_decay_schedule")
     names = ["train.ema_decay", "train.ema_update_interval", "train.ema_decay_schedule"]
     if trainer == "nft" and d.value("train.off_policy"):
         updates = d.tree["train"].get("updates", 1)
         slope, flat = d.value("train.ramp_rate"), d.value("train.flat_steps")
         more = ["train.ramp_rate", "train.flat_steps", "train.off_policy"]
-        if kind == "piecewise_linear" and every == 1:
+        if kind == "piecewise_linear" and interval == 1:
             slope, flat = (0.001 if slope is None else slope), (0 if flat is None else flat)
             d.write(
                 [*names, *more],
@@ -804,11 +804,11 @@ def _averages(d: RunDraft, trainer: str) -> None:
         names = names[1:]
         d.lose([n for n in names if d.has(n)], "without an average it is not read", effect=False)
     else:
-        each = round(decay ** (1 / every), 6)
+        per_iteration = round(decay ** (1 / interval), 6)
         d.write(
             ["train.ema_decay", "train.ema_update_interval"],
-            {"evaluate.average": each},
-            f"{decay} in every {every} iterations is {each} in each",
+            {"evaluate.average": per_iteration},
+            f"{decay} in every {interval} iterations is {per_iteration} in each",
         )
         d.lose_unless(
             "train.ema_decay_schedule",
@@ -822,8 +822,8 @@ def _averages(d: RunDraft, trainer: str) -> None:
 
 
 def _reward_count(d: RunDraft) -> int:
-    found = {name.split(".")[1] for name in d.under("rewards")}
-    return max(1, len([each for each in found if each.isdigit()]))
+    names = {name.split(".")[1] for name in d.under("rewards")}
+    return max(1, len([name for name in names if name.isdigit()]))
 
 
 _REWARDS: Mapping[str, Mapping[str, Any]] = {  # with the scale of the library's scores
@@ -852,7 +852,7 @@ def _rewards(d: RunDraft) -> None:
     held_out = _reward_list(d, "eval_rewards")
     if held_out and held_out != trained:
         d.tree["held_out_rewards"] = [
-            {k: v for k, v in each.items() if k != "weight"} for each in held_out
+            {k: v for k, v in spec.items() if k != "weight"} for spec in held_out
         ]
 
 
@@ -861,19 +861,19 @@ def _reward_list(d: RunDraft, place: str) -> list[dict[str, Any]]:
         {n.split(".")[1] for n in d.under(place) if n.split(".")[1].isdigit()}, key=int
     )
     starts = [f"{place}.{i}" for i in indices] or ([place] if d.under(place) else [])
-    found = []
+    specs = []
     several = len(starts) > 1
     for start in starts:
         spec = _reward(d, start, place, several)
         if spec is not None:
-            found.append(spec)
+            specs.append(spec)
     labels: dict[str, int] = {}
-    for spec in found:
+    for spec in specs:
         label = spec.get("label", spec["name"])
         labels[label] = labels.get(label, 0) + 1
         if labels[label] > 1:
             spec["label"] = f"{label}_{labels[label]}"
-    return found
+    return specs
 
 
 def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any] | None:
@@ -885,8 +885,8 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
     model = d.value(f"{start}.model_name_or_path")
     if kind.lower() in _REWARDS:
         spec = dict(_REWARDS[kind.lower()])
-        why = f"flowrl's reward {spec['name']}"
-        d.tell(f"{start}.reward_model", {into: spec["name"]}, why)
+        reason = f"flowrl's reward {spec['name']}"
+        d.tell(f"{start}.reward_model", {into: spec["name"]}, reason)
         if several and kind.lower() in _SCALES:
             d.notes.append(f"{start}: {_SCALES[kind.lower()]}")
         if model is not None:
@@ -904,14 +904,14 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
             {f"{into}.judge": spec["url"]},
             "the served model",
         )
-        for name, own in (
+        for name, setting in (
             ("timeout", "timeout"),
             ("max_retries", "tries"),
             ("max_concurrent", "at_once"),
         ):
             if d.has(f"{start}.{name}"):
-                spec[own] = d.value(f"{start}.{name}")
-                d.tell(f"{start}.{name}", {f"{into}.judge.{own}": spec[own]})
+                spec[setting] = d.value(f"{start}.{name}")
+                d.tell(f"{start}.{name}", {f"{into}.judge.{setting}": spec[setting]})
         body = {
             k: d.value(f"{start}.{k}")
             for k in ("temperature", "max_tokens")
@@ -939,8 +939,8 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
             if d.has(f"{start}.{name}"):
                 d.lose(f"{start}.{name}", "the judge has one question", effect=name == "aspects")
     else:
-        own = ":" in kind or "." in kind
-        if own:
+        setting = ":" in kind or "." in kind
+        if setting:
             d.lose(
                 f"{start}.reward_model",
                 "code of yours: write it as FILE.py:FUNCTION and add it to "

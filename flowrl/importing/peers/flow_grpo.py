@@ -47,7 +47,7 @@ _NOTHING_HERE = {
 }  # fmt: skip
 
 
-def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """The base configuration, for a file that does not begin with it."""
     return dict(_DEFAULTS)
 
@@ -74,9 +74,9 @@ def _read(d: RunDraft) -> None:
     _optimizer(d)
     _evaluation(d)
     _rewards(d)
-    for name, why in _NOTHING_HERE.items():
+    for name, reason in _NOTHING_HERE.items():
         if d.has(name) and name not in d.lines:
-            d.lose(name, why, effect=False)
+            d.lose(name, reason, effect=False)
 
 
 def _model(d: RunDraft) -> None:
@@ -283,10 +283,10 @@ def _evaluation(d: RunDraft) -> None:
     decay = d.value("train.ema_decay") or _AVERAGE
     if d.value("train.ema"):
         updates = d.tree["train"]["updates"] * (d.value("train.num_inner_epochs") or 1)
-        each = round(decay ** (updates / _AVERAGE_STEPS), 6)
+        per_iteration = round(decay ** (updates / _AVERAGE_STEPS), 6)
         d.write(
             ["train.ema", "train.ema_decay"],
-            {"evaluate.average": each},
+            {"evaluate.average": per_iteration},
             f"{decay} in every {_AVERAGE_STEPS} optimizer steps, as its programs have it",
         )
     elif d.has("train.ema"):
@@ -299,18 +299,18 @@ def _evaluation(d: RunDraft) -> None:
 
 def _rewards(d: RunDraft) -> None:
     scores = {n.partition(".")[2]: d.value(n) for n in d.under("reward_fn")}
-    found = []
+    specs = []
     for name, weight in scores.items():
         if name in _REWARDS:
             spec = {**_REWARDS[name], "weight": weight}
-            found.append(spec)
+            specs.append(spec)
             d.tell(
                 f"reward_fn.{name}",
                 {f"rewards.{spec['name']}.weight": weight},
                 f"flowrl's {spec['name']}",
             )
         elif name == "deqa":
-            found.append(
+            specs.append(
                 {
                     "name": "deqa",
                     "url": "http://127.0.0.1:8000/v1",
@@ -325,12 +325,12 @@ def _rewards(d: RunDraft) -> None:
             )
         else:
             d.lose(f"reward_fn.{name}", "flowrl has no such reward: wrap it, docs/own_rewards.md")
-    if not found:
+    if not specs:
         raise UserError(
             f"reward_fn: {', '.join(scores) or 'none'}: flowrl "
             "has none of them: see docs/own_rewards.md"
         )
-    d.tree["rewards"] = found
+    d.tree["rewards"] = specs
 
 
 FLOW_GRPO = Peer(

@@ -44,7 +44,7 @@ _TIMINGS = (
 )  # fmt: skip
 
 
-def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of SimpleTuner's options and of its distiller."""
     return dict(_DEFAULTS)
 
@@ -67,8 +67,8 @@ def _read(d: RunDraft) -> None:
     _optimizer(d)
     _pairs(d)
     d.lose_folders("output_dir", "tracker_run_name")
-    for name, (alike, why) in _UNLIKE.items():
-        d.lose_unless(name, alike, why)
+    for name, (alike, reason) in _UNLIKE.items():
+        d.lose_unless(name, alike, reason)
     for name in d.matching(*_TIMINGS):
         d.lose(name, "changes speed, memory or logs", effect=False)
 
@@ -215,17 +215,17 @@ def _optimizer(d: RunDraft) -> None:
             [x for x in ("num_train_epochs", "max_train_steps") if d.has(x)], "set train.iterations"
         )
     kind = str(d.value("lr_scheduler"))
-    known = {
+    schedules = {
         "constant": "constant",
         "constant_with_warmup": "constant",
         "linear": "linear",
         "cosine": "cosine",
     }
-    if kind in known:
+    if kind in schedules:
         d.write(
             "lr_scheduler",
-            {"train.schedule.name": known[kind]},
-            "" if known[kind] == kind else "by warmup",
+            {"train.schedule.name": schedules[kind]},
+            "" if schedules[kind] == kind else "by warmup",
         )
     else:
         d.lose("lr_scheduler", "schedules are constant, linear and cosine")
@@ -235,8 +235,8 @@ def _optimizer(d: RunDraft) -> None:
         d.lose("lr_warmup_steps", "0 is none", effect=False)
     name = str(d.value("optimizer") or "adamw_bf16")
     if name.startswith("adamw"):
-        own = "adamw8bit" if "8bit" in name else "adamw"
-        d.write("optimizer", {"train.optimizer": own}, "AdamW with float32 masters")
+        optimizer = "adamw8bit" if "8bit" in name else "adamw"
+        d.write("optimizer", {"train.optimizer": optimizer}, "AdamW with float32 masters")
     else:
         d.lose("optimizer", "optimizers are adamw and adamw8bit")
     d.write(

@@ -113,14 +113,16 @@ _CHANGES = {  # arguments with no counterpart, with their neutral values
 }  # fmt: skip
 
 
-def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of the release's argument classes."""
-    own = _RLOO if given.get(TRAINER) == "RLOO" else _GRPO
+    of_trainer = _RLOO if leaves.get(TRAINER) == "RLOO" else _GRPO
     older = _OLDER.get(version, {})
-    found = {k: older.get(k, v) if k in older else v for k, v in {**_COMMON, **own}.items()}
-    found |= {k: v for k, v in older.items() if k not in found}
+    values = {k: older.get(k, v) if k in older else v for k, v in {**_COMMON, **of_trainer}.items()}
+    values |= {k: v for k, v in older.items() if k not in values}
     return {
-        k: v for k, v in found.items() if v is not None and (k in own or k in _COMMON or k in older)
+        k: v
+        for k, v in values.items()
+        if v is not None and (k in of_trainer or k in _COMMON or k in older)
     }
 
 
@@ -128,12 +130,12 @@ def _absent(name: str, version: str) -> str | None:
     """A sentence if the release has no such argument."""
     if name not in (*TRL_NAMES, *_CODE) and "." not in name and not name.startswith("("):
         return "TRL has no argument of this name"
-    known = _VERSIONS.index(version)
+    number = _VERSIONS.index(version)
     for since, names in _LATER.items():
-        if name in names and known < _VERSIONS.index(since):
+        if name in names and number < _VERSIONS.index(since):
             return f"{version} has no such argument; {since} has it"
     gone = _GONE.get(name)
-    if gone is not None and known >= _VERSIONS.index(gone):
+    if gone is not None and number >= _VERSIONS.index(gone):
         return f"{version} has no such argument any more"
     return None
 
@@ -165,8 +167,8 @@ def _model(d: RunDraft) -> None:
             d.write(name, {"model.language": d.value(name)})
     half = d.value("bf16") is not False and not d.value("fp16")
     name = "torch_dtype" if d.has("torch_dtype") else "dtype"
-    own = d.value(name)
-    dtype = own if own in ("bfloat16", "float16") else "bfloat16" if half else "float32"
+    written = d.value(name)
+    dtype = written if written in ("bfloat16", "float16") else "bfloat16" if half else "float32"
     d.write(
         [n for n in (name, "bf16") if d.has(n)] or name,
         {"model.dtype": dtype},
@@ -188,7 +190,7 @@ def _model(d: RunDraft) -> None:
             )
         elif targets is not None:
             listed = [targets] if isinstance(targets, str) else list(targets)
-            plain = [str(each).strip().rstrip(",") for each in listed]
+            plain = [str(target).strip().rstrip(",") for target in listed]
             d.write(
                 "lora_target_modules",
                 {"model.lora.targets": plain},
@@ -201,8 +203,8 @@ def _model(d: RunDraft) -> None:
             d.lose("use_dora", "off", effect=False)
     else:
         d.write("use_peft", {"model.lora": None}, "all weights are trained")
-        for each in d.matching("lora_*", "use_rslora", "use_dora"):
-            d.lose(each, "without use_peft it is not read", effect=False)
+        for unread in d.matching("lora_*", "use_rslora", "use_dora"):
+            d.lose(unread, "without use_peft it is not read", effect=False)
         d.lines.pop("lora_dropout", None) if not d.has("lora_dropout") else None
     for name, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
         if d.value(name):
@@ -505,7 +507,7 @@ def _batches(d: RunDraft) -> None:
             f"multiple of {group}, which TRL refuses: give the --devices that the command is for"
         )
     prompts, updates = size // group, max(1, calls // gathered)
-    own = [
+    names = [
         n_
         for n_ in (
             "per_device_train_batch_size",
@@ -516,7 +518,7 @@ def _batches(d: RunDraft) -> None:
         if d.has(n_)
     ]
     d.write(
-        own or "per_device_train_batch_size",
+        names or "per_device_train_batch_size",
         {"prompts.per_iteration": prompts, "train.updates": updates, "train.rows_per_call": rows},
         f"{size} samples / {group} a prompt; {calls} calls "
         f"/ {gathered} = {updates} optimizer steps",
@@ -566,17 +568,17 @@ def _batches(d: RunDraft) -> None:
 
 def _warmup(d: RunDraft, per: int) -> None:
     kind = str(d.value("lr_scheduler_type"))
-    known = {
+    schedules = {
         "linear": "linear",
         "cosine": "cosine",
         "constant": "constant",
         "constant_with_warmup": "constant",
     }
-    if kind in known:
+    if kind in schedules:
         d.write(
             "lr_scheduler_type",
-            {"train.schedule.name": known[kind]},
-            "" if known[kind] == kind else "by warmup",
+            {"train.schedule.name": schedules[kind]},
+            "" if schedules[kind] == kind else "by warmup",
         )
     else:
         d.lose("lr_scheduler_type", "schedules are constant, linear and cosine")
@@ -657,9 +659,9 @@ def _data(d: RunDraft) -> None:
     else:
         d.lose("eval_strategy", "flowrl always evaluates, and trains the same", effect=False)
         d.lose("dataset_test_split", "no evaluation reads it", effect=False)
-    for each in d.matching("(rows changed by code)"):
+    for row_change in d.matching("(rows changed by code)"):
         d.lose(
-            each,
+            row_change,
             "the script changes the rows of its data set: set "
             "prompts.column, model.system, `where`",
         )
@@ -672,20 +674,20 @@ def _rewards(d: RunDraft) -> None:
     weights = (
         list(weights) if isinstance(weights, list) else [weights] if weights is not None else []
     )
-    found: list[dict[str, Any]] = []
+    specs: list[dict[str, Any]] = []
     library = []
-    for each in listed:
-        text = str(each).strip().rstrip(",")
+    for listed_name in listed:
+        text = str(listed_name).strip().rstrip(",")
         if text.startswith("trl.rewards.") or ("." not in text and ":" not in text):
             plain = text.rpartition(".")[2]
             library.append(plain)
-            found.append({"name": f"trl_rewards.py:{plain}"})
+            specs.append({"name": f"trl_rewards.py:{plain}"})
         elif ".py:" in text:
-            found.append({"name": text})
+            specs.append({"name": text})
         else:
             module, _, function = text.rpartition(".")
             d.code.append(text)
-            found.append({"name": f"{module.replace('.', '/')}.py:{function}"})
+            specs.append({"name": f"{module.replace('.', '/')}.py:{function}"})
     if library:
         names_ = ", ".join(sorted(set(library)))
         d.files["trl_rewards.py"] = (
@@ -695,12 +697,12 @@ def _rewards(d: RunDraft) -> None:
     if listed:
         d.tell(
             "reward_funcs",
-            {"rewards": [each["name"] for each in found]},
+            {"rewards": [spec["name"] for spec in specs]},
             "functions run as they are",
         )
     model = d.value("reward_model_name_or_path")
     if model is not None:
-        found.append({"name": "sequence_classifier", "model": model})
+        specs.append({"name": "sequence_classifier", "model": model})
         d.tell(
             "reward_model_name_or_path",
             {"rewards": "sequence_classifier"},
@@ -708,23 +710,23 @@ def _rewards(d: RunDraft) -> None:
         )
     elif d.has("reward_model_name_or_path"):
         d.unread("reward_model_name_or_path")
-    if not found:
+    if not specs:
         raise UserError(
             "reward_funcs: the input names no reward: the script "
             "holds it, so import the script itself, or add "
             "--reward_funcs or --reward_model_name_or_path"
         )
-    if weights and len(weights) != len(found):
+    if weights and len(weights) != len(specs):
         d.lose(
-            "reward_weights", f"{len(weights)} weights for {len(found)} rewards, which TRL refuses"
+            "reward_weights", f"{len(weights)} weights for {len(specs)} rewards, which TRL refuses"
         )
     elif weights:
-        for spec, weight in zip(found, weights, strict=True):
+        for spec, weight in zip(specs, weights, strict=True):
             spec["weight"] = weight
         d.tell("reward_weights", {"rewards": weights}, "one a reward")
     elif d.has("reward_weights"):
         d.unread("reward_weights")
-    d.tree["rewards"] = found
+    d.tree["rewards"] = specs
 
 
 def _rest(d: RunDraft) -> None:
@@ -752,9 +754,9 @@ def _rest(d: RunDraft) -> None:
         )
     elif d.has("save_strategy"):
         d.lose("save_strategy", "checkpoint.every is in iterations", effect=False)
-    for name, (neutral, why) in _CHANGES.items():
+    for name, (neutral, reason) in _CHANGES.items():
         if d.has(name):
-            d.lose_unless(name, neutral, why)
+            d.lose_unless(name, neutral, reason)
     for name in _CODE:
         if d.has(name):
             d.lose(name, "code of yours: see model.environment, docs/language.md")

@@ -116,7 +116,7 @@ _CHANGES: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }  # fmt: skip
 
 
-def _defaults(given: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of `ppo_trainer.yaml`."""
     return dict(_DEFAULTS)
 
@@ -157,12 +157,12 @@ def _read(d: RunDraft) -> None:
 
 def _model(d: RunDraft) -> None:
     if d.value(f"{_MODEL}.path") is None:
-        why = (
+        reason = (
             "the input does not hold its value"
             if d.has(f"{_MODEL}.path")
             else "the input names no model"
         )
-        raise UserError(f"{_MODEL}.path: {why}: set it in the script, or give the command")
+        raise UserError(f"{_MODEL}.path: {reason}: set it in the script, or give the command")
     d.same(f"{_MODEL}.path")
     d.tree["model"]["dtype"] = "bfloat16"
     d.notes.append(
@@ -319,10 +319,10 @@ def _advantage(d: RunDraft, estimator: str) -> None:
         if kind == "remax":
             recipe |= {"kl": weight, "kl_in": "reward"}
         else:
-            own = recipe["advantage"]
+            advantage = recipe["advantage"]
             recipe["advantage"] = [
                 {"name": "penalize", "weight": weight},
-                *(own if isinstance(own, list) else [own]),
+                *(advantage if isinstance(advantage, list) else [advantage]),
             ]
         d.tell(
             ["algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"],
@@ -383,8 +383,8 @@ def _loss(d: RunDraft) -> None:
         if None in (d.value(names[1]), d.value(names[2])):
             d.tell(names[0], {"recipe.loss.low": low, "recipe.loss.high": high}, "the null sides")
         elif d.has(names[0]):
-            why = "clip_ratio_low and clip_ratio_high, 0.2 by default, take its place"
-            d.lose(names[0], why, effect=False)
+            reason = "clip_ratio_low and clip_ratio_high, 0.2 by default, take its place"
+            d.lose(names[0], reason, effect=False)
     dual = d.value(f"{_ACTOR}.clip_ratio_c")
     if mode == "vanilla" and dual is not None:
         loss["dual"] = dual
@@ -426,12 +426,14 @@ def _loss(d: RunDraft) -> None:
         d.write(f"{_ACTOR}.kl_loss_coef", {"recipe.kl": weight})
         d.tell(f"{_ACTOR}.use_kl_loss", {"recipe.kl": weight}, "the KL in the loss")
         forms = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
-        known = forms.get(form)
-        if known in ("k3", "k2"):
-            if known == "k2":
+        kl_form = forms.get(form)
+        if kl_form in ("k3", "k2"):
+            if kl_form == "k2":
                 d.tree["recipe"].setdefault("likelihood", {})["kl_form"] = "k2"
             d.tell(
-                f"{_ACTOR}.kl_loss_type", {"recipe.likelihood.kl_form": known}, "the KL's estimator"
+                f"{_ACTOR}.kl_loss_type",
+                {"recipe.likelihood.kl_form": kl_form},
+                "the KL's estimator",
             )
         else:
             d.lose(f"{_ACTOR}.kl_loss_type", "the KL's estimator is k3 here")
@@ -714,11 +716,11 @@ def _rest(d: RunDraft) -> None:
         d.same("trainer.max_actor_ckpt_to_keep")
     loggers = d.value("trainer.logger")
     listed = [loggers] if isinstance(loggers, str) else list(loggers or [])
-    kept = [each for each in listed if each not in ("console", "file")]
+    trackers = [tracker for tracker in listed if tracker not in ("console", "file")]
     if d.has("trainer.logger"):
         d.write(
             "trainer.logger",
-            {"track.with": kept} if kept else {},
+            {"track.with": trackers} if trackers else {},
             "trackers of accelerate; the panel is the console",
         )
     d.lose_folders("trainer.default_local_dir", "trainer.experiment_name")
@@ -726,9 +728,9 @@ def _rest(d: RunDraft) -> None:
         "trainer.resume_from_path",
         "checkpoints of verl are not resumed; model.language takes their weights",
     )
-    for name, (neutral, why) in _CHANGES.items():
+    for name, (neutral, reason) in _CHANGES.items():
         if d.has(name) and name not in d.lines:
-            d.lose_unless(name, neutral, why)
+            d.lose_unless(name, neutral, reason)
     if d.value("algorithm.filter_groups.enable"):
         d.write(
             "algorithm.filter_groups.enable",
@@ -784,9 +786,9 @@ def _unread(d: RunDraft) -> None:
             "several turns are model.environment, code of yours: docs/language.md",
         ),
     }
-    for prefix, (on, why) in switches.items():
+    for prefix, (on, reason) in switches.items():
         for name in d.matching(f"{prefix}.*"):
-            d.lose(name, why if on else "off", effect=bool(on))
+            d.lose(name, reason if on else "off", effect=bool(on))
     plain: Mapping[str, tuple[tuple[Any, ...], str]] = {
         f"{_MODEL}.hf_config_path": ((None,), "the configuration is the model's own"),
         f"{_MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's own"),
@@ -801,9 +803,9 @@ def _unread(d: RunDraft) -> None:
         "reward_manager.name": ((None, "naive", "dapo", "batch"), "a manager of yours is code"),
         "reward_manager.module.path": ((None,), "a manager of yours is code"),
     }
-    for name, (neutral, why) in plain.items():
+    for name, (neutral, reason) in plain.items():
         if d.has(name) and name not in d.lines:
-            d.lose_unless(name, neutral, why)
+            d.lose_unless(name, neutral, reason)
     for name in d.matching(f"{_MODEL}.override_config.*"):
         d.lose(name, "the configuration is the model's own")
     for name in d.matching(

@@ -84,8 +84,8 @@ def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
     reader = _Evaluator()
     module = reader.module(path)
     if function not in module.functions:
-        known = ", ".join(name for name in module.functions if name != "get_config")
-        raise UserError(f"{path}: no function {function}; it has {known}")
+        names = ", ".join(name for name in module.functions if name != "get_config")
+        raise UserError(f"{path}: no function {function}; it has {names}")
     value = reader.call(module, module.functions[function], {})
     if not isinstance(value, Fields):
         raise UserError(f"{path}: {function} returns no ConfigDict")
@@ -121,20 +121,20 @@ class _Evaluator:
                     self.run(module, module.names, node)
         return self.modules[path]
 
-    def call(self, module: _Module, node: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
+    def call(self, module: _Module, node: ast.FunctionDef, arguments: Mapping[str, Any]) -> Any:
         self.calls += 1
         self.depth += 1
         if self.calls > _MOST_CALLS or self.depth > _DEEPEST:
             raise UserError(f"{module.path}: line {node.lineno}: too many calls for settings")
-        names = dict(given)
+        names = dict(arguments)
         defaults = node.args.defaults
         for name, value in zip(
             _arguments(node)[len(_arguments(node)) - len(defaults) :], defaults, strict=False
         ):
             names.setdefault(name, self.value(module, names, value))
         try:
-            for each in node.body:
-                self.run(module, names, each)
+            for statement in node.body:
+                self.run(module, names, statement)
         except _Return as result:
             return result.value
         finally:
@@ -160,19 +160,19 @@ class _Evaluator:
                 test = self.value(module, names, node.test)
                 if isinstance(test, Unresolved | Secret):
                     raise self.unknown(module, node, "a condition that the file does not decide")
-                for each in node.body if test else node.orelse:
-                    self.run(module, names, each)
+                for statement in node.body if test else node.orelse:
+                    self.run(module, names, statement)
             case ast.Assert():
                 if self.value(module, names, node.test) is False:
-                    why = "" if node.msg is None else self.value(module, names, node.msg)
-                    self.failed.append(f"line {node.lineno}: {why or ast.unparse(node.test)}")
+                    message = "" if node.msg is None else self.value(module, names, node.msg)
+                    self.failed.append(f"line {node.lineno}: {message or ast.unparse(node.test)}")
             case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.Import() | ast.ImportFrom():
                 pass
             case ast.Expr(value=ast.Call()):
                 self.value(module, names, node.value)
             case ast.With():
-                for each in node.body:
-                    self.run(module, names, each)
+                for statement in node.body:
+                    self.run(module, names, statement)
             case ast.FunctionDef():
                 module.functions[node.name] = node
             case _:
@@ -187,8 +187,8 @@ class _Evaluator:
             case ast.Subscript():
                 self.fields(module, names, target)[self.value(module, names, target.slice)] = value
             case ast.Tuple() | ast.List():
-                for each, one in zip(target.elts, value, strict=True):
-                    self.assign(module, names, each, one)
+                for inner, one in zip(target.elts, value, strict=True):
+                    self.assign(module, names, inner, one)
             case _:
                 raise self.unknown(module, target, "a target of an assignment")
 
@@ -201,45 +201,51 @@ class _Evaluator:
         return owner
 
     def value(self, module: _Module, names: dict[str, Any], node: ast.expr) -> Any:
-        def each(inner: ast.expr) -> Any:
+        def value_of(inner: ast.expr) -> Any:
             return self.value(module, names, inner)
 
         match node:
             case ast.Constant():
                 return node.value
             case ast.Name():
-                for known in (names, module.names):
-                    if node.id in known:
-                        return known[node.id]
+                for scope in (names, module.names):
+                    if node.id in scope:
+                        return scope[node.id]
                 if node.id == "__file__":
                     return str(module.path)
                 raise self.unknown(module, node, f"the name {node.id}")
             case ast.Attribute():
-                owner = each(node.value) if _dotted(node) not in _PLACES else None
+                owner = value_of(node.value) if _dotted(node) not in _PLACES else None
                 if isinstance(owner, dict) and node.attr in owner:
                     return owner[node.attr]
                 raise self.unknown(module, node, ast.unparse(node))
             case ast.Subscript():
                 if _dotted(node.value) == "os.environ":
-                    return Secret(str(each(node.slice)))
+                    return Secret(str(value_of(node.slice)))
                 try:
-                    return each(node.value)[each(node.slice)]
+                    return value_of(node.value)[value_of(node.slice)]
                 except (KeyError, IndexError, TypeError) as error:
                     raise self.unknown(module, node, ast.unparse(node)) from error
             case ast.List() | ast.Tuple() | ast.Set():
-                return [each(inner) for inner in node.elts]
+                return [value_of(inner) for inner in node.elts]
             case ast.Dict():
                 if None in node.keys:
                     raise self.unknown(module, node, "** in a mapping")
-                return {each(k): each(v) for k, v in zip(node.keys, node.values, strict=True) if k}
+                return {
+                    value_of(k): value_of(v)
+                    for k, v in zip(node.keys, node.values, strict=True)
+                    if k
+                }
             case ast.BinOp():
-                return self.binary(module, node, type(node.op), each(node.left), each(node.right))
+                return self.binary(
+                    module, node, type(node.op), value_of(node.left), value_of(node.right)
+                )
             case ast.UnaryOp() | ast.BoolOp() | ast.IfExp():
-                return self.decided(module, node, each)
+                return self.decided(module, node, value_of)
             case ast.Compare():
-                left, held = each(node.left), True
+                left, held = value_of(node.left), True
                 for op, inner in zip(node.ops, node.comparators, strict=True):
-                    right = each(inner)
+                    right = value_of(inner)
                     if any(isinstance(side, Unresolved | Secret) for side in (left, right)):
                         return Unresolved(ast.unparse(node))
                     held = held and _COMPARE[type(op)](left, right)
@@ -247,7 +253,7 @@ class _Evaluator:
                 return held
             case ast.JoinedStr():
                 inserted = [
-                    each(v.value) if isinstance(v, ast.FormattedValue) else each(v)
+                    value_of(v.value) if isinstance(v, ast.FormattedValue) else value_of(v)
                     for v in node.values
                 ]
                 if any(isinstance(part, Unresolved | Secret) for part in inserted):
@@ -262,23 +268,23 @@ class _Evaluator:
         self,
         module: _Module,
         node: ast.UnaryOp | ast.BoolOp | ast.IfExp,
-        each: Callable[[ast.expr], Any],
+        value_of: Callable[[ast.expr], Any],
     ) -> Any:
         """A negation, `and`, `or` or `x if y else z`; unresolved where a part that decides is."""
         value: Any = None
         if isinstance(node, ast.BoolOp):
             for inner in node.values:
-                value = each(inner)
+                value = value_of(inner)
                 if isinstance(value, Unresolved | Secret):
                     return Unresolved(ast.unparse(node))
                 if bool(value) is isinstance(node.op, ast.Or):
                     break
             return value
-        value = each(node.test if isinstance(node, ast.IfExp) else node.operand)
+        value = value_of(node.test if isinstance(node, ast.IfExp) else node.operand)
         if isinstance(value, Unresolved | Secret):
             return Unresolved(ast.unparse(node))
         if isinstance(node, ast.IfExp):
-            return each(node.body if value else node.orelse)
+            return value_of(node.body if value else node.orelse)
         if isinstance(node.op, ast.Not):
             return not value
         if isinstance(node.op, ast.USub) and isinstance(value, int | float):
@@ -292,76 +298,83 @@ class _Evaluator:
             if abs(b) > 64 or abs(a) > 1e6:
                 raise self.unknown(module, node, "a power that is too large")
             return a**b
-        if op is ast.Mult and any(isinstance(each, str | list) for each in (a, b)):
+        if op is ast.Mult and any(isinstance(operand, str | list) for operand in (a, b)):
             raise self.unknown(module, node, "a repeated text or list")
         try:
-            found = _BINARY[op](a, b)
+            result = _BINARY[op](a, b)
         except (KeyError, TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
             raise self.unknown(module, node, ast.unparse(node)) from error
-        if isinstance(found, int | float) and abs(found) > _LARGEST:
+        if isinstance(result, int | float) and abs(result) > _LARGEST:
             raise self.unknown(module, node, "a number that is too large")
-        if isinstance(found, str | list) and len(found) > 10_000:
+        if isinstance(result, str | list) and len(result) > 10_000:
             raise self.unknown(module, node, "a value that is too long")
-        return found
+        return result
 
     def called(self, module: _Module, names: dict[str, Any], node: ast.Call) -> Any:
         name = _dotted(node.func)
-        given = [self.value(module, names, each) for each in node.args]
+        arguments = [self.value(module, names, argument) for argument in node.args]
         named = {k.arg: self.value(module, names, k.value) for k in node.keywords if k.arg}
         if name in _DICTS:
-            return Fields(given[0] if given else named)
+            return Fields(arguments[0] if arguments else named)
         if name in _PLACES:
             return _PLACES[name]
-        if name in (*_PATHS, *_CALLS) and any(isinstance(g, Unresolved | Secret) for g in given):
+        if name in (*_PATHS, *_CALLS) and any(
+            isinstance(g, Unresolved | Secret) for g in arguments
+        ):
             return Unresolved(ast.unparse(node))
         if name in ("os.path.join", "posixpath.join"):
-            return "/".join(str(part).rstrip("/") for part in given if str(part))
+            return "/".join(str(part).rstrip("/") for part in arguments if str(part))
         if name in ("os.path.dirname", "os.path.abspath", "os.path.expanduser"):
-            return str(Path(given[0]).parent) if name.endswith("dirname") else given[0]
+            return str(Path(arguments[0]).parent) if name.endswith("dirname") else arguments[0]
         if name in ("os.environ.get", "os.getenv"):
-            return given[1] if len(given) > 1 else Unresolved(f"${given[0]}")
+            return arguments[1] if len(arguments) > 1 else Unresolved(f"${arguments[0]}")
         if name.endswith("load_source"):  # imp.load_source("base", PATH)
-            return self.module(Path(given[1]))
+            return self.module(Path(arguments[1]))
         if name in _CALLS:
             try:
-                return _CALLS[name](*given, **named)
+                return _CALLS[name](*arguments, **named)
             except (TypeError, ValueError, OverflowError) as error:
                 raise self.unknown(module, node, ast.unparse(node)) from error
         if isinstance(node.func, ast.Name) and node.func.id in module.functions:
             function = module.functions[node.func.id]
             return self.call(
-                module, function, dict(zip(_arguments(function), given, strict=False)) | named
+                module, function, dict(zip(_arguments(function), arguments, strict=False)) | named
             )
         if isinstance(node.func, ast.Attribute):
-            return self.method(module, names, node, given, named)
+            return self.method(module, names, node, arguments, named)
         raise self.unknown(module, node, ast.unparse(node.func))
 
     def method(
-        self, module: _Module, names: dict[str, Any], node: ast.Call, given: list[Any], named: Any
+        self,
+        module: _Module,
+        names: dict[str, Any],
+        node: ast.Call,
+        arguments: list[Any],
+        named: Any,
     ) -> Any:
         assert isinstance(node.func, ast.Attribute)
         owner, name = self.value(module, names, node.func.value), node.func.attr
         if isinstance(owner, _Module) and name in owner.functions:
             function = owner.functions[name]
             return self.call(
-                owner, function, dict(zip(_arguments(function), given, strict=False)) | named
+                owner, function, dict(zip(_arguments(function), arguments, strict=False)) | named
             )
         if isinstance(owner, dict) and name == "update":
-            for each in (*given, named):
-                owner.update(each)
+            for values in (*arguments, named):
+                owner.update(values)
             return None
         if isinstance(owner, dict) and name in ("unlock", "lock", "unlocked"):
             return None
         if isinstance(owner, dict) and name == "get":
-            return owner.get(*given)
+            return owner.get(*arguments)
         if isinstance(owner, str) and name in ("lower", "upper", "strip", "replace"):
-            return getattr(owner, name)(*given, **named)
+            return getattr(owner, name)(*arguments, **named)
         raise self.unknown(module, node, ast.unparse(node.func))
 
     @staticmethod
-    def unknown(module: _Module, node: Any, what: str) -> UserError:
+    def unknown(module: _Module, node: Any, code: str) -> UserError:
         return UserError(
-            f"{module.path}: line {node.lineno}: {what[:120]} is not read, since an import runs no "
+            f"{module.path}: line {node.lineno}: {code[:120]} is not read, since an import runs no "
             "code: write the value itself"
         )
 

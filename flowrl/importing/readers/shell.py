@@ -114,19 +114,21 @@ class _Reader:
     def _commands(self) -> Iterator[list[_Word]]:
         words: list[_Word] = []
         while self.at < len(self.text):
-            here = self.text[self.at]
-            if here == "\n" or self._ended():
+            letter = self.text[self.at]
+            if letter == "\n" or self._ended():
                 self.at += self._ended() or 1
                 if words:
                     yield words
                 words = []
-            elif here.isspace():
+            elif letter.isspace():
                 self.at += 1
-            elif here == "#":
+            elif letter == "#":
                 self._skip_line()
-            elif here == "<" and self.text.startswith("<<", self.at):
+            elif letter == "<" and self.text.startswith("<<", self.at):
                 self._skip_here_document()
-            elif here in "<>" or (here.isdigit() and self.text[self.at + 1 : self.at + 2] == ">"):
+            elif letter in "<>" or (
+                letter.isdigit() and self.text[self.at + 1 : self.at + 2] == ">"
+            ):
                 self._skip_redirection()
             else:
                 words.append(self._word())
@@ -162,56 +164,56 @@ class _Reader:
     def _word(self) -> _Word:
         text, quoted, parts = "", False, None
         while self.at < len(self.text):
-            here = self.text[self.at]
-            if here.isspace() or (self._ended() and not text.endswith("=") and here != "("):
+            letter = self.text[self.at]
+            if letter.isspace() or (self._ended() and not text.endswith("=") and letter != "("):
                 break
-            if here == "(" and text.endswith("="):  # an array
+            if letter == "(" and text.endswith("="):  # an array
                 return _Word(text, False, self._array())
-            if here in "()" and not text:
+            if letter in "()" and not text:
                 break
-            if here == "(":
+            if letter == "(":
                 break
-            if here in "<>":
+            if letter in "<>":
                 break
-            if here == "'":
+            if letter == "'":
                 end = self.text.find("'", self.at + 1)
                 if end < 0:
                     raise UserError(f"{self.source}: a quote ' does not end")
                 text, quoted, self.at = text + self.text[self.at + 1 : end], True, end + 1
-            elif here == '"':
-                inner, some = self._double_quoted()
+            elif letter == '"':
+                inner, words = self._double_quoted()
                 text, quoted = text + inner, True
-                parts = some if some is not None else parts
-            elif here == "\\":
+                parts = words if words is not None else parts
+            elif letter == "\\":
                 text += self.text[self.at + 1 : self.at + 2]
                 self.at += 2
-            elif here == "$":
-                inner, some = self._substituted()
+            elif letter == "$":
+                inner, words = self._substituted()
                 text += inner
-                parts = some if some is not None else parts
+                parts = words if words is not None else parts
                 if (
-                    some is None
+                    words is None
                     and not quoted
                     and inner
                     and not text[: -len(inner)]
                     and " " in inner
                 ):
                     parts = inner.split()  # an unquoted variable is split into words
-            elif here == "`":
+            elif letter == "`":
                 end = self.text.find("`", self.at + 1)
                 end = len(self.text) - 1 if end < 0 else end
                 text += self._open(self.text[self.at : end + 1])
                 self.at = end + 1
-            elif here == ";" or here == "\n":
+            elif letter == ";" or letter == "\n":
                 break
             else:
-                text += here
+                text += letter
                 self.at += 1
         return _Word(text, quoted, parts)
 
     def _array(self) -> list[str]:
         self.at += 1
-        found: list[str] = []
+        words: list[str] = []
         while self.at < len(self.text) and self.text[self.at] != ")":
             if self.text[self.at].isspace():
                 self.at += 1
@@ -220,26 +222,26 @@ class _Reader:
             else:
                 begin = self.at
                 word = self._word()
-                found += word.parts if word.parts is not None else [word.text]
+                words += word.parts if word.parts is not None else [word.text]
                 if self.at == begin:
                     self.at += 1
         self.at += 1
-        return found
+        return words
 
     def _double_quoted(self) -> tuple[str, list[str] | None]:
         self.at += 1
         text, parts = "", None
         while self.at < len(self.text) and self.text[self.at] != '"':
-            here = self.text[self.at]
-            if here == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
+            letter = self.text[self.at]
+            if letter == "\\" and self.text[self.at + 1 : self.at + 2] in ('"', "\\", "$", "`"):
                 text += self.text[self.at + 1]
                 self.at += 2
-            elif here == "$":
-                inner, some = self._substituted()
+            elif letter == "$":
+                inner, words = self._substituted()
                 text += inner
-                parts = some if some is not None else parts
+                parts = words if words is not None else parts
             else:
-                text += here
+                text += letter
                 self.at += 1
         if self.at >= len(self.text):
             raise UserError(f'{self.source}: a quote " does not end')
@@ -305,9 +307,9 @@ class _Reader:
         if match is None:
             return self._open(whole)
         name, other = match.groups()
-        known = "" if name[0].isdigit() else self._known(name)
-        if known and OPEN not in known:
-            return known
+        value = "" if name[0].isdigit() else self._known(name)
+        if value and OPEN not in value:
+            return value
         if other is not None:
             return self._expanded(other)
         return self._open(whole) if name[0].isdigit() else self._value(name)
@@ -319,18 +321,18 @@ class _Reader:
     def _expanded(self, text: str) -> str:
         """The word behind `:-`, with its quotes taken away and its variables put in."""
         held = self.text, self.at
-        self.text, self.at, found = text, 0, ""
+        self.text, self.at, expanded = text, 0, ""
         while self.at < len(self.text):
-            here = self.text[self.at]
-            if here in "\"'":
+            letter = self.text[self.at]
+            if letter in "\"'":
                 self.at += 1
-            elif here == "$":
-                found += self._substituted()[0]
+            elif letter == "$":
+                expanded += self._substituted()[0]
             else:
-                found += here
+                expanded += letter
                 self.at += 1
         self.text, self.at = held
-        return found
+        return expanded
 
     def _plain(self, text: str) -> str:
         """A text with its variables put in."""

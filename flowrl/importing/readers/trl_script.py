@@ -71,18 +71,18 @@ class TrlScript:
         self.command = _command(ast.get_docstring(self.tree) or "")
 
     def _constants(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        constants: dict[str, Any] = {}
         for node in ast.walk(self.tree):
             if (
                 isinstance(node, ast.Assign)
                 and len(node.targets) == 1
                 and isinstance(node.targets[0], ast.Name)
             ):
-                value = _literal(node.value, found)
+                value = _literal(node.value, constants)
                 name = node.targets[0].id
                 # a name with two values stands for none
-                found[name] = value if name not in found else Unresolved(name)
-        return found
+                constants[name] = value if name not in constants else Unresolved(name)
+        return constants
 
     def _call(self, node: ast.Call) -> None:
         name = (
@@ -118,8 +118,8 @@ class TrlScript:
                 if isinstance(keyword.value, ast.List | ast.Tuple)
                 else [keyword.value]
             )
-            self.leaves["reward_funcs"] = [self._reward(each) for each in listed]
-            if any(isinstance(each, Unresolved) for each in self.leaves["reward_funcs"]):
+            self.leaves["reward_funcs"] = [self._reward(function) for function in listed]
+            if any(isinstance(function, Unresolved) for function in self.leaves["reward_funcs"]):
                 self.leaves["reward_funcs"] = Unresolved(ast.unparse(keyword.value)[:80])
         elif keyword.arg in _CODE:
             self.leaves[keyword.arg] = ast.unparse(keyword.value)[:60]

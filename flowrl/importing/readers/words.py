@@ -38,14 +38,14 @@ def scalar(text: str) -> Any:
 def options(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[Leaves, list[str]]:
     """Arguments in argparse's form by name, with underscores, and the words before them. A name
     without a value is true; `lists` are names that take several words."""
-    found: Leaves = {}
+    leaves: Leaves = {}
     rest: list[str] = []
     i = 0
     while i < len(words):
         word = words[i]
         i += 1
         if not word.startswith("--") or len(word) < 3:  # a short option and its word are no leaves
-            rest += _plain_word(word, found)
+            rest += _plain_word(word, leaves)
             continue
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
@@ -62,38 +62,38 @@ def options(words: Sequence[str], lists: Sequence[str] = ()) -> tuple[Leaves, li
         if name.startswith("no_") and value is True and not equals and not values:
             name, value = name[3:], False
         if isinstance(value, dict):
-            found |= flattened(value, name)
+            leaves |= flattened(value, name)
         else:
-            found[name] = _guarded_word(name, value, values)
-    return found, rest
+            leaves[name] = _guarded_word(name, value, values)
+    return leaves, rest
 
 
 def overrides(words: Sequence[str]) -> tuple[Leaves, list[str]]:
     """Hydra's overrides by name: `a.b=1`, `+a.b=1`, `++a.b=1`, `~a.b`; and the other words."""
-    found: Leaves = {}
+    leaves: Leaves = {}
     rest: list[str] = []
     for word in words:
         name, equals, text = word.partition("=")
         if name.startswith("--") or not (equals or name.startswith("~")):
-            rest += _plain_word(word, found)
+            rest += _plain_word(word, leaves)
             continue
         name = name.lstrip("+~")
         value = scalar(text) if equals else None
         if isinstance(value, str) and "${" in value:
             value = Unresolved(value)
         if isinstance(value, dict):
-            found |= flattened(value, name)
+            leaves |= flattened(value, name)
         else:
-            found[name] = _guarded_word(name, value, [text])
-    return found, rest
+            leaves[name] = _guarded_word(name, value, [text])
+    return leaves, rest
 
 
-def _plain_word(word: str, found: Leaves) -> list[str]:
+def _plain_word(word: str, leaves: Leaves) -> list[str]:
     """A word without a name; one that the text does not decide may hold any arguments."""
     if OPEN not in word:
         return [word]
     text = word.replace(OPEN, "")
-    found[f"(words) {text[:60]}"] = Unresolved(text)
+    leaves[f"(words) {text[:60]}"] = Unresolved(text)
     return []
 
 

@@ -75,12 +75,12 @@ def prove_images(reader: ScoringPolicy, stop: Sequence[int], *, alone: bool = Fa
         shown, texts = shown[:1], texts[:1]
 
     @torch.no_grad()
-    def both(_: Any) -> tuple[Tensor, Tensor]:
+    def both_logits(_: Any) -> tuple[Tensor, Tensor]:
         sampled = _next(model, stop, texts[:1], shown[:1]).exp()[0]
         last = ScoringPolicy(model, (), True).last_states(texts, model.device, shown)
         return sampled, model.get_output_embeddings()(last[0, len(context) - 1])
 
-    sampled, logits = reader.calls(both, {})
+    sampled, logits = reader.calls(both_logits, {})
     moved = float((logits.float().softmax(-1) - sampled).abs().sum() / 2)
     if not moved <= tolerance(model):
         raise UserError(

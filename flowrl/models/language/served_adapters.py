@@ -229,12 +229,12 @@ class Weights:
         name = f"{SENT_PREFIX}{checksum(self.model)}"
         path = self.folder.absolute() / name
 
-        def there() -> bool:
+        def is_loaded() -> bool:
             with suppress(ValueError):
                 return self._version() == name
             return False
 
-        if there() or (not self.main and waited_for(there)):
+        if is_loaded() or (not self.main and waited_for(is_loaded)):
             return name
         if not path.is_dir():
             self.model.save_pretrained(path, state_dict=gathered_state(self.model))

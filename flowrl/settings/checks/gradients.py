@@ -54,8 +54,8 @@ def check_gradients(run: RunSettings, algorithm: Algorithm) -> None:
     place, specs = _followed(run, algorithm)
     for spec in specs:
         if never_graded(spec.name):
-            others = [s.label for s in specs if s.name in GRADED]
-            beside = f"; {', '.join(others)} has a gradient" if len(others) == 1 else ""
+            labels = [s.label for s in specs if s.name in GRADED]
+            beside = f"; {', '.join(labels)} has a gradient" if len(labels) == 1 else ""
             raise UserError(f"{place}: {no_gradient(spec.label)}{beside}")
     plain = BudgetSettings()
     for setting in COMPARING if algorithm.reward_gradient else ():

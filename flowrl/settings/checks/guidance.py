@@ -39,8 +39,8 @@ def check_measured_guidance(
     """The same for the scales of a loaded pipeline; None is its own."""
     pipeline = isinstance(run.model, PipelineSettings)
     if pipeline and compares_densities(algorithm) and sample != train:
-        own = run.guidance.sample, run.training_guidance
-        raise UserError(two_policies(*map(scale_word, own)))
+        scales = run.guidance.sample, run.training_guidance
+        raise UserError(two_policies(*map(scale_word, scales)))
 
 
 def two_policies(sample: str, train: str) -> str:

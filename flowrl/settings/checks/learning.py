@@ -32,16 +32,18 @@ def check_learning(run: RunSettings) -> None:
     for name, rate in rates.items():
         reach = rate * steps * min(1.0, t.iterations / (warm + 1))
         if reach < NO_CHANGE:
-            why = f" and a warm-up of {warm} iterations" if warm >= t.iterations else ""
+            warm_up = f" and a warm-up of {warm} iterations" if warm >= t.iterations else ""
             raise UserError(
-                f"{name}: at {rate:g}{why}, {steps} optimizer steps move no weight by more than "
+                f"{name}: at {rate:g}{warm_up}, {steps} optimizer steps move no weight by more "
+                "than "
                 f"{reach:.0e}, so the run cannot learn; 3e-4 is usual for adapters, 1e-5 for all "
                 "weights"
             )
-    kept = run.evaluate.average
-    if kept is not None and kept**t.iterations > UNMOVED:
+    decay = run.evaluate.average
+    if decay is not None and decay**t.iterations > UNMOVED:
         raise UserError(
-            f"evaluate.average: after {t.iterations} iterations at {kept}, the average that is "
-            f"evaluated and saved is still {kept**t.iterations:.1%} of the base; lower it, to 0.99 "
+            f"evaluate.average: after {t.iterations} iterations at {decay}, the average that is "
+            f"evaluated and saved is still {decay**t.iterations:.1%} of the base; lower it, to "
+            "0.99 "
             "for instance, or leave it out"
         )

@@ -136,7 +136,7 @@ def check_workers(run: RunSettings, algorithm: Algorithm) -> None:
         if w.address is not None:
             raise UserError("workers.address: it needs workers; also set workers.sampling")
         return
-    specs = {each.label: each for each in (*run.rewards, *run.judges, *run.intermediate_rewards)}
+    specs = {spec.label: spec for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)}
     for label in w.rewards:
         if label not in specs:
             raise UserError(
@@ -184,12 +184,12 @@ def _check_sampling(run: RunSettings, algorithm: Algorithm) -> None:
         )
 
 
-def _refuse_evaluation(run: RunSettings, why: str) -> None:
+def _refuse_evaluation(run: RunSettings, reason: str) -> None:
     for place in ("guidance", *SIZES):
         if getattr(run.evaluate, place) is not None:
-            raise UserError(f"evaluate.{place} {why}: leave it out")
+            raise UserError(f"evaluate.{place} {reason}: leave it out")
     if run.evaluate.call:
-        raise UserError(f"evaluate.call {why}: leave it out")
+        raise UserError(f"evaluate.call {reason}: leave it out")
 
 
 def _check_own(run: RunSettings) -> None:
@@ -304,10 +304,10 @@ def check_hub(m: ModelSettings) -> None:
     except HfHubHTTPError as error:
         raise UserError(f"{place}: {source} on the hub has no file {wanted}") from error
     except Exception as error:  # whatever the installed HTTP library raises
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UserError(
             f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
-            f"be reached ({why}); run `hf download {source}` where there is a network"
+            f"be reached ({reason}); run `hf download {source}` where there is a network"
         ) from error
 
 
@@ -365,12 +365,12 @@ def check_trackers(names: Sequence[str]) -> None:
     """UserError for a tracker that accelerate does not know, or that cannot be imported."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
-    here = [str(name) for name in get_available_trackers()]
+    loggers = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    installed = [str(name) for name in get_available_trackers()]
     for name in names:
-        if name not in known:
-            raise UserError(f"track.with: {unknown_name(name, known)}")
-        if name not in here:
+        if name not in loggers:
+            raise UserError(f"track.with: {unknown_name(name, loggers)}")
+        if name not in installed:
             extra = "'flowrl[track]'" if name == "tensorboard" else name
             raise UserError(
                 f"track.with: {name} is not installed; pip install {extra}, or leave it out"
@@ -385,8 +385,9 @@ def _check_import(name: str) -> None:
     try:
         import_module(module)
     except Exception as error:  # a library's own code runs here, and may raise anything
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"track.with: {name} is installed, but importing {module} fails ({why}); repair it, or "
+            f"track.with: {name} is installed, but importing {module} fails ({reason}); repair "
+            "it, or "
             "leave it out"
         ) from error

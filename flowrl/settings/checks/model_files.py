@@ -39,16 +39,16 @@ def read_json(file: Path, place: str) -> dict[str, Any]:
     """The object in a JSON file. UserErrors begin with `place`."""
     try:
         data = bounded_bytes(file, MOST_CONFIGURATION)
-        what = unlike_its_name(file.name, data[:FIRST_BYTES])
-        found = parsed_json(data) if what is None else {}
+        damage = unlike_its_name(file.name, data[:FIRST_BYTES])
+        content = parsed_json(data) if damage is None else {}
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{place}: {file} cannot be read ({why}): download it again") from error
-    if what is not None:
-        raise UserError(f"{place}: {file} cannot be read: it {what}")
-    if not isinstance(found, dict):
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{place}: {file} cannot be read ({reason}): download it again") from error
+    if damage is not None:
+        raise UserError(f"{place}: {file} cannot be read: it {damage}")
+    if not isinstance(content, dict):
         raise UserError(f"{place}: {file} does not hold a JSON object: download it again")
-    return found
+    return content
 
 
 def check_index(folder: Path, source: str, form: PipelineForm = "classic") -> None:
@@ -123,8 +123,8 @@ def check_pipeline_files(folder: Path, form: PipelineForm = "classic") -> None:
                 f"model.pipeline: {part} has no vocabulary ({', '.join(_VOCABULARIES[:3])} or the "
                 "like): download it again"
             )
-        known = value[0] in _LIBRARIES or (part / "config.json").is_file()
-        if known and not NO_MODEL.search(kind):
+        loadable = value[0] in _LIBRARIES or (part / "config.json").is_file()
+        if loadable and not NO_MODEL.search(kind):
             config = read_json(part / "config.json", "model.pipeline")
             if value[0] == "diffusers" and not isinstance(config.get("_class_name"), str):
                 raise UserError(
@@ -150,19 +150,19 @@ def check_weights(folder: Path, place: str) -> None:
     names = sorted(path.name for path in folder.iterdir())
     whole = [name for name in names if _WEIGHTS.fullmatch(name)]
     if not whole:
-        found = {match[1] for name in names if (match := _VARIANT.fullmatch(name))}
-        variant = min(found, default="")
+        variants = {match[1] for name in names if (match := _VARIANT.fullmatch(name))}
+        variant = min(variants, default="")
         raise UserError(
             f"{place}: {folder} has only weights of the variant {variant}: load the model with "
             f"variant={variant!r}, and save it with `save_pretrained`"
-            if found
+            if variants
             else f"{place}: {folder} has no weights (model.safetensors, "
             "diffusion_pytorch_model.safetensors or the like): download them"
         )
     for form in _forms(whole):
         for name in form:
-            if why := damage_of(folder / name):
-                raise UserError(f"{place}: {folder / name} {why}")
+            if damage := damage_of(folder / name):
+                raise UserError(f"{place}: {folder / name} {damage}")
         try:
             check_shards(folder, form)
         except ValueError as error:
@@ -171,42 +171,42 @@ def check_weights(folder: Path, place: str) -> None:
 
 def _forms(names: Sequence[str]) -> Iterator[list[str]]:
     """The files of each form in which a folder has a model's weights."""
-    found = dict[tuple[str, str], list[str]]()
+    names_by_form = dict[tuple[str, str], list[str]]()
     for name in names:
         if match := _WEIGHTS.fullmatch(name):
-            found.setdefault((match[1], match[3]), []).append(name)
-    yield from found.values()
+            names_by_form.setdefault((match[1], match[3]), []).append(name)
+    yield from names_by_form.values()
 
 
-def check_saved(place: Path, what: str) -> None:
-    """UserError, which begins with `what`, for a file of weights, or a folder with one, that is
+def check_saved(place: Path, setting: str) -> None:
+    """UserError, which begins with `setting`, for a file of weights, or a folder with one, that is
     missing or damaged as far as headers and configurations show. Other names than files are left to
     their reader."""
     if place.is_file():
-        _check_files([place], what)
+        _check_files([place], setting)
         return
     if not place.is_dir():
         return
     inside = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     for folder in (place, *(inside if (place / PIPELINE_INDEX).exists() else ())):
-        found = sorted(folder.iterdir())
-        each = ([path for path in found if path.suffix == suffix] for suffix in _SUFFIXES)
-        files = next(filter(None, each), [])  # those beside them are not read
-        _check_files(files, what)
+        paths = sorted(folder.iterdir())
+        by_suffix = ([path for path in paths if path.suffix == suffix] for suffix in _SUFFIXES)
+        files = next(filter(None, by_suffix), [])  # those beside them are not read
+        _check_files(files, setting)
         try:
             check_texts_beside(folder)
             check_shards(folder, [path.name for path in files])
         except ValueError as error:
-            raise UserError(f"{what}: {error}") from error
+            raise UserError(f"{setting}: {error}") from error
 
 
-def _check_files(files: list[Path], what: str) -> None:
+def _check_files(files: list[Path], setting: str) -> None:
     for file in files:
         try:
             wrong = damage_of(file)
             if not wrong and file.suffix == ".safetensors":
                 wrong = adapter_damage(file)
         except OSError as error:
-            raise UserError(f"{what}: {file} cannot be read ({error.strerror})") from error
+            raise UserError(f"{setting}: {file} cannot be read ({error.strerror})") from error
         if wrong:
-            raise UserError(f"{what}: {file} {wrong}, or {ANOTHER}")
+            raise UserError(f"{setting}: {file} {wrong}, or {ANOTHER}")

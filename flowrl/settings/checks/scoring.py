@@ -40,10 +40,10 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
     if not is_code(spec.name):
         return None
     try:
-        found = user_function_of(spec.name)
+        function = user_function_of(spec.name)
     except ValueError:  # a file that cannot be imported: `check_rewards` names it
         return None
-    if not isinstance(found, SaysPer):
+    if not isinstance(function, SaysPer):
         return None
     try:
         return load(spec.name, **spec.settings)

@@ -14,10 +14,10 @@ def unlike_training(run: RunSettings) -> str:
     if not isinstance(run.model, PipelineSettings):
         return ""
     steps, size = run.algorithm().steps, run.trained_size
-    scale, own = run.evaluation_guidance, run.guidance.sample
+    scale, trained_scale = run.evaluation_guidance, run.guidance.sample
     pairs: list[tuple[str, Any, Any]] = [("steps", run.evaluation_steps, steps)]
     pairs += [(_SIZE_WORDS[k], v, size[k] or "its own") for k, v in run.evaluation_size.items()]
-    pairs += [("guidance", scale, own)]
+    pairs += [("guidance", scale, trained_scale)]
     called = run.evaluate.call.items()
     pairs += [(name, value, run.model.call.get(name, "its own")) for name, value in called]
     return ", ".join(f"{word} {a} instead of {b}" for word, a, b in pairs if a != b)

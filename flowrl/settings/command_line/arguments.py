@@ -218,20 +218,21 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     """Parse the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
     unknown option, a missing word or a value of the wrong type."""
     values = _collect(kind, words, command)
-    hints, own = field_types(kind), word_fields(kind)
+    hints, shown_names = field_types(kind), word_fields(kind)
     for name, value in values.items():
         if isinstance(value, str) and Path in _types(hints[name]):
             if not value:
-                raise UserError(f"{command}: {_shown(name, own)}: the name is empty")
+                raise UserError(f"{command}: {_shown(name, shown_names)}: the name is empty")
             values[name] = expanded(value)
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        why = "missing" if first["type"] == "missing" else plain_message(first)
+        problem = "missing" if first["type"] == "missing" else plain_message(first)
         raise UserError(
-            f"{command}: {_shown(name, own)}: {why}; `flowrl {command} --help` lists all options"
+            f"{command}: {_shown(name, shown_names)}: {problem}; `flowrl {command} --help` lists "
+            "all options"
         ) from error
 
 
@@ -274,17 +275,17 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
         if _types(hints[name]) & {bool}:
             values[name] = value or True
             continue
-        given = [value] if equals else []
+        values_given = [value] if equals else []
         many = bool(_types(hints[name]) & {tuple})
         if name in values and not many:
-            both = f"{values[name]} and {value or ' '.join(rest[:1])}"[:200]
-            raise UserError(f"{command}: --{written} is given twice, with {both}: keep one")
-        while rest and not rest[0].startswith("--") and (many or not given):
-            given.append(rest.pop(0))
-        if not given:
+            values_named = f"{values[name]} and {value or ' '.join(rest[:1])}"[:200]
+            raise UserError(f"{command}: --{written} is given twice, with {values_named}: keep one")
+        while rest and not rest[0].startswith("--") and (many or not values_given):
+            values_given.append(rest.pop(0))
+        if not values_given:
             raise UserError(f"{command}: --{written} needs a value")
-        given = split_by_commas(given, hints[name]) if many else given
-        values[name] = [*values.get(name, []), *given] if many else given[0]
+        values_given = split_by_commas(values_given, hints[name]) if many else values_given
+        values[name] = [*values.get(name, []), *values_given] if many else values_given[0]
     return values | _placed(hints, positional, alone, command)
 
 
@@ -321,5 +322,5 @@ def _types(hint: Any) -> set[Any]:
         return {tuple}
     if get_origin(hint) is Annotated:
         return _types(get_args(hint)[0])
-    inner = [_types(each) for each in get_args(hint)] if get_origin(hint) is not Literal else []
+    inner = [_types(part) for part in get_args(hint)] if get_origin(hint) is not Literal else []
     return set().union(*inner) if inner else {hint} if isinstance(hint, type) else set()

@@ -44,8 +44,8 @@ class Option:
         """The words of a list that is given twice. UserError for anything else."""
         if tuple in self.kinds or list in self.kinds:
             return [*before, *words]
-        both = " and ".join(" ".join(each)[:100] or "no value" for each in (before, words))
-        raise UserError(f"--{name[:100]} is given twice, with {both}: keep one")
+        values = " and ".join(" ".join(part)[:100] or "no value" for part in (before, words))
+        raise UserError(f"--{name[:100]} is given twice, with {values}: keep one")
 
     def value(self, words: Sequence[str], name: str) -> Any:
         """Parse the words of an option into its value."""
@@ -102,25 +102,25 @@ def with_options(
     unless it is a list, which takes the words of both."""
     before: dict[tuple[str, ...], list[str]] = {}
     values: dict[tuple[str, ...], Any] = {}
-    for name, given in _options(words):
+    for name, entry in _options(words):
         option = _at((RunSettings,), (), _parts(name), recipe)
         if option is None and older_option(_parts(name), recipe.__name__):
             option = Option(tuple(_parts(name)), Any)
         if option is None:
-            known = list(option_names(recipe))
-            hint = other_recipes(_parts(name), recipe) or suggestion(name, known, "--")
+            names = list(option_names(recipe))
+            hint = other_recipes(_parts(name), recipe) or suggestion(name, names, "--")
             if hint.startswith("one of"):
                 hint = "`flowrl train --help` lists every setting"
             raise UserError(f"--{name[:100]} is not known; {hint}")
         if option.path in before:
-            given = option.again(before[option.path], given, name)
-        before[option.path] = given
-        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not given
-        value = False if negated else option.value(given, f"--{name}")
+            entry = option.again(before[option.path], entry, name)
+        before[option.path] = entry
+        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not entry
+        value = False if negated else option.value(entry, f"--{name}")
         section = option.path[-1]
         if option.path == (section,) and isinstance(value, str | list) and section in SHORT:
             value = spelled_out({section: value}, tree.get("recipe"))[section]
-            values |= {(section, key): each for key, each in value.items()}
+            values |= {(section, key): setting for key, setting in value.items()}
         else:
             values[option.path] = value
     layer: dict[str, Any] = {}
@@ -175,14 +175,14 @@ def _at(
         no = first == f"no_{written}" and not more
         if first not in (key, written) and not no:
             continue
-        here = (*path, written)
-        inner = (recipe,) if here == ("recipe",) else kinds_at(field.annotation)
+        place = (*path, written)
+        inner = (recipe,) if place == ("recipe",) else kinds_at(field.annotation)
         if not more:
-            return Option(here, dict if inner == (recipe,) else field.annotation)
+            return Option(place, dict if inner == (recipe,) else field.annotation)
         if inner and tuple not in list(_kinds(field.annotation)):
-            return _at(inner, here, more, recipe)
+            return _at(inner, place, more, recipe)
         if dict in _kinds(field.annotation):
-            return Option((*here, *more), Any)
+            return Option((*place, *more), Any)
         return None
     return None
 
@@ -215,7 +215,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
     elif origin is Literal:
         yield from {type(value) for value in get_args(annotation)}
     elif get_args(annotation):
-        for each in get_args(annotation):
-            yield from _kinds(each)
+        for part in get_args(annotation):
+            yield from _kinds(part)
     else:
         yield annotation

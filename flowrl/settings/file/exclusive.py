@@ -37,8 +37,8 @@ class Alternative:
 
 
 def _kind(kind: type[ModelSettings]) -> Alternative:
-    own = tuple(f"model.{name}" for name in own_settings_of(kind))
-    return Alternative((f"model.{kind.KIND}",), own)
+    settings = tuple(f"model.{name}" for name in own_settings_of(kind))
+    return Alternative((f"model.{kind.KIND}",), settings)
 
 
 _MERGE = Alternative(("model.lora.merge",), without=("none",))
@@ -111,7 +111,7 @@ def taken_over(under: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, 
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
         if new.get(key) is not None and new[key] != old.get(key, new[key]):
-            lost |= {f"{section}.{each}" for each in (belongs or old)}
+            lost |= {f"{section}.{key}" for key in (belongs or old)}
     result = dict(under)
     for setting in lost:
         result = _without(result, setting.split("."))

@@ -42,12 +42,12 @@ def with_base(
     is called with each base before it is read."""
     if not isinstance(tree, Mapping) or BASE_KEY not in tree:
         return tree, str(path)
-    own = {key: value for key, value in tree.items() if key != BASE_KEY}
+    settings = {key: value for key, value in tree.items() if key != BASE_KEY}
     base = _base_file(path, tree[BASE_KEY])
     chain = (*above, path)
-    seen = [each.resolve() for each in chain]
+    seen = [path.resolve() for path in chain]
     if base.resolve() in seen:
-        names = " -> ".join(str(each) for each in (*chain[seen.index(base.resolve()) :], base))
+        names = " -> ".join(str(path) for path in (*chain[seen.index(base.resolve()) :], base))
         raise UserError(
             f"{path}: base: the files refer to each other in a circle, {names}: remove one"
         )
@@ -55,19 +55,19 @@ def with_base(
     try:
         under, names = with_base(at_file(read_yaml(base), base), base, chain, check)
         if not isinstance(under, Mapping):
-            what = "and it is empty" if under is None else f"not {short_repr(under)}"
-            raise UserError(f"{base}: expected settings, {what}")
+            content = "and it is empty" if under is None else f"not {short_repr(under)}"
+            raise UserError(f"{base}: expected settings, {content}")
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from error
-    return _over(under, own), f"{path} over {names}"
+    return _over(under, settings), f"{path} over {names}"
 
 
 def _base_file(path: Path, value: Any) -> Path:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise UserError(f"{path}: base: expected a file such as demo.yaml, not {short_repr(value)}")
     near = path.parent / value
-    own = CONFIGS_FOLDER / value.removeprefix(_OWN)
-    base = own if value.startswith(_OWN) and not near.exists() and own.is_file() else near
+    ours = CONFIGS_FOLDER / value.removeprefix(_OWN)
+    base = ours if value.startswith(_OWN) and not near.exists() and ours.is_file() else near
     if not base.is_file():
         raise UserError(
             f"{path}: base: there is no file {base}; the path is relative to {path}"
@@ -78,28 +78,28 @@ def _base_file(path: Path, value: Any) -> Path:
 
 def _near_name(value: str, folder: Path) -> str:
     """A file name that a misspelt base may mean: in this folder, or one of flowrl's runs."""
-    own = sorted(
+    ours = sorted(
         _OWN + f.relative_to(CONFIGS_FOLDER).as_posix() for f in CONFIGS_FOLDER.rglob("*.yaml")
     )
-    known = [*sorted(file.name for file in folder.glob("*.yaml")), *own]
+    names = [*sorted(file.name for file in folder.glob("*.yaml")), *ours]
     wanted = value if value.endswith((".yaml", ".yml")) else f"{value}.yaml"
-    same = [name for name in known if name.removeprefix(_OWN) == wanted.removeprefix(_OWN)]
+    same = [name for name in names if name.removeprefix(_OWN) == wanted.removeprefix(_OWN)]
     near = (
-        same or get_close_matches(wanted, known, n=1) or get_close_matches(_OWN + wanted, own, n=1)
+        same or get_close_matches(wanted, names, n=1) or get_close_matches(_OWN + wanted, ours, n=1)
     )
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings of a file over its base's. A recipe of another name replaces the base's
     recipe and its settings, and exclusive settings take each other's place."""
     sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
-             for tree in (under, own)]  # fmt: skip
-    sides[0] = spelled_out(renewed(sides[0]))  # older names in `own` then lie over newer ones
+             for tree in (under, over)]  # fmt: skip
+    sides[0] = spelled_out(renewed(sides[0]))  # older names in `over` then lie over newer ones
     sides[1] = spelled_out(sides[1], sides[0].get("recipe"))
     recipes = [side.get("recipe", {}) for side in sides]
-    if all(isinstance(each, Mapping) for each in recipes):
-        old, new = (each.get("name") for each in recipes)
+    if all(isinstance(recipe, Mapping) for recipe in recipes):
+        old, new = (recipe.get("name") for recipe in recipes)
         if new not in (None, old):
             sides[0] = {key: value for key, value in sides[0].items() if key != "recipe"}
     return merged(taken_over(*sides), sides[1])

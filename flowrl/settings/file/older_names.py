@@ -44,8 +44,8 @@ def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
     new = _without_idle(_moved(tree, RENAMED))
     recipe = new.get("recipe")
     if isinstance(recipe, Mapping) and str(recipe.get("name")) in RECIPES:
-        known = inspect.signature(RECIPES[recipe["name"]]).parameters
-        rows = {old: name for old, name in RENAMED_IN_RECIPES.items() if name in known}
+        parameters = inspect.signature(RECIPES[recipe["name"]]).parameters
+        rows = {old: name for old, name in RENAMED_IN_RECIPES.items() if name in parameters}
         new["recipe"] = _moved(recipe, rows, "recipe.")
         if recipe["name"] == "text":
             new["recipe"] = _nested(new["recipe"])
@@ -72,8 +72,8 @@ def older_option(path: Sequence[str], recipe: str) -> bool:
         return path[0] in RENAMED
     if len(path) != 2 or path[0] != "recipe":
         return False
-    known = inspect.signature(RECIPES[recipe]).parameters if recipe in RECIPES else {}
-    moved = RENAMED_IN_RECIPES.get(path[1]) in known
+    parameters = inspect.signature(RECIPES[recipe]).parameters if recipe in RECIPES else {}
+    moved = RENAMED_IN_RECIPES.get(path[1]) in parameters
     return moved or (recipe == "text" and path[1] in _FLAT)
 
 
@@ -114,15 +114,15 @@ def _nested(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def _converted(recipe: Mapping[str, Any]) -> dict[str, Any]:
     new = {name: value for name, value in recipe.items() if name not in _FLAT and value is not None}
     flat = {name: value for name, value in recipe.items() if name in _FLAT}
-    given = _FLAT | _CHOSEN | {"group": 16, "kl": 0.0} | new | flat
-    for part, value in _parts(given, recipe):
+    options = _FLAT | _CHOSEN | {"group": 16, "kl": 0.0} | new | flat
+    for part, value in _parts(options, recipe):
         new.pop(part, None)
         if value is not None:
             new[part] = value
-    one = str(given["group"]) == "1"  # with a tracker, or a greedy baseline
-    if one and isinstance(given["plan"], str):
+    one = str(options["group"]) == "1"  # with a tracker, or a greedy baseline
+    if one and isinstance(options["plan"], str):
         new["plan"] = {**new.get("plan", {}), "group": new.pop("group")}
-    if given["kl_in"] == "reward":
+    if options["kl_in"] == "reward":
         new.pop("kl", None)
     return new
 
@@ -135,113 +135,116 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _parts(given: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _parts(options: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The parts that older names and flat settings refer to; None for the recipe's own."""
     makers = {"plan": _plan, "advantage": _advantage, "likelihood": _likelihood, "loss": _loss}
     for part, make in makers.items():
         if _bare(recipe.get(part)):
-            yield part, make(given)
-    name, tracker = given["advantage"], None
+            yield part, make(options)
+    name, tracker = options["advantage"], None
     if name == "risk":
-        tracker = {"name": "score_quantiles", **_taken(given, "bundle"), **_quantiles(given)}
+        tracker = {"name": "score_quantiles", **_taken(options, "bundle"), **_quantiles(options)}
     if name in ("tracked", "aapo"):
-        uncertain = _taken(given, "uncertain") if name == "tracked" else {}
-        tracker = {"name": "prompt_values", **_taken(given, "keep"), **uncertain}
+        uncertain = _taken(options, "uncertain") if name == "tracked" else {}
+        tracker = {"name": "prompt_values", **_taken(options, "keep"), **uncertain}
     if tracker is not None:
         yield "tracker", tracker
 
 
-def _taken(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: _plain(given[name]) for name in names}
+def _taken(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: _plain(options[name]) for name in names}
 
 
-def _quantiles(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"low": given["quantile_low"], "high": given["quantile_high"]}
+def _quantiles(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"low": options["quantile_low"], "high": options["quantile_high"]}
 
 
-def _plan(given: Mapping[str, Any]) -> Any:
-    if given["plan"] == "segments":
-        return {"name": "segments", **_taken(given, "roots", "branch", "at")}
-    if given["plan"] == "forks":
-        forking = _taken(given, "top", "branch", "rounds", "by")
-        return {"name": "forks", "roots": given["roots"], "forking": forking}
-    return {"greedy": True} if given["advantage"] == "greedy" else None
+def _plan(options: Mapping[str, Any]) -> Any:
+    if options["plan"] == "segments":
+        return {"name": "segments", **_taken(options, "roots", "branch", "at")}
+    if options["plan"] == "forks":
+        forking = _taken(options, "top", "branch", "rounds", "by")
+        return {"name": "forks", "roots": options["roots"], "forking": forking}
+    return {"greedy": True} if options["advantage"] == "greedy" else None
 
 
-def _advantage(given: Mapping[str, Any]) -> Any:
-    name, group = given["advantage"], str(given["group"])
+def _advantage(options: Mapping[str, Any]) -> Any:
+    name, group = options["advantage"], str(options["group"])
     drawn = int(group) if group.isdigit() else 0
-    own = {"scale": "group", "correction": 1} | (
-        {"blend": given["blend"]} if given["blend"] else {}
+    standardize = {"scale": "group", "correction": 1} | (
+        {"blend": options["blend"]} if options["blend"] else {}
     )
     mean = {"name": "standardize", "scale": None, "correction": 0}
     batch = {"name": "standardize", "scale": "batch", "correction": 1, "centre": "batch"}
     chains: dict[str, list[Any]] = {
-        "group": [{"name": "standardize", **own}],
+        "group": [{"name": "standardize", **standardize}],
         "gdpo": [{"name": "standardize", "scale": "group", "correction": 1},
                  {"name": "sum", "partial": True}, batch],
-        "aapo": [{"name": "augmented", "rule": own}],
-        "two_level": [{"name": "two_level", "rule": own}],
+        "aapo": [{"name": "augmented", "rule": standardize}],
+        "two_level": [{"name": "two_level", "rule": standardize}],
         "mean": [mean],
         "greedy": [{"name": "greedy_baseline", "samples": drawn + 1}],
         "length": ["length_baseline"],
         "whitened": ["whiten_tokens"],
         "mean_whitened": [mean, "whiten_tokens"],
         "maxrl": ["max_rl"],
-        "pass_at_k": [{"name": "pass_at_k", **_taken(given, "k", "form")}],
-        "beta": [{"name": "beta_normalize", "most": given["most"]}],
-        "risk": [{"name": "risk_po", **_taken(given, "bundle", "mix"), **_quantiles(given)}, batch],
+        "pass_at_k": [{"name": "pass_at_k", **_taken(options, "k", "form")}],
+        "beta": [{"name": "beta_normalize", "most": options["most"]}],
+        "risk": [
+            {"name": "risk_po", **_taken(options, "bundle", "mix"), **_quantiles(options)},
+            batch,
+        ],
         "tracked": ["baseline", batch],
         "parent": ["parent_difference"],
         "local": ["global_local"],
         "treerl": [{"name": "global_local", "first": True}],
         "tempo": [{"name": "global_local", "power": 1.0, "scaled": True}],
-        "states": [{"name": "states", **_taken(given, "weight", "gamma", "scale")}],
+        "states": [{"name": "states", **_taken(options, "weight", "gamma", "scale")}],
         "turns": ["turns", {"name": "standardize", "scale": "group", "correction": 1}],
-        "returns": [{"name": "discount", "gamma": given["gamma"]}, "whiten_turns"],
+        "returns": [{"name": "discount", "gamma": options["gamma"]}, "whiten_turns"],
     }  # fmt: skip
     chain = chains.get(name, [name])
-    if given["kl_in"] == "reward":
+    if options["kl_in"] == "reward":
         at = 1 if name in ("greedy", "mean_whitened") else 0
-        each = {"each": True} if name in ("whitened", "mean_whitened") else {}
-        chain.insert(at, {"name": "penalize", "weight": given["kl"], **each})
-    chain = ["drop_flat", *chain] if given["drop_flat"] else chain
+        per_token = {"each": True} if name in ("whitened", "mean_whitened") else {}
+        chain.insert(at, {"name": "penalize", "weight": options["kl"], **per_token})
+    chain = ["drop_flat", *chain] if options["drop_flat"] else chain
     if chain == [{"name": "standardize", "scale": "group", "correction": 1}]:
         return None
     return chain[0] if len(chain) == 1 else chain
 
 
-def _likelihood(given: Mapping[str, Any]) -> Any:
+def _likelihood(options: Mapping[str, Any]) -> Any:
     default = FLAT_TEXT["likelihood"]
-    changed = {name: given[name] for name in default if given[name] != default[name]}
-    if given["share"] is not None or given["entropy"]:
+    changed = {name: options[name] for name in default if options[name] != default[name]}
+    if options["share"] is not None or options["entropy"]:
         changed["entropy"] = True
-    return (changed | {"paired": True} if given["loss"] == "preference" else changed) or None
+    return (changed | {"paired": True} if options["loss"] == "preference" else changed) or None
 
 
-def _loss(given: Mapping[str, Any]) -> Any:
-    name, default = given["loss"], FLAT_TEXT["loss"]
+def _loss(options: Mapping[str, Any]) -> Any:
+    name, default = options["loss"], FLAT_TEXT["loss"]
     settings = {
         "surrogate": ("low", "high"), "gmpo": ("low", "high"), "sapo": ("positive", "negative"),
         "gppo": ("low", "high", "keep_low", "keep_high"), "preference": ("beta",),
     }.get(name, ())  # fmt: skip
-    found = _taken(given, *settings)
+    changed = _taken(options, *settings)
     if name not in ("gmpo", "preference"):  # whose own defaults differ, or that have none
-        found = {n: value for n, value in found.items() if value != default[n]}
-    if name == "cispo" and given["bound"] != default["bound"]:
-        found["high"] = given["bound"]
-    if given["entropy"]:
-        found["entropy"] = given["entropy"]
-    if given["denominator"] != default["denominator"] or name in ("gmpo", "sapo"):
-        length = given["denominator"] == "length"
-        found["denominator"] = given.get("length", 1024) if length else given["denominator"]
+        changed = {n: value for n, value in changed.items() if value != default[n]}
+    if name == "cispo" and options["bound"] != default["bound"]:
+        changed["high"] = options["bound"]
+    if options["entropy"]:
+        changed["entropy"] = options["entropy"]
+    if options["denominator"] != default["denominator"] or name in ("gmpo", "sapo"):
+        length = options["denominator"] == "length"
+        changed["denominator"] = options.get("length", 1024) if length else options["denominator"]
     weights = [
-        {"name": kind, setting: given[old]}
+        {"name": kind, setting: options[old]}
         for old, kind, setting in (("share", "high_entropy", "share"),
                                    ("off_policy", "off_policy_mask", "threshold"))
-        if given[old] is not None
+        if options[old] is not None
     ]  # fmt: skip
-    found |= {"weights": weights} if weights else {}
+    changed |= {"weights": weights} if weights else {}
     if name == "surrogate":
-        return found or None
-    return {"name": name, **found} if found else name
+        return changed or None
+    return {"name": name, **changed} if changed else name

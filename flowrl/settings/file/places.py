@@ -56,14 +56,15 @@ def in_full(tree: Any) -> Any:
 
 
 def _beside(written: str, near: Path, file: Path) -> str:
-    beside, here = near / written, Path.cwd() / written
+    beside, in_working_folder = near / written, Path.cwd() / written
     if not _exists(beside):
-        if _exists(here) and not near.is_relative_to(CONFIGS_FOLDER):
-            print(f"{file}: {written} is not in {near}: using {here}", file=sys.stderr)
+        if _exists(in_working_folder) and not near.is_relative_to(CONFIGS_FOLDER):
+            print(f"{file}: {written} is not in {near}: using {in_working_folder}", file=sys.stderr)
         return written
-    if _exists(here) and not _same(beside, here):
+    if _exists(in_working_folder) and not _same(beside, in_working_folder):
         raise UserError(
-            f"{file}: {written} is both {beside} and, from the working folder, {here}, and the "
+            f"{file}: {written} is both {beside} and, from the working folder, "
+            f"{in_working_folder}, and the "
             "two differ: write the absolute path of the one to use"
         )
     return str(beside)
@@ -89,22 +90,22 @@ def _walk(value: Any, at: tuple[str, ...], place: PlaceOf) -> Any:
         return {_code(k, place): _walk(v, (*at, str(k)), place) for k, v in value.items()}
     if isinstance(value, list | tuple):
         several = at[:1] == ("prompts",) and at[1:] in ((), ("train",), ("held_out",))
-        found = [_walk(each, at, place) for each in value]
-        pairs = zip(value, found, strict=True)
-        return [_named(*pair) for pair in pairs] if several and len(found) > 1 else found
+        paths = [_walk(entry, at, place) for entry in value]
+        pairs = zip(value, paths, strict=True)
+        return [_named(*pair) for pair in pairs] if several and len(paths) > 1 else paths
     if not isinstance(value, str):
         return value
     moved = _code(value, place)
     return _moved(value, place) if moved == value and _is_path(value, at) else moved
 
 
-def _named(written: Any, found: Any) -> Any:
+def _named(written: Any, path: Any) -> Any:
     """One of several data sets: its name stays, since scores and metrics use it."""
-    if isinstance(found, str):
-        return found if found == written else {"source": found, "name": written}
-    if found == written or not isinstance(found, Mapping) or found.get("name"):
-        return found
-    return {**found, "name": written["source"]}
+    if isinstance(path, str):
+        return path if path == written else {"source": path, "name": written}
+    if path == written or not isinstance(path, Mapping) or path.get("name"):
+        return path
+    return {**path, "name": written["source"]}
 
 
 def _is_path(value: str, at: tuple[str, ...]) -> bool:
@@ -115,17 +116,17 @@ def _is_path(value: str, at: tuple[str, ...]) -> bool:
 
 def _code(value: Any, place: PlaceOf) -> Any:
     """FILE.py or FILE.py:NAME with the full path of the file."""
-    own = own_name(value)
-    if own is None:
+    code = own_name(value)
+    if code is None:
         return value
-    return own._replace(file=_moved(own.file, place)).text
+    return code._replace(file=_moved(code.file, place)).text
 
 
 def _moved(value: str, place: PlaceOf) -> str:
     if value.startswith((PACKAGE, "~", "/")) or not value.strip():
         return value
-    own = own_file(Path(value))
-    if own is not None and _exists(own) and (not _exists(Path(value)) or own.samefile(value)):
+    named = own_file(Path(value))
+    if named is not None and _exists(named) and (not _exists(Path(value)) or named.samefile(value)):
         return value  # a file of flowrl, found from every folder
     return place(value)
 

@@ -15,9 +15,9 @@ def texts_of_paths(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: texts_of_paths(each) for name, each in value.items()}
+        return {name: texts_of_paths(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [texts_of_paths(each) for each in value]
+        return [texts_of_paths(item) for item in value]
     return value
 
 
@@ -25,11 +25,11 @@ def check_integers(value: Any, at: str = "") -> None:
     """UserError, with the setting, for an integer that the reader of run files refuses: the run
     could not be read from its own run.yaml."""
     if isinstance(value, Mapping):
-        for name, each in value.items():
-            check_integers(each, f"{at}.{name}" if at else str(name))
+        for name, item in value.items():
+            check_integers(item, f"{at}.{name}" if at else str(name))
     elif isinstance(value, list | tuple):
-        for i, each in enumerate(value):
-            check_integers(each, f"{at}.{i}")
+        for i, item in enumerate(value):
+            check_integers(item, f"{at}.{i}")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise UserError(
             f"{at}: {short_repr(value)} is too large: use an integer from -2**63 to 2**63"

@@ -70,8 +70,8 @@ def read_yaml(path: Path) -> Any:
     """Value of a YAML file. UserError for a file that is missing, too large or invalid."""
     try:
         data = bounded_bytes(path, MOST_FILE)
-        what = unlike_its_name(path.name, data[:FIRST_BYTES])
-        text = data.decode("utf-8-sig") if what is None else ""
+        damage = unlike_its_name(path.name, data[:FIRST_BYTES])
+        text = data.decode("utf-8-sig") if damage is None else ""
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(
@@ -81,8 +81,8 @@ def read_yaml(path: Path) -> Any:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             raise UserError(f"{path}: {_TOO_MANY}") from error
         raise UserError(f"{path}: cannot read the file: {error}") from error
-    if what is not None:
-        raise UserError(f"{path}: not valid YAML: it {what}")
+    if damage is not None:
+        raise UserError(f"{path}: not valid YAML: it {damage}")
     return parse_yaml(text, str(path))
 
 
@@ -100,22 +100,22 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = "" if mark is None else f"line {mark.line + 1}: "
-        why = " ".join(f"{error.context or ''} {error.problem or ''}".split())
-        if "'\\t'" in why:
-            why = f"{why}: indent with spaces, not with tabs"
-        raise UserError(f"{source}: not valid YAML: {place}{why[:200]}") from error
+        problem = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        if "'\\t'" in problem:
+            problem = f"{problem}: indent with spaces, not with tabs"
+        raise UserError(f"{source}: not valid YAML: {place}{problem[:200]}") from error
     except (yaml.YAMLError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{source}: not valid YAML: {why}") from error
+        problem = " ".join(str(error).split())[:200]
+        raise UserError(f"{source}: not valid YAML: {problem}") from error
 
 
 def list_entries(words: Sequence[str], source: str) -> list[Any]:
     """Entries of a command-line list: `a b`, `a,b` and `[a, b]` are equal."""
-    found: list[Any] = []
+    entries: list[Any] = []
     for word in words:
         for entry in parse_yaml(f"[{word}]", source):
-            found += entry if isinstance(entry, list) else [entry]
-    return found
+            entries += entry if isinstance(entry, list) else [entry]
+    return entries
 
 
 def _value(text: str, kind: Any) -> Any:

@@ -34,8 +34,8 @@ class Lora(Settings):
 
     @model_validator(mode="after")
     def _own_form(self) -> "Lora":
-        own = (self.rank, self.alpha, self.targets, self.dora)
-        if self.start is not None and own != (16, 32.0, None, False):
+        form = (self.rank, self.alpha, self.targets, self.dora)
+        if self.start is not None and form != (16, 32.0, None, False):
             raise ValueError(
                 "from: these adapters have their own rank, alpha, targets and dora: leave these "
                 "settings out"

@@ -37,14 +37,14 @@ class OwnEngineSettings(OwnCode):
     def check(self) -> tuple[Any, dict[str, Any]]:
         """The class, with its arguments converted. UserError if they are invalid, or if it lacks a
         method of an engine."""
-        found, settings = super().check()
-        lacking = [name for name in ("load", "sample", "close") if name not in dir(found)]
-        if isinstance(found, type) and lacking:
+        engine, settings = super().check()
+        lacking = [name for name in ("load", "sample", "close") if name not in dir(engine)]
+        if isinstance(engine, type) and lacking:
             raise UserError(
                 f"{self.PLACE}: {self.name} has no method {lacking[0]}: an engine has load, "
                 "sample and close; see docs/engines.md"
             )
-        return found, settings
+        return engine, settings
 
     def build(self) -> Any:
         """Build the engine. UserError if the user's code raises."""

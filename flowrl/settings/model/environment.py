@@ -146,7 +146,9 @@ def check_turns(
             "model.steps: this recipe has one credit for a whole completion: take text_process, "
             "text_igpo, text_turns or text_rebn, or leave steps out"
         )
-    if steps is not None and any(isinstance(each, States) for each in algorithm.transforms):
+    if steps is not None and any(
+        isinstance(transform, States) for transform in algorithm.transforms
+    ):
         raise UserError(
             "model.steps: this recipe compares turns in the same state, and steps have none: take "
             "text_process, or set model.environment"

@@ -33,25 +33,25 @@ def of_its_kind(value: Any) -> ModelSettings:
         return value
     if not isinstance(value, Mapping):
         return PipelineSettings.model_validate(value)  # which says what is expected
-    given = {str(name): each for name, each in value.items()}
-    known = {name for kind in MODEL_KINDS for name in kind.model_fields}
-    unknown = [name for name in given if name not in known]
-    named = [kind for kind in MODEL_KINDS if given.get(kind.KIND) is not None]
+    values = {str(name): one for name, one in value.items()}
+    names = {name for kind in MODEL_KINDS for name in kind.model_fields}
+    unknown = [name for name in values if name not in names]
+    named = [kind for kind in MODEL_KINDS if values.get(kind.KIND) is not None]
     if len(named) != 1:
         if unknown:
-            raise _unknown(unknown, given)
+            raise _unknown(unknown, values)
         raise ValueError("set either pipeline (images, video), language (text) or own")
     (kind,) = named
-    others = sorted(known & set(given) - set(kind.model_fields))
-    for name in others if not unknown else ():
-        other = next(each for each in MODEL_KINDS if name in each.model_fields)
-        if name != other.KIND and not _is_default(other, name, given[name]):
+    foreign = sorted(names & set(values) - set(kind.model_fields))
+    for name in foreign if not unknown else ():
+        other = next(kind for kind in MODEL_KINDS if name in kind.model_fields)
+        if name != other.KIND and not _is_default(other, name, values[name]):
             raise ValueError(f"{name} is a setting of {other.KIND} models: leave it out")
-    return kind.model_validate({k: v for k, v in given.items() if k not in others})
+    return kind.model_validate({k: v for k, v in values.items() if k not in foreign})
 
 
-def _unknown(names: list[str], given: Mapping[str, Any]) -> ValidationError:
-    errors = [InitErrorDetails(type="extra_forbidden", loc=(n,), input=given[n]) for n in names]
+def _unknown(names: list[str], values: Mapping[str, Any]) -> ValidationError:
+    errors = [InitErrorDetails(type="extra_forbidden", loc=(n,), input=values[n]) for n in names]
     return ValidationError.from_exception_data("model", errors)
 
 

@@ -93,10 +93,10 @@ class LanguageSettings(ModelSettings, NamedLanguageModel):
             "head_dtype": "logits of images are guided in float32 already",
         }
         defaults = {name: LanguageSettings.model_fields[name].default for name in reasons}
-        for name, why in reasons.items():
+        for name, reason in reasons.items():
             if getattr(self, name) != defaults[name]:
                 raise ValueError(
-                    f"{name}: the model writes images (image), and {why}: leave it out"
+                    f"{name}: the model writes images (image), and {reason}: leave it out"
                 )
         if self.lora is not None and self.lora.vision:
             raise ValueError(

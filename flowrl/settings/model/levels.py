@@ -60,17 +60,17 @@ def falling(levels: Any) -> tuple[float, ...]:
             f"expected a list of levels such as [1.0, 0.75, 0.5], not {short_repr(levels)}"
         )
     numbers = [_number(level) for level in levels]
-    found = [n for n in numbers if n is not None]
-    if len(found) < len(numbers):
+    falling_levels = [n for n in numbers if n is not None]
+    if len(falling_levels) < len(numbers):
         raise ValueError(f"{short_repr(levels[numbers.index(None)])} is not a number")
-    if found[-1] == 0:
-        found.pop()
-    outside = next((n for n in found if not 0 < n <= 1), None)
-    if outside is not None or not found:
+    if falling_levels[-1] == 0:
+        falling_levels.pop()
+    outside = next((n for n in falling_levels if not 0 < n <= 1), None)
+    if outside is not None or not falling_levels:
         raise ValueError(f"levels must be above 0 and at most 1, not {outside or 0.0}")
-    if rise := next(((a, b) for a, b in pairwise(found) if a <= b), None):
+    if rise := next(((a, b) for a, b in pairwise(falling_levels) if a <= b), None):
         raise ValueError(f"levels must decrease, but {rise[1]} follows {rise[0]}")
-    return tuple(found)
+    return tuple(falling_levels)
 
 
 def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
@@ -88,17 +88,17 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
             )
         return sigmas
     try:
-        found = falling(_listed(user_function_of(sigmas)(steps)))
+        levels = falling(_listed(user_function_of(sigmas)(steps)))
     except ValueError as error:
         raise UserError(f"model.sigmas: {sigmas}: {error}") from error
     except Exception as error:  # the user's own code runs here, and may raise anything
         raise UserError(f"model.sigmas: {own_error(sigmas, error)}") from error
-    if len(found) != steps:
+    if len(levels) != steps:
         raise UserError(
             f"model.sigmas: {sigmas} must return {steps} levels for {steps} steps (a final 0 may "
-            f"follow), not {len(found)}"
+            f"follow), not {len(levels)}"
         )
-    return found
+    return levels
 
 
 def _listed(levels: Any) -> Any:

@@ -50,8 +50,8 @@ class ModelSettings(Settings):
         """Whether adapters compute in bfloat16, beside float32 masters."""
         if self.lora is None or self.lora.dora:  # DoRA's lengths need more digits
             return False
-        own = self.lora.dtype
-        return own == "bfloat16" or (own == "auto" and self.dtype == "bfloat16")
+        dtype = self.lora.dtype
+        return dtype == "bfloat16" or (dtype == "auto" and self.dtype == "bfloat16")
 
     @property
     def given_adapters(self) -> dict[str, str]:

@@ -44,8 +44,8 @@ class OwnCode(Settings):
     def check(self) -> tuple[Any, dict[str, Any]]:
         """The class or function, with its arguments converted. UserError if they are invalid."""
         try:
-            found = user_function_of(self.name)
-            return found, own_settings(self.name, found, self.settings)
+            function = user_function_of(self.name)
+            return function, own_settings(self.name, function, self.settings)
         except ValueError as error:
             raise UserError(f"{self.PLACE}: {error}") from error
         except Exception as error:  # the user's file runs here, and may raise anything
@@ -54,9 +54,9 @@ class OwnCode(Settings):
     def called(self, within: AbstractContextManager[object] = nullcontext()) -> Any:
         """Call the class or function with its settings, in a context that does not hold for
         the import of its file. UserError if the user's code raises."""
-        found, settings = self.check()
+        function, settings = self.check()
         try:
             with within:
-                return found(**settings)
+                return function(**settings)
         except Exception as error:  # the user's code
             raise UserError(f"{self.PLACE}: {own_error(self.name, error)}") from error

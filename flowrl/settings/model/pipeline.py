@@ -156,7 +156,9 @@ class PipelineSettings(ModelSettings, NamedPipeline):
 
     @property
     def given_adapters(self) -> dict[str, str]:
-        named = {f"model.adapters, {i + 1}": each.path for i, each in enumerate(self.adapters)}
+        named = {
+            f"model.adapters, {i + 1}": adapter.path for i, adapter in enumerate(self.adapters)
+        }
         return named | super().given_adapters
 
     @property

@@ -87,8 +87,8 @@ class Quantization(Settings):
         """UserError for a file or a package that does not exist."""
         if self.file is not None and not find(self.file).is_file():
             raise UserError(f"model.quantization: there is no file {self.file}")
-        if self.file is not None and (what := damage_of(find(self.file))):
-            raise UserError(f"model.quantization: {self.file} {what}")
+        if self.file is not None and (damage := damage_of(find(self.file))):
+            raise UserError(f"model.quantization: {self.file} {damage}")
         module, package = PIP_NAMES[self.backend]
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
             raise UserError(f"model.quantization: {self.backend} needs: pip install {package}")

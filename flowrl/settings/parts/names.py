@@ -54,14 +54,14 @@ def contributed_classes() -> tuple[type, ...]:
 
 def _defined(modules: Iterable[ModuleType]) -> Iterator[type]:
     for module in modules:
-        for each in vars(module).values():
+        for value in vars(module).values():
             if (
-                dataclasses.is_dataclass(each)
-                and isinstance(each, type)
-                and each.__module__ == module.__name__
-                and not inspect.isabstract(each)
+                dataclasses.is_dataclass(value)
+                and isinstance(value, type)
+                and value.__module__ == module.__name__
+                and not inspect.isabstract(value)
             ):
-                yield each
+                yield value
 
 
 def has_members(kind: type, protocol: Any) -> bool:
@@ -95,12 +95,12 @@ class NamedParts(Mapping[str, type]):
         """The part, if there is a single one."""
         if len(self._own) > 1:
             return None
-        every = list(self.values())
-        return every[0] if len(every) == 1 else None
+        parts = list(self.values())
+        return parts[0] if len(parts) == 1 else None
 
     def _contributed(self) -> Mapping[str, type]:
         kinds = [_by_protocol(protocol, contributed_classes) for protocol in self._protocols]
-        return {name: kind for each in kinds for name, kind in each.items()}
+        return {name: kind for parts in kinds for name, kind in parts.items()}
 
     def __getitem__(self, name: str) -> type:
         return self._own[name] if name in self._own else self._contributed()[name]
@@ -130,8 +130,8 @@ def _part_kinds(annotation: Any) -> Iterator[type]:
         if is_protocol(annotation) or dataclasses.is_dataclass(annotation):
             yield annotation
     elif get_origin(annotation) not in (Literal, tuple):
-        for each in get_args(annotation):
-            yield from _part_kinds(each)
+        for argument in get_args(annotation):
+            yield from _part_kinds(argument)
 
 
 @functools.cache
@@ -149,7 +149,7 @@ def written_part(part: Any, annotation: Any = Any) -> Any:
     """A part in the form of a run file: its name, or a mapping with the settings that differ from
     its defaults. The name is left out if the annotation allows only one part."""
     if isinstance(part, tuple | list):
-        return [written_part(each, item_of(annotation) or Any) for each in part]
+        return [written_part(item, item_of(annotation) or Any) for item in part]
     if isinstance(part, functools.partial):  # of a tracker
         bound = inspect.signature(part.func).bind_partial(*part.args, **part.keywords)
         return _mapping(part_name(part.func), bound.arguments)  # type: ignore[arg-type]

@@ -53,40 +53,40 @@ class PartKind:
     def build(self, value: Any, old: Any = None) -> Any:
         """Build the part that a run file names, replacing the recipe's `old` one. ValueError, in
         one sentence, if that fails."""
-        found, settings = self.resolved(value, old)
-        made = found(**settings) if isinstance(found, type) else found
+        kind, settings = self.resolved(value, old)
+        part = kind(**settings) if isinstance(kind, type) else kind
         name = value if isinstance(value, str) else value.get("name")
         if is_own(name):
-            self._try(str(name), made)
-        return made
+            self._try(str(name), part)
+        return part
 
     def resolved(self, value: Any, old: Any = None) -> tuple[Any, dict[str, Any]]:
         """The class that a value names, or a user's object, and the settings of the class."""
-        name, given = self._split(value)
-        found: Any = parts_named(self.protocol).only if name is None else self._named(name)
-        if found is None:
+        name, settings = self._split(value)
+        kind: Any = parts_named(self.protocol).only if name is None else self._named(name)
+        if kind is None:
             if not dataclasses.is_dataclass(old):
                 raise ValueError(f"{self._forms()}, not {short_repr(value)}")
-            found = type(old)
-        if not isinstance(found, type):
-            if given:
+            kind = type(old)
+        if not isinstance(kind, type):
+            if settings:
                 raise ValueError(
-                    f"{name} is not a class, so it takes no settings: {', '.join(given)}"
+                    f"{name} is not a class, so it takes no settings: {', '.join(settings)}"
                 )
-            return found, {}
-        place = name or part_name(found)
-        return found, own_settings(place, found, _kept(found, old) | _nested(found, given, old))
+            return kind, {}
+        place = name or part_name(kind)
+        return kind, own_settings(place, kind, _kept(kind, old) | _nested(kind, settings, old))
 
     def check(self, value: Any) -> None:
         """ValueError for an unknown name or setting. Whether required settings are complete
         depends on the recipe."""
-        name, given = self._split(value)
-        found = None if name is None else self._named(name)
-        if isinstance(found, type):
-            known = function_parameters(found)
-            for key in given:
-                if key not in known:
-                    raise ValueError(f"{name}: {unknown_name(key, list(known))}")
+        name, settings = self._split(value)
+        kind = None if name is None else self._named(name)
+        if isinstance(kind, type):
+            parameters = function_parameters(kind)
+            for key in settings:
+                if key not in parameters:
+                    raise ValueError(f"{name}: {unknown_name(key, list(parameters))}")
 
     def _split(self, value: Any) -> tuple[str | None, dict[str, Any]]:
         """Name and settings of `{name: NAME, ...settings}`; no name for settings of the old
@@ -103,32 +103,32 @@ class PartKind:
 
     def _named(self, name: str) -> Any:
         if not is_own(name):
-            known = parts_named(self.protocol)
-            if name not in known:
-                own = f"a {self.word} of your own must be given as {FILE_AND_NAME}"
-                raise ValueError(f"{unknown_name(name, list(known))} ({own})")
-            return known[name]
-        found: Any = user_function_of(str(name))
-        if isinstance(found, type):
-            frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen  # type: ignore[attr-defined]
+            parts = parts_named(self.protocol)
+            if name not in parts:
+                way_out = f"a {self.word} of your own must be given as {FILE_AND_NAME}"
+                raise ValueError(f"{unknown_name(name, list(parts))} ({way_out})")
+            return parts[name]
+        kind: Any = user_function_of(str(name))
+        if isinstance(kind, type):
+            frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
             if not frozen and self.protocol is not Tracker:
                 raise ValueError(
                     f"{name} needs @dataclass(frozen=True): a {self.word} is {self.form}"
                 )
-        elif inspect.isfunction(found) and self.protocol is not Transform:
+        elif inspect.isfunction(kind) and self.protocol is not Transform:
             raise ValueError(f"{name} is a function, but a {self.word} is {self.form}")
-        return found
+        return kind
 
-    def _try(self, name: str, made: Any) -> None:
+    def _try(self, name: str, part: Any) -> None:
         protocols = [p for p in (self.protocol, *get_args(self.protocol)) if is_protocol(p)]
         members = get_protocol_members(protocols[0]) if protocols else set[str]()
-        if missing := sorted(members - {*dir(made)}):
+        if missing := sorted(members - {*dir(part)}):
             raise ValueError(f"{name} has no {', '.join(missing)}; a {self.word} is {self.form}")
         try:
-            wrong = self.trial(made)
+            wrong = self.trial(part)
         except Exception as error:  # a user's code runs here, and may raise anything
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ValueError(f"{name} fails in a trial call as a {self.word} ({why})") from error
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ValueError(f"{name} fails in a trial call as a {self.word} ({reason})") from error
         if wrong is not None:
             raise ValueError(f"{name} {wrong}")
 
@@ -136,7 +136,7 @@ class PartKind:
 def _kept(kind: type, old: Any) -> dict[str, Any]:
     """The settings of the recipe's part that a new part keeps."""
     if isinstance(old, tuple):  # transforms: that of the same class
-        old = next((each for each in old if type(each) is kind), None)
+        old = next((part for part in old if type(part) is kind), None)
     if not (dataclasses.is_dataclass(old) and dataclasses.is_dataclass(kind)):
         return {}
     before, now = function_parameters(type(old)), function_parameters(kind)  # type: ignore[arg-type]
@@ -149,21 +149,23 @@ def _kept(kind: type, old: Any) -> dict[str, Any]:
     return {name: getattr(old, name) for name in now if name in before and same(name)}
 
 
-def _nested(kind: type, given: Mapping[str, Any], old: Any) -> dict[str, Any]:
+def _nested(kind: type, values: Mapping[str, Any], old: Any) -> dict[str, Any]:
     """The settings of a part, with nested parts built."""
-    known, before = function_parameters(kind), dict[str, Any]()
+    parameters, before = function_parameters(kind), dict[str, Any]()
     if dataclasses.is_dataclass(old):
         before = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
     return {
-        name: _setting(known[name].annotation, value, before.get(name)) if name in known else value
-        for name, value in given.items()
+        name: _setting(parameters[name].annotation, value, before.get(name))
+        if name in parameters
+        else value
+        for name, value in values.items()
     }
 
 
 def _setting(annotation: Any, value: Any, old: Any) -> Any:
     item = item_of(annotation)
     if item is not None and parts_named(item) and isinstance(value, list | tuple):
-        return tuple(_setting(item, each, old) for each in value)
+        return tuple(_setting(item, entry, old) for entry in value)
     if value is None or not parts_named(annotation) or not isinstance(value, str | Mapping):
         return value
     if value in _names(get_args(annotation)) if isinstance(value, str) else False:
@@ -218,8 +220,8 @@ RECIPE_PARTS = {
 
 def is_code(value: Any) -> bool:
     """Whether a value is FILE.py:NAME."""
-    own = own_name(value)
-    return own is not None and own.function is not None
+    code = own_name(value)
+    return code is not None and code.function is not None
 
 
 def part_kind(annotation: Any) -> PartKind | None:
@@ -267,8 +269,8 @@ def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any)
     value = written_part(value)
     parts = parts_named(kind.protocol)
     if isinstance(value, str) and value not in parts and not is_own(value):
-        own = f"a {kind.word} of your own must be given as {FILE_AND_NAME}"
-        raise ValueError(f"{unknown_name(value, [*names, *parts])} ({own})")
+        way_out = f"a {kind.word} of your own must be given as {FILE_AND_NAME}"
+        raise ValueError(f"{unknown_name(value, [*names, *parts])} ({way_out})")
     kind.build(value)
     return value
 
@@ -278,8 +280,8 @@ def checked_part(name: str, value: Any) -> Any:
     without the recipe's own part. ValueError, in one sentence, if it is invalid."""
     value = written_part(value)
     listed = isinstance(value, list) and name == "advantage"
-    for each in value if listed else (() if value is None else (value,)):
-        RECIPE_PARTS[name].check(each)
+    for part in value if listed else (() if value is None else (value,)):
+        RECIPE_PARTS[name].check(part)
     return value
 
 
@@ -294,12 +296,12 @@ def parts_written(algorithm: Any) -> dict[str, Any]:
 def with_part(name: str, value: Any, old: Any) -> Any:
     """The part of an algorithm that a run file names, replacing the recipe's own."""
     if name == "advantage":
-        each = value if isinstance(value, list) else [value]
+        entries = value if isinstance(value, list) else [value]
         return dataclasses.replace(
-            old, transforms=tuple(RECIPE_PARTS[name].build(one, old.transforms) for one in each)
+            old, transforms=tuple(RECIPE_PARTS[name].build(one, old.transforms) for one in entries)
         )
     if name == "tracker":
-        found, settings = RECIPE_PARTS[name].resolved(value)
-        found(**settings)
-        return partial(found, **settings)
+        kind, settings = RECIPE_PARTS[name].resolved(value)
+        kind(**settings)
+        return partial(kind, **settings)
     return RECIPE_PARTS[name].build(value, old)

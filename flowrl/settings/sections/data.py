@@ -103,20 +103,20 @@ def _listed(value: Any) -> Any:
     if value is None or isinstance(value, tuple):
         return value
     values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(each, str | Mapping | DataSet) for each in values):
+    if not values or not all(isinstance(entry, str | Mapping | DataSet) for entry in values):
         raise ValueError(
             f"expected a file, or a data set such as {{source: openai/gsm8k, config: main}}, or a "
             f"list of these, not {short_repr(value)}"
         )
     if "" in values:
         raise ValueError("the file name is empty")
-    return tuple({"source": each} if isinstance(each, str) else each for each in values)
+    return tuple({"source": entry} if isinstance(entry, str) else entry for entry in values)
 
 
 def _as_written(sets: tuple[DataSet, ...] | None) -> Any:
     """Data sets as written in a run file: without settings, only their names."""
-    written = [each.model_dump(mode="json", exclude_defaults=True) for each in sets or ()]
-    short = [each["source"] if len(each) == 1 else each for each in written]
+    written = [data_set.model_dump(mode="json", exclude_defaults=True) for data_set in sets or ()]
+    short = [entry["source"] if len(entry) == 1 else entry for entry in written]
     return None if sets is None else short[0] if len(short) == 1 else short
 
 
@@ -150,10 +150,10 @@ class PromptFiles(Settings):
     @field_validator("train", "held_out")
     @classmethod
     def _several(cls, sets: tuple[DataSet, ...] | None) -> tuple[DataSet, ...] | None:
-        labels = [each.label for each in sets or ()]
+        labels = [data_set.label for data_set in sets or ()]
         if len(set(labels)) < len(labels):
             raise ValueError(f"{labels} are not unique; give each data set a `name`")
-        weights = [each.weight for each in sets or ()]
+        weights = [data_set.weight for data_set in sets or ()]
         if any(weights) and not all(weights):
             raise ValueError("give either all of its data sets a weight, or none of them")
         return sets
@@ -165,13 +165,13 @@ class PromptFiles(Settings):
 
     def on_hub(self, place: PromptPlace) -> bool:
         """Whether any data set comes from the hub."""
-        return any(on_hub(each.source) for each in getattr(self, place) or ())
+        return any(on_hub(data_set.source) for data_set in getattr(self, place) or ())
 
     def on_disk(self, place: PromptPlace) -> bool:
         """Whether all data sets are existing files or folders that may be read."""
         return all(
-            (path := find(each.source)).exists() and allows(Right.FILES, each.source, path)
-            for each in getattr(self, place) or ()
+            (path := find(data_set.source)).exists() and allows(Right.FILES, data_set.source, path)
+            for data_set in getattr(self, place) or ()
         )
 
     def read(self, place: PromptPlace) -> PromptSet:
@@ -180,9 +180,9 @@ class PromptFiles(Settings):
         sets, at = getattr(self, place) or (), f"prompts.{place}"
         if len(sets) == 1:
             return sets[0].read(self.column, at)
-        found = {each.label: each.read(self.column, at) for each in sets}
-        weights = [each.weight for each in sets if each.weight is not None]
-        joined = PromptSet.joined(found, weights)
+        prompts = {data_set.label: data_set.read(self.column, at) for data_set in sets}
+        weights = [data_set.weight for data_set in sets if data_set.weight is not None]
+        joined = PromptSet.joined(prompts, weights)
         if weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
                 f"{at}: {sets[none[0]].label} has weight {weights[none[0]]:g}, too small for a "
@@ -222,20 +222,20 @@ class RewardSpec(Settings):
             data = {"name": data}
         if not isinstance(data, Mapping):
             return data
-        own = {key: data[key] for key in ("name", "label", "weight", "sets") if key in data}
-        rest = {key: value for key, value in data.items() if key not in (*own, "settings")}
+        fields = {key: data[key] for key in ("name", "label", "weight", "sets") if key in data}
+        rest = {key: value for key, value in data.items() if key not in (*fields, "settings")}
         inner = data.get("settings", {})
         if not isinstance(inner, Mapping):
             raise ValueError(
                 f"settings: expected a mapping such as {{kind: strict}}, not {short_repr(inner)}"
             )
         settings = {**inner, **rest}
-        if not own.get("label") and isinstance(own.get("name"), str):
-            stem = own["name"].rpartition(":")[2]
+        if not fields.get("label") and isinstance(fields.get("name"), str):
+            stem = fields["name"].rpartition(":")[2]
             kind = settings.get("kind")
             stem = Path(stem).stem if stem.endswith(".py") else stem
-            own["label"] = f"{stem}.{kind}" if isinstance(kind, str) else stem
-        return {**own, "settings": settings}
+            fields["label"] = f"{stem}.{kind}" if isinstance(kind, str) else stem
+        return {**fields, "settings": settings}
 
     @model_validator(mode="after")
     def _rising(self) -> "RewardSpec":
@@ -248,9 +248,9 @@ class RewardSpec(Settings):
                 )
         return self
 
-    def refuse_python(self, given: bool) -> None:
+    def refuse_python(self, in_python: bool) -> None:
         """ValueError for a Python object that was not passed."""
-        if self.name.startswith(IN_PYTHON) and not given:
+        if self.name.startswith(IN_PYTHON) and not in_python:
             raise ValueError(
                 "it is a Python object, which run.yaml cannot store: resume from Python with "
                 f"flowrl.train(resume=RUN, rewards=[{self.label}]), or set its name to "
@@ -266,18 +266,18 @@ class RewardSpec(Settings):
 
 
 def check_sets(
-    prompts: PromptFiles, held_out: Sequence[RewardSpec], others: Sequence[RewardSpec]
+    prompts: PromptFiles, held_out: Sequence[RewardSpec], training: Sequence[RewardSpec]
 ) -> None:
     """ValueError for rewards of data sets that `prompts.held_out` does not list."""
-    for spec in others:
+    for spec in training:
         if spec.sets:
             raise ValueError(
                 f"rewards: {spec.label}: sets belongs to held_out_rewards: for training, use the "
                 "reward by_row"
             )
-    listed = [each.label for each in prompts.held_out or ()]
+    listed = [data_set.label for data_set in prompts.held_out or ()]
     for spec in held_out:
-        wrong = [each for each in spec.sets if each not in listed or len(listed) < 2]
+        wrong = [label for label in spec.sets if label not in listed or len(listed) < 2]
         if wrong:
             raise ValueError(
                 f"held_out_rewards: {spec.label}: sets has {wrong[0]!r}, but the data sets of a "

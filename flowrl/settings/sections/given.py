@@ -54,17 +54,17 @@ def with_prompts(tree: Any) -> Any:
     when an option names another file."""
     if not isinstance(tree, Mapping) or not isinstance(tree.get("given"), Mapping):
         return tree
-    given, prompts = tree["given"], tree.get("prompts", {})
-    alone = given.get("share", 1.0) == 1.0 and isinstance(given.get("file"), str)
+    section, prompts = tree["given"], tree.get("prompts", {})
+    alone = section.get("share", 1.0) == 1.0 and isinstance(section.get("file"), str)
     if not alone or not isinstance(prompts, Mapping):
         return tree
     train = prompts.get("train")
     if train is not None and not (isinstance(train, Mapping) and train.get("name") == OF_GIVEN):
         return tree
-    column = given.get("column") or prompts.get("column") or "prompt"
-    column = "caption" if given.get("layout") == "pickapic" else column
-    names = given.get("columns")
-    if given.get("kind") == "pairs" and isinstance(names, Mapping):
+    column = section.get("column") or prompts.get("column") or "prompt"
+    column = "caption" if section.get("layout") == "pickapic" else column
+    names = section.get("columns")
+    if section.get("kind") == "pairs" and isinstance(names, Mapping):
         column = names.get("prompt", column)
-    source = {"source": given["file"], "column": column, "name": OF_GIVEN}
+    source = {"source": section["file"], "column": column, "name": OF_GIVEN}
     return {**tree, "prompts": {**prompts, "train": source}}

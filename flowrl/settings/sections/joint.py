@@ -101,16 +101,16 @@ class JointSettings(RecipeSettings):
         return ()
 
 
-def _settings(side: str, given: Mapping[str, Any]) -> RecipeSettings:
+def _settings(side: str, values: Mapping[str, Any]) -> RecipeSettings:
     """Settings of one side's recipe. ValueError, in one sentence."""
-    if given.get("name") == JOINT:
+    if values.get("name") == JOINT:
         raise ValueError(f"{side}: a joint recipe has two recipes, neither of which can be joint")
     try:
-        kind = single_kind(given.get("name"))
+        kind = single_kind(values.get("name"))
     except UserError as error:
         raise ValueError(f"{side}: {error}") from error
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise ValueError(f"{side}.{explain(error, kind)}") from error
     except UserError as error:

@@ -81,37 +81,38 @@ class RecipeSettings(Settings):
         UserError for choices that cannot be combined, for a function that returns no Algorithm, and
         for a setting that is unused because of the run's parts.
         """
-        made = self._routed(self._made({}))
-        if made.group > _MOST["group"]:
+        algorithm = self._routed(self._made({}))
+        if algorithm.group > _MOST["group"]:
             raise UserError(
-                f"{made.group} samples per prompt; at most {_MOST['group']} are allowed"
+                f"{algorithm.group} samples per prompt; at most {_MOST['group']} are allowed"
             )
         if self.unread:
             name = self.unread[0]
             replaced = ", ".join(self._readers(name))
-            own = json.dumps(type(self).model_fields[name].default)
+            default = json.dumps(type(self).model_fields[name].default)
             raise UserError(
                 f"{name} has no effect, since this run replaces the recipe's {replaced}: leave it "
-                f"out (where a base sets it: {name}: {own}, the recipe's own), or set it inside "
+                f"out (where a base sets it: {name}: {default}, the recipe's own), or set it "
+                "inside "
                 f"{replaced}, {{name: NAME, ...settings}}"
             )
-        return made
+        return algorithm
 
-    def _routed(self, made: Algorithm) -> Algorithm:
+    def _routed(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm with advantages by part, if the run names them. UserError for a likelihood
         without parts."""
         if self.modalities is None:
-            return made
-        if not isinstance(made.likelihood, Transition | Matching):
+            return algorithm
+        if not isinstance(algorithm.likelihood, Transition | Matching):
             raise UserError(
                 f"modalities: the likelihood of {self.name} has no parts: leave modalities out"
             )
         if not self.modalities or not all(self.modalities.values()):
             raise UserError("modalities: name the rewards of each part, {video: [A], audio: [B]}")
-        likelihood = replace(made.likelihood, parts=tuple(self.modalities))
+        likelihood = replace(algorithm.likelihood, parts=tuple(self.modalities))
         routes = tuple(self.modalities.items())
         return replace(
-            made, likelihood=likelihood, advantage=replace(made.advantage, routes=routes)
+            algorithm, likelihood=likelihood, advantage=replace(algorithm.advantage, routes=routes)
         )
 
     @cached_property
@@ -121,18 +122,18 @@ class RecipeSettings(Settings):
         if not self._replaced:
             return ()
         fields, whole = type(self).model_fields, repr(self._made({}))
-        own = self.model_fields_set - {"name", "modalities", *self._replaced}
-        given = [n for n in own if n in fields]
-        changed = [n for n in sorted(given) if getattr(self, n) != fields[n].default]
+        names = self.model_fields_set - {"name", "modalities", *self._replaced}
+        written = [n for n in names if n in fields]
+        changed = [n for n in sorted(written) if getattr(self, n) != fields[n].default]
         return tuple(n for n in changed if self._alike({n: fields[n].default}, whole))
 
     def _readers(self, name: str) -> Sequence[str]:
         """The replaced parts whose own form in the recipe reads an unread setting; all replaced
         ones if it takes several together."""
-        fields, given = type(self).model_fields, self.model_dump(exclude_unset=True)
+        fields, values = type(self).model_fields, self.model_dump(exclude_unset=True)
 
         def reads(part: str) -> bool:
-            without = type(self)(**{**given, part: fields[part].default})
+            without = type(self)(**{**values, part: fields[part].default})
             try:
                 return name not in without.unread
             except ValueError:  # the other parts need this one
@@ -140,9 +141,9 @@ class RecipeSettings(Settings):
 
         return [part for part in self._replaced if reads(part)] or self._replaced
 
-    def _alike(self, others: Mapping[str, Any], whole: str) -> bool:
+    def _alike(self, changed: Mapping[str, Any], whole: str) -> bool:
         try:
-            return repr(self._made(others)) == whole
+            return repr(self._made(changed)) == whole
         except ValueError:  # it is read, and refused
             return False
 
@@ -156,12 +157,12 @@ class RecipeSettings(Settings):
                 named.append(name)
         return list(dict.fromkeys(named))
 
-    def _made(self, others: Mapping[str, Any]) -> Algorithm:
+    def _made(self, changed: Mapping[str, Any]) -> Algorithm:
         """The algorithm, with other values for these settings."""
         recipe, arguments = recipe_function(self.name), dict[str, Any]()
         parameters = function_parameters(recipe)
         for name, parameter in parameters.items():
-            value, kind = others.get(name, getattr(self, name)), part_kind(parameter.annotation)
+            value, kind = changed.get(name, getattr(self, name)), part_kind(parameter.annotation)
             if kind is not None and named_part(value, parameter):
                 value = kind.build(value)
             if value is not None or _plain(parameter.default):
@@ -237,9 +238,9 @@ def _own_kind(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSetting
     try:
         return recipe_settings(name, recipe)
     except PydanticSchemaGenerationError as error:
-        why = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"recipe.name: {name} has a setting whose type cannot be checked: {why}"
+            f"recipe.name: {name} has a setting whose type cannot be checked: {reason}"
         ) from error
 
 
@@ -264,7 +265,7 @@ def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeS
 def _plain(value: Any) -> bool:
     """Whether a default can be written in YAML."""
     if isinstance(value, tuple | list):
-        return all(_plain(each) for each in value)
+        return all(_plain(item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 

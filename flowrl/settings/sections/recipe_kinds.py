@@ -29,6 +29,6 @@ class EveryRecipe:
     ) -> dict[str, Any]:
         kinds: Any = Union[(*RECIPE_SETTINGS.values(), JointSettings)]
         published: Any = Annotated[kinds, Field(discriminator="name")]
-        both: Any = Union[published, OwnRecipe]  # noqa: UP007
-        every = TypeAdapter[Any](both)
-        return handler(every.core_schema) | {"title": "Recipe"}
+        recipe: Any = Union[published, OwnRecipe]  # noqa: UP007
+        adapter = TypeAdapter[Any](recipe)
+        return handler(adapter.core_schema) | {"title": "Recipe"}

@@ -158,8 +158,8 @@ class RunSettings(Settings):
         elif self.decouples(algorithm):
             algorithm = self.workers.around(algorithm)
         if algorithm.text:
-            own = bool(self.intermediate_rewards)
-            check_turns(self.environment, self.text_steps, algorithm, own)
+            scored = bool(self.intermediate_rewards)
+            check_turns(self.environment, self.text_steps, algorithm, scored)
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
@@ -226,11 +226,11 @@ class RunSettings(Settings):
         joint, rewriter = self.joint, self.rewriter
         if joint is None or rewriter is None:
             return None
-        own = {"lr": self.train.rewriter_lr or self.train.lr, "gradient_checkpointing": False}
+        train = {"lr": self.train.rewriter_lr or self.train.lr, "gradient_checkpointing": False}
         changed = {
             "recipe": joint.text_recipe,
             "model": rewriter.model(),
-            "train": self.train.model_copy(update={**own, "states": StatesSettings()}),
+            "train": self.train.model_copy(update={**train, "states": StatesSettings()}),
             "evaluate": self.evaluate.model_copy(
                 update=dict.fromkeys(("steps", "guidance", *SIZES)) | {"call": {}}
             ),
@@ -300,10 +300,10 @@ class RunSettings(Settings):
     @property
     def training_guidance(self) -> GuidanceScale:
         """Guidance scale of the rows on which the loss is computed; None is the pipeline's own."""
-        own = self.guidance
-        if own.train != "auto":
-            return own.train
-        return "none" if isinstance(self.algorithm().likelihood, Matching) else own.sample
+        guidance = self.guidance
+        if guidance.train != "auto":
+            return guidance.train
+        return "none" if isinstance(self.algorithm().likelihood, Matching) else guidance.sample
 
     @property
     def trained_model(self) -> ModelSettings:
@@ -316,8 +316,8 @@ class RunSettings(Settings):
     @property
     def evaluation_size(self) -> dict[str, int]:
         """Height, width and frames of evaluations, each only if it differs from training's."""
-        own = {name: getattr(self.evaluate, name) for name in SIZES}
-        return {k: v for k, v in own.items() if v is not None and v != self.trained_size[k]}
+        sizes = {name: getattr(self.evaluate, name) for name in SIZES}
+        return {k: v for k, v in sizes.items() if v is not None and v != self.trained_size[k]}
 
     @property
     def trained_size(self) -> dict[str, int | None]:
@@ -325,8 +325,8 @@ class RunSettings(Settings):
         m = self.model
         if not isinstance(m, PipelineSettings):
             return dict.fromkeys(SIZES)
-        own = {"height": m.height, "width": m.width, "num_frames": None}
-        return {name: m.call.get(name, value) for name, value in own.items()}
+        sizes = {"height": m.height, "width": m.width, "num_frames": None}
+        return {name: m.call.get(name, value) for name, value in sizes.items()}
 
     @property
     def exported(self) -> str:
@@ -368,11 +368,11 @@ class RunSettings(Settings):
                 )
         check_sets(self.prompts, self.held_out_rewards, (*self.rewards, *self.intermediate_rewards))
         if self.recipe.modalities is not None:
-            known = [spec.label for spec in self.rewards]
+            reward_labels = [spec.label for spec in self.rewards]
             named = [name for names in self.recipe.modalities.values() for name in names]
-            odd = [name for name in named if name not in known]
-            if odd or set(known) - set(named):
-                which = odd[0] if odd else next(name for name in known if name not in named)
+            odd = [name for name in named if name not in reward_labels]
+            if odd or set(reward_labels) - set(named):
+                which = odd[0] if odd else next(name for name in reward_labels if name not in named)
                 raise ValueError(
                     f"recipe.modalities: {which} "
                     + ("is none of the rewards" if odd else "trains no part: name it for one")
@@ -413,9 +413,9 @@ class RunSettings(Settings):
         }
         for place, name in named.items():
             if name is not None and name not in [spec.label for spec in self.judges]:
-                known = ", ".join(spec.label for spec in self.judges)
+                judge_labels = ", ".join(spec.label for spec in self.judges)
                 raise ValueError(
-                    f"{place}: {name!r} is not a held-out reward; choose one of {known}"
+                    f"{place}: {name!r} is not a held-out reward; choose one of {judge_labels}"
                 )
         return self
 
@@ -443,22 +443,22 @@ def asks_intermediate(algorithm: Algorithm) -> bool:
     return algorithm.by_turn or bool(algorithm.asks)
 
 
-def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
+def check_intermediate(algorithm: Algorithm, scored: bool, budget: BudgetSettings) -> None:
     """UserError for intermediate rewards that are not used or cannot be compared by the credit,
-    and for a budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has
-    any."""
-    if own and not asks_intermediate(algorithm):
+    and for a budget that needs one advantage per sample. `scored`: whether `intermediate_rewards`
+    has any."""
+    if scored and not asks_intermediate(algorithm):
         raise UserError(
             "intermediate_rewards: this recipe does not score intermediate states: leave it "
             "out, use a recipe that does (potential_tree, pro_grpo, text_process), or set steer"
         )
-    if own and not differs_between_steps(algorithm.transforms):
+    if scored and not differs_between_steps(algorithm.transforms):
         raise UserError(
             "intermediate_rewards: this recipe subtracts intermediate rewards from the "
             "samples' rewards, so both must be the same: leave intermediate_rewards out"
         )
     for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
-        if wanted and (algorithm.by_step or (own and algorithm.text)):
+        if wanted and (algorithm.by_step or (scored and algorithm.text)):
             raise UserError(
                 f"budget.{name} needs one score per sample, but this recipe has credit per "
                 "step: leave it out"

@@ -59,7 +59,7 @@ class TeacherSettings(Settings):
         that has no teacher."""
         if len(self.folders) == 1:
             return tuple(self.folders) * len(rows)
-        found: list[str] = []
+        tasks: list[str] = []
         for number in rows:
             row = prompts.meta[number] if prompts.meta else {}
             at = row.place if isinstance(row, PromptRow) else f"prompts.train, row {number + 1}"
@@ -69,12 +69,12 @@ class TeacherSettings(Settings):
                     f"{at} has no {self.column!r}, the column of tasks (teachers.column)"
                 )
             if str(task) not in self.folders:
-                known = ", ".join(self.folders)
+                names = ", ".join(self.folders)
                 raise UserError(
-                    f"{at}: {self.column} is {str(task)!r}, but the teachers are {known}"
+                    f"{at}: {self.column} is {str(task)!r}, but the teachers are {names}"
                 )
-            found.append(str(task))
-        return tuple(found)
+            tasks.append(str(task))
+        return tuple(tasks)
 
 
 def check_teachers(teachers: TeacherSettings | None, algorithm: Algorithm) -> None:

@@ -153,10 +153,10 @@ class Train(Settings):
         """Report one sentence per error, instead of one per possible type of the value."""
         if not isinstance(value, Mapping):
             return value if isinstance(value, RowsPerCall) else checked_rows(value)
-        known = list(RowsPerCall.model_fields)
-        unknown = sorted(map(str, value.keys() - {*known}))
+        names = list(RowsPerCall.model_fields)
+        unknown = sorted(map(str, value.keys() - {*names}))
         if unknown:
-            raise ValueError(f"{unknown[0][:100]!r} is not one of {', '.join(known)}")
+            raise ValueError(f"{unknown[0][:100]!r} is not one of {', '.join(names)}")
         return {name: checked_rows(rows, f"{name}: ") for name, rows in value.items()}
 
     @property

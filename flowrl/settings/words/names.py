@@ -216,15 +216,15 @@ def setting_called(peer: str, name: str) -> str:
     """The one setting that a library calls `name`, written with all its sections. KeyError if the
     table has none, or several."""
     column = PEERS.index(peer)
-    found = {
+    settings = {
         word.setting
         for word in WORDS
         for cell in [part.strip() for part in word.peers[column].split(",")]
         if cell and (name == cell or name.endswith(f".{cell}"))
     }
-    if len(found) != 1:
-        raise KeyError(f"{peer} calls {len(found)} settings {name}")
-    return found.pop()
+    if len(settings) != 1:
+        raise KeyError(f"{peer} calls {len(settings)} settings {name}")
+    return settings.pop()
 
 
 def _letters(name: str) -> str:
@@ -238,32 +238,38 @@ def flowrl_words(name: str) -> list[str]:
 
 
 def suggestion(
-    name: Any, known: Sequence[str], prefix: str = "", elsewhere: Sequence[str] = ()
+    name: Any, choices: Sequence[str], prefix: str = "", elsewhere: Sequence[str] = ()
 ) -> str:
     """A suggestion for an unknown name: another spelling, flowrl's word for it, the same name at
     another place (`elsewhere`), the nearest known name, or all known names. `prefix` is an
     option's."""
     text = str(name)[:100].removeprefix("--")
     section, dot, inner = text.partition(".")
-    if dot and not prefix and section in known:
+    if dot and not prefix and section in choices:
         return f"write {section}: {{{inner}: ...}}"
-    same = [each for each in known if _letters(each) == _letters(text)]
+    same = [choice for choice in choices if _letters(choice) == _letters(text)]
     if not same and (words := flowrl_words(text)):
         return f"did you mean {' or '.join(_written(word, prefix) for word in words)}?"
-    others = [
-        each for each in VALUES.get(_letters(text), (f"text_{folded(text)}",)) if each in known
+    renamed = [
+        choice
+        for choice in VALUES.get(_letters(text), (f"text_{folded(text)}",))
+        if choice in choices
     ]
-    ends = [each for each in known if prefix and each.endswith(f".{folded(text)}")]
-    begun = [each for each in known if prefix and "." in text and each.startswith(folded(text))]
-    found = others or ends or (begun if len(begun) <= _MOST_BEGUN else []) or elsewhere
-    if not same and found:
-        return f"did you mean {' or '.join(_written(each, prefix) for each in found)}?"
+    ends = [choice for choice in choices if prefix and choice.endswith(f".{folded(text)}")]
+    begun = [
+        choice for choice in choices if prefix and "." in text and choice.startswith(folded(text))
+    ]
+    likely = renamed or ends or (begun if len(begun) <= _MOST_BEGUN else []) or elsewhere
+    if not same and likely:
+        return f"did you mean {' or '.join(_written(choice, prefix) for choice in likely)}?"
     near = (
-        same or get_close_matches(text, known, n=1) or get_close_matches(folded(text), known, n=1)
+        same
+        or get_close_matches(text, choices, n=1)
+        or get_close_matches(folded(text), choices, n=1)
     )
     if near:
         return f"did you mean {_written(near[0], prefix) if prefix else repr(near[0])}?"
-    return f"one of {', '.join(_written(each, prefix) for each in known)}"
+    return f"one of {', '.join(_written(choice, prefix) for choice in choices)}"
 
 
 _MOST_BEGUN = 3  # names that an abbreviation may stand for
@@ -273,9 +279,9 @@ def _written(word: str, prefix: str) -> str:
     return word if word.startswith("--") else prefix + word
 
 
-def unknown_name(name: Any, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+def unknown_name(name: Any, choices: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
     """Error message for an unknown name. `elsewhere`: places of the same name."""
-    return f"{short_repr(name)} is not known; {suggestion(name, known, elsewhere=elsewhere)}"
+    return f"{short_repr(name)} is not known; {suggestion(name, choices, elsewhere=elsewhere)}"
 
 
 def words_table() -> str:

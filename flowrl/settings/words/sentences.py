@@ -33,8 +33,8 @@ def explain(
     run, `recipe` holds the settings of its recipe, if that is known.
     """
     errors = _causes(error.errors(include_url=False))
-    clauses = list(dict.fromkeys(_clause(each, whole, recipe) for each in errors))
-    misspelt = [each for each in clauses if each.endswith(_BASE)]
+    clauses = list(dict.fromkeys(_clause(error, whole, recipe) for error in errors))
+    misspelt = [clause for clause in clauses if clause.endswith(_BASE)]
     clauses = misspelt or clauses  # the sections that seem to be missing are the base's
     more = len(clauses) - _MOST_SENTENCES
     return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
@@ -48,19 +48,21 @@ def _causes(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     in which the value has the form and something else is wrong are kept, else the first.
     """
     forms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for each in errors:
-        at = each["loc"]
-        own = at[-1:] if each["type"] == "extra_forbidden" else ()  # a key of the file's
-        first = next((i for i, part in enumerate(at) if _is_form(part)), len(at) - len(own))
-        inner = (part for part in at[: len(at) - len(own)] if not _is_form(part))
-        plain = {**each, "loc": (*inner, *own)}
-        forms.setdefault(at[:first] if first < len(at) - len(own) else (*at, None), []).append(
+    for error in errors:
+        at = error["loc"]
+        extra = at[-1:] if error["type"] == "extra_forbidden" else ()  # a key of the file's
+        first = next((i for i, part in enumerate(at) if _is_form(part)), len(at) - len(extra))
+        inner = (part for part in at[: len(at) - len(extra)] if not _is_form(part))
+        plain = {**error, "loc": (*inner, *extra)}
+        forms.setdefault(at[:first] if first < len(at) - len(extra) else (*at, None), []).append(
             plain
         )
-    found: list[dict[str, Any]] = []
-    for some in forms.values():
-        found += [e for e in some if not str(e["type"]).endswith("_type")] or some[:1]
-    return [e for e in found if e["type"] != "too_short" or not _holds_another(e, found)]
+    causes: list[dict[str, Any]] = []
+    for errors_of_form in forms.values():
+        causes += [
+            e for e in errors_of_form if not str(e["type"]).endswith("_type")
+        ] or errors_of_form[:1]
+    return [e for e in causes if e["type"] != "too_short" or not _holds_another(e, causes)]
 
 
 def _is_form(part: Any) -> bool:
@@ -69,7 +71,7 @@ def _is_form(part: Any) -> bool:
 
 def _holds_another(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]) -> bool:
     at = error["loc"]
-    return any(each is not error and each["loc"][: len(at)] == at for each in errors)
+    return any(other is not error and other["loc"][: len(at)] == at for other in errors)
 
 
 def _clause(
@@ -78,23 +80,23 @@ def _clause(
     where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
-        if others := other_recipes(where, recipe):
-            return f"{at}: {short_repr(where[-1])} is not known; {others}"
+        if recipes_with_it := other_recipes(where, recipe):
+            return f"{at}: {short_repr(where[-1])} is not known; {recipes_with_it}"
         elsewhere = _sections_with(where[-1], whole, recipe)
         sentence = unknown_name(where[-1], _names(where[:-1], whole, recipe), elsewhere)
-        known = recipe is not None and recipe.__name__ in RECIPES
-        if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and known:
+        published = recipe is not None and recipe.__name__ in RECIPES
+        if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and published:
             (kind,) = model_named(e["input"], recipe.__name__)
             sentence = sentence.removesuffix(_EITHER) + f"model.{kind}?"
         return f"{at}: {sentence}"
     if e["type"] == "missing":
         return f"{at}: missing"
     if e["type"] in ("model_type", "model_attributes_type"):
-        some = ", ".join(_names(where, whole, recipe)[:3])
-        return f"{at}: expected settings ({some}, ...), not {short_repr(e['input'])}"
+        names = ", ".join(_names(where, whole, recipe)[:3])
+        return f"{at}: expected settings ({names}, ...), not {short_repr(e['input'])}"
     if e["type"] == "value_error":
-        why = e.get("ctx", {}).get("error")
-        return f"{at}: {why}" if at else str(why)
+        message = e.get("ctx", {}).get("error")
+        return f"{at}: {message}" if at else str(message)
     return f"{at}: {plain_message(e)}"
 
 
@@ -136,13 +138,13 @@ def _sections_with(
     name: str, whole: type[BaseModel] | None, recipe: type[BaseModel] | None
 ) -> list[str]:
     """Settings of this name in a section of the whole, as `section.name`."""
-    found = []
+    sections = []
     for part, field in whole.model_fields.items() if whole is not None else ():
         listed = get_origin(field.annotation) is tuple
         kind = recipe if part == "recipe" else settings_at(field.annotation)
         if kind is not None and not listed and name in _names([part], whole, recipe):
-            found.append(f"{part}.{name}")
-    return found
+            sections.append(f"{part}.{name}")
+    return sections
 
 
 def other_recipes(path: Sequence[str], recipe: type[BaseModel] | None) -> str | None:
@@ -150,15 +152,23 @@ def other_recipes(path: Sequence[str], recipe: type[BaseModel] | None) -> str | 
 
     None if there are none, or if another library has this name for a setting of the recipe.
     """
-    own = "" if recipe is None else recipe.__name__
-    if own not in RECIPES or len(path) != 2 or path[0] != "recipe":
+    name = "" if recipe is None else recipe.__name__
+    if name not in RECIPES or len(path) != 2 or path[0] != "recipe":
         return None
     if set(flowrl_words(path[1])) - {f"recipe.{path[1]}"}:
         return None
-    alike = [each for each in RECIPES if each.startswith("text") == own.startswith("text")]
-    having = [each for each in alike if path[1] in inspect.signature(RECIPES[each]).parameters]
+    alike = [
+        recipe_name
+        for recipe_name in RECIPES
+        if recipe_name.startswith("text") == name.startswith("text")
+    ]
+    having = [
+        recipe_name
+        for recipe_name in alike
+        if path[1] in inspect.signature(RECIPES[recipe_name]).parameters
+    ]
     more = f" and {len(having) - 4} more" if len(having) > 4 else ""
-    return f"{own} has no such setting, {', '.join(having[:4])}{more} do" if having else None
+    return f"{name} has no such setting, {', '.join(having[:4])}{more} do" if having else None
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:
@@ -171,16 +181,16 @@ def kinds_at(annotation: Any) -> tuple[type[BaseModel], ...]:
     """Settings models in an annotation: of a section, or several kinds of it."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation,)
-    inner = [kind for each in get_args(annotation) for kind in kinds_at(each)]
+    inner = [kind for argument in get_args(annotation) for kind in kinds_at(argument)]
     return tuple(dict.fromkeys(inner))
 
 
 def fields_of(kinds: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
     """The settings of a section, by their names in Python. Of several kinds: first those that name
     a kind, then all others; a name that several kinds have means the same in each."""
-    every = [item for kind in kinds for item in kind.model_fields.items()]
-    naming = [item for item in every if item[1].is_required()] if len(kinds) > 1 else []
-    found: dict[str, FieldInfo] = {}
-    for name, field in (*naming, *every):
-        found.setdefault(name, field)
-    return found
+    fields = [item for kind in kinds for item in kind.model_fields.items()]
+    naming = [item for item in fields if item[1].is_required()] if len(kinds) > 1 else []
+    by_name: dict[str, FieldInfo] = {}
+    for name, field in (*naming, *fields):
+        by_name.setdefault(name, field)
+    return by_name

@@ -47,7 +47,7 @@ def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
 def model_named(source: str, recipe: Any) -> dict[str, str]:
     """`{own: FILE.py:NAME}`, or `{pipeline: NAME}` or `{language: NAME}`, depending on the folder's
     content; for a hub name, depending on the recipe."""
-    if (own := own_name(source)) is not None and own.function is not None:
+    if (code := own_name(source)) is not None and code.function is not None:
         return {"own": source}
     folder = find(source)
     if folder.is_dir():
@@ -73,7 +73,7 @@ def reward_list(value: Any) -> Any:
         return [value]
     if isinstance(value, list | tuple):
         split = [reward_list(one) if isinstance(one, Mapping) else [one] for one in value]
-        return [one for some in split for one in some]
+        return [one for specs in split for one in specs]
     return value
 
 

@@ -155,7 +155,9 @@ class WholeSample:
 
         states_and_outputs: list[tuple[Tensor, Tensor]] = []  # a step's states and outputs
 
-        def found(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> tuple[Tensor, Tensor]:
+        def output_of(
+            real: Any, bound: inspect.BoundArguments, at: StepPlace
+        ) -> tuple[Tensor, Tensor]:
             """States and outputs of a whole step, for the first of its parts."""
             size = data_size(loop.driver.real)
             sample = self._whole(bound.arguments["sample"], at.before)
@@ -175,7 +177,7 @@ class WholeSample:
 
         def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
             if at.part == 0:
-                states_and_outputs[:] = [found(real, bound, at)]
+                states_and_outputs[:] = [output_of(real, bound, at)]
             sample, output = (self._part(whole, at.part) for whole in states_and_outputs[0])
             output = output.to(bound.arguments["model_output"].dtype)
             like = bound.arguments["sample"].shape

@@ -161,8 +161,8 @@ def byte_count(conditioning: Conditioning) -> int:
 def moved(conditioning: Conditioning, device: torch.device) -> Conditioning:
     """The same encoding with its tensors on a device."""
 
-    def there(leaf: Any) -> Any:
+    def on_device(leaf: Any) -> Any:
         return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
     plain = None if conditioning.plain is None else moved(conditioning.plain, device)
-    return replace(conditioning, values=tree_map(there, conditioning.values), plain=plain)
+    return replace(conditioning, values=tree_map(on_device, conditioning.values), plain=plain)
