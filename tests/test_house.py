@@ -201,10 +201,8 @@ def variables(tree: ast.Module) -> Iterator[str]:
                     yield node.arg
                 elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     yield node.id
-                elif isinstance(node, ast.ExceptHandler) and node.name:
-                    yield node.name
-                elif isinstance(node, ast.FunctionDef) and node is not function:
-                    yield node.name
+                elif isinstance(node, ast.ExceptHandler | ast.FunctionDef) and node is not function:
+                    yield node.name or ""
 
 
 def test_variables_are_nouns() -> None:

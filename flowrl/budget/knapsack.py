@@ -20,12 +20,12 @@ def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
 
 
 def knapsack(
-    rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, unit: int = 1
+    rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, block: int = 1
 ) -> list[int]:
-    """Number of units of samples per prompt that sum to `total` and maximise the gain, each within
-    least..most.
+    """Number of blocks of `block` samples per prompt that sum to `total` and maximise the gain,
+    each within least..most.
 
-    `gain` has diminishing returns from two samples on, so greedily giving each further unit to the
+    `gain` has diminishing returns from two samples on, so greedily giving each further block to the
     prompt with the largest gain is optimal. Prompts that gain nothing share the rest in turn.
     """
     g = len(rates)
@@ -34,7 +34,7 @@ def knapsack(
             f"{g} prompts of {least} to {most} samples each cannot add up to {total} samples"
         )
     rates = rates.double()
-    worth = [gain(rates, n * unit) for n in range(least, most + 1)]
+    worth = [gain(rates, n * block) for n in range(least, most + 1)]
     steps = [(more - less).tolist() for less, more in pairwise(worth)]
     counts = [least] * g
     for _ in range(total - g * least):

@@ -213,9 +213,9 @@ class Rationed:
         }
         return informative
 
-    def rows(self, rows: Rows, unit: int) -> Rows:
+    def rows(self, rows: Rows, together: int) -> Rows:
         """The rows without those that no loss reads, which would cost gradients for nothing."""
-        return trimmed(rows, unit)
+        return trimmed(rows, together)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of this iteration; resets the counters."""

@@ -202,14 +202,16 @@ class EvaluationTable:
     def line(self, label: str, name: str, rows: RowMask | None = None) -> str:
         """Mean of a column with its standard error, and its difference from the base model's."""
         now, group = self._column(self.result, name, rows), self._groups(rows)
-        units, unit = now, "samples"
+        values, counted = now, "samples"
         if name in self.result.attempts:  # a prompt's samples share one value
-            units, unit = prompt_means(now, group), "prompts"
-        scored = units[~np.isnan(units)]
+            values, counted = prompt_means(now, group), "prompts"
+        scored = values[~np.isnan(values)]
         if not len(scored):
             return f"{label}: no scores"
         error = float(scored.std(ddof=1)) / len(scored) ** 0.5 if len(scored) > 1 else float("nan")
-        text = f"{label}: {scored.mean():.4f} +- {error:.4f} (standard error, {len(scored)} {unit})"
+        text = (
+            f"{label}: {scored.mean():.4f} +- {error:.4f} (standard error, {len(scored)} {counted})"
+        )
         return text if self.base is None else f"{text}; {self._beside(name, rows)}"
 
     def _beside(self, name: str, rows: RowMask | None) -> str:

@@ -78,7 +78,7 @@ class RowAssignment:
     updates: int
 
     def steps(
-        self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, unit: int
+        self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, together: int
     ) -> Int[Tensor, " b"]:
         """Optimizer step of each row. `inputs` come from `input_of`, on the CPU; `place` is the
         index of the rows in the iteration."""
@@ -88,7 +88,7 @@ class RowAssignment:
             rows_of_draw = (prompt == at).nonzero()[:, 0]
             key = (self.seed, "deal", self.iteration, draw, place)
             # a draw may have one shared state per step: then its steps take turns
-            first = draw + place if rows.state is not None and unit == 1 else draw
+            first = draw + place if rows.state is not None and together == 1 else draw
             dealt[rows_of_draw] = (
                 torch.randperm(len(rows_of_draw), generator=generator(*key)) + first
             )
@@ -102,20 +102,20 @@ def share_of(learner: Learner, training: TrainingRows, iteration: int, number: i
 
 def shares_of(learner: Learner, training: TrainingRows, iteration: int) -> list[Chunks]:
     """Rows of all optimizer steps."""
-    settings, unit = learner.run.train, learner.algorithm.loss.unit
+    settings, together = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.sizes.training
     assert rows_per_call is not None  # `load_policy` chose it
     assignment = RowAssignment(settings.seed, iteration, settings.updates)
     device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for at, rows in enumerate(training.rows):
-        place, inputs = rows.table.get(ROW_PLACE, at), input_of(rows, unit)
-        dealt = assignment.steps(rows, inputs, training.draws, place, unit)
+        place, inputs = rows.table.get(ROW_PLACE, at), input_of(rows, together)
+        dealt = assignment.steps(rows, inputs, training.draws, place, together)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]
-            parts = calls(index, inputs, max(1, rows_per_call // unit))
+            parts = calls(index, inputs, max(1, rows_per_call // together))
             if isinstance(rows, TokenRows) and not settings.share_prompts:
-                longest, most = learner.algorithm.steps, rows_per_call // unit
+                longest, most = learner.algorithm.steps, rows_per_call // together
                 bound = TextCalls(max(1, most), longest, settings.call_sizes["training"] == "auto")
                 parts = bound.of(index, inputs, integers(on_host(rows.ends)))
             share += [Chunk(rows, sent(part, rows.prompt.device), device) for part in parts]

@@ -189,7 +189,7 @@ class SampleStage:
 @contextmanager
 def sampling_together(session: Session, by: str) -> Iterator[None]:
     """All processes sample, or score with the model, and raise each other's errors."""
-    gathered_weights = whole_weights(session, by) if session.parallel.units else nullcontext()
+    gathered_weights = whole_weights(session, by) if session.parallel.blocks else nullcontext()
     with session.parallel.together(), gathered_weights:
         session.writer.check()
         yield

@@ -241,13 +241,13 @@ def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
     return torch.cat([new.new_zeros(min(len(x), 1)), new]).cumsum(0)
 
 
-def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
+def input_of(rows: Rows, together: int = 1) -> Int[Tensor, " b"]:
     """Number the network's inputs from 0 and return the input of each row, on the CPU. Rows of the
-    same state share an input. With `unit` above 1, that many consecutive rows count as one."""
-    if rows.state is not None and unit == 1:
+    same state share an input. With `together` above 1, that many consecutive rows count as one."""
+    if rows.state is not None and together == 1:
         keys = [on_host(rows.prompt), on_host(rows.state)]
         return distinct_rows(torch.stack(keys, 1))[1]
-    return torch.arange(len(rows.prompt)) // unit
+    return torch.arange(len(rows.prompt)) // together
 
 
 def once_per_state(
@@ -308,10 +308,10 @@ def stacked(parts: Sequence[T]) -> T:
     return replace(first, **{name: join([getattr(p, name) for p in parts]) for name in names})
 
 
-def trimmed(rows: Rows, unit: int) -> Rows:
-    """Drop units of rows without any entry in the loss; the loss and its denominators stay the
-    same."""
-    has_entries = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
+def trimmed(rows: Rows, together: int) -> Rows:
+    """Drop sets of `together` consecutive rows without any entry in the loss; the loss and its
+    denominators stay the same."""
+    has_entries = on_host(rows.mask).any(1).view(-1, together).any(1).repeat_interleave(together)
     return rows if bool(has_entries.all()) else take(rows, has_entries.nonzero()[:, 0])
 
 

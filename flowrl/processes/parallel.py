@@ -36,7 +36,7 @@ class Parallel:
     rank: int
     device: str
     roots: Mapping[str, nn.Module]  # what is trained
-    units: tuple[Any, ...] = ()  # sharded blocks
+    blocks: tuple[Any, ...] = ()  # sharded blocks
     lockstep: Lockstep | None = None  # if blocks are sharded
     resharding: bool = True  # whether a call frees the blocks that it gathered
     members: int = 1  # processes that share a call
@@ -62,9 +62,9 @@ class Parallel:
             parallel = replace(parallel, members=members, shared=shared, circle=circle)
         if how is None:
             return parallel
-        units = shard(roots, how, accelerator.device)
+        blocks = shard(roots, how, accelerator.device)
         step = Lockstep(roots)
-        return replace(parallel, units=tuple(units), lockstep=step, resharding=how.reshard)
+        return replace(parallel, blocks=tuple(blocks), lockstep=step, resharding=how.reshard)
 
     def __str__(self) -> str:
         if self.processes == 1:
@@ -154,8 +154,8 @@ class Parallel:
 
     def reshard(self) -> None:
         """Free gathered weights because the shards have changed."""
-        for unit in self.units:
-            unit.reshard()
+        for block in self.blocks:
+            block.reshard()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -168,19 +168,19 @@ class Parallel:
             yield
             return
         self._check_room()
-        for unit in self.units:
-            unit.set_reshard_after_forward(False)
-            unit.unshard()
+        for block in self.blocks:
+            block.set_reshard_after_forward(False)
+            block.unshard()
         try:
             with self.lockstep.unannounced():
                 yield
         finally:
-            for unit in self.units:
-                unit.reshard()
-                unit.set_reshard_after_forward(self.resharding)
+            for block in self.blocks:
+                block.reshard()
+                block.set_reshard_after_forward(self.resharding)
 
     def _check_room(self) -> None:
-        sharded = {id(p): p for unit in self.units for p in unit.parameters()}
+        sharded = {id(p): p for block in self.blocks for p in block.parameters()}
         more = sum(
             (p.numel() - local_shard(p).numel()) * p.element_size() for p in sharded.values()
         )
@@ -193,7 +193,7 @@ class Parallel:
 
     def gathered(self) -> AbstractContextManager[None]:
         """Context for saving, in which the main process's modules hold plain weights."""
-        return gathered(self.roots, self.main) if self.units else nullcontext()
+        return gathered(self.roots, self.main) if self.blocks else nullcontext()
 
 
 def free_bytes(device: str) -> float:

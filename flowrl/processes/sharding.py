@@ -2,7 +2,7 @@
 
 `torch.distributed.fsdp.fully_shard` is applied to each block. Weights outside blocks are replicated
 in denoisers, where they are few. A language model's (embeddings, the last norm, the head) are one
-more unit, which is gathered for a whole call. A sharded weight is a DTensor.
+more block, which is gathered for a whole call. A sharded weight is a DTensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,8 +64,8 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
                 "FSDP2: model.offload_experts cannot move sharded weights: leave it out, since "
                 "each process holds only a part of every expert anyway"
             )
-        units = blocks(root)
-        if not units:
+        sharded_blocks = blocks(root)
+        if not sharded_blocks:
             raise UserError(
                 f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to shard; launch "
                 "with configs/accelerate/ddp.yaml"
@@ -73,10 +73,10 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
         ignored: set[nn.Parameter] = set()
         if isinstance(root, GatheredCalls):
             ignored = replicated(root)
-            units.append(root.whole)
-        for unit in units:
+            sharded_blocks.append(root.whole)
+        for block in sharded_blocks:
             sharded: Any = fully_shard(
-                unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy,
+                block, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy,
                 ignored_params=ignored or None,
             )  # fmt: skip
             # gradients are summed, not averaged: losses are divided by the counts of all processes
@@ -87,7 +87,7 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
 
 
 def replicated(root: GatheredCalls) -> set[nn.Parameter]:
-    """Weights outside a language model's blocks that are not sharded. The gradients of a unit have
+    """Weights outside a language model's blocks that are not sharded. The gradients of a block have
     one dtype, so these are the trained ones of another dtype than most, such as a float32 head
     beside bfloat16 embeddings. Heads keep no copies from now on.
 

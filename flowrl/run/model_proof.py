@@ -126,7 +126,7 @@ class StartProof:
     def _send(self) -> None:
         """Send sharded weights to the server that samples, while they are gathered."""
         server, parallel = self.session.run.server, self.session.parallel
-        if server is not None and server.sync == "weights" and parallel.units:
+        if server is not None and server.sync == "weights" and parallel.blocks:
             from flowrl.models.language.policy import CausalPolicy
 
             policy = self.session.learner.policy

@@ -157,7 +157,7 @@ class Learner:
             policy.trainable() if learns else {},
             run.averages(algorithm),
             keep_start="ref" in algorithm.roles,
-            changed=parallel.reshard if parallel.units else None,
+            changed=parallel.reshard if parallel.blocks else None,
             switch=None if run.model.compiles else adapter_switch(policy.roots().values()),
             loaded=teachers,
         )

@@ -17,7 +17,7 @@ from flowrl.iteration.open import timed_units
 from flowrl.iteration.units import StoredSamples
 from flowrl.models.call_sizes import CallTooLarge
 from flowrl.run import start, train
-from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_unit, units_of_trial
+from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_slice, slices_of_trial
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial
 from flowrl.run.save import checkpoint
 from flowrl.session.learner import evaluated
@@ -35,9 +35,9 @@ UNTIMED = ("seconds", "workers/")
 class LateTrial:
     """Evaluates when it is waited for, with the weights that it was asked for."""
 
-    def __init__(self, source: "LateSource", units: list[Any], iteration: int) -> None:
+    def __init__(self, source: "LateSource", slices: list[Any], iteration: int) -> None:
         session = source.session
-        self.source, self.units, self.name = source, units, evaluated(session.run)
+        self.source, self.slices, self.name = source, slices, evaluated(session.run)
         self.weights = session.learner.policies.copies({self.name})[self.name]
         self.waited, self.iteration = 0.5, iteration
 
@@ -49,16 +49,16 @@ class LateTrial:
         if source.full:
             raise source.full.pop()
         policies.replace_weights(self.name, self.weights)
-        found = [scored_unit(session.learner, unit, session.judges) for unit in self.units]
+        found = [scored_slice(session.learner, part, session.judges) for part in self.slices]
         policies.replace_weights(self.name, now)
-        return [*map(_stored, self.units, found)]
+        return [*map(_stored, self.slices, found)]
 
 
-def _stored(unit, each: ScoredTrial) -> ScoredTrial:
+def _stored(part, each: ScoredTrial) -> ScoredTrial:
     """The same, with media that come when they are shown."""
     samples = each.drawn.samples
     assert isinstance(samples, Samples)
-    group = torch.arange(len(unit.rows)).repeat_interleave(unit.group)
+    group = torch.arange(len(part.rows)).repeat_interleave(part.group)
     kept = ((len(group), lambda: samples),), samples.prompts, group, samples.meta, samples.kind
     return each._replace(drawn=StoredTrial(StoredSamples(*kept), each.drawn.statistics))
 
@@ -69,8 +69,8 @@ class LateSource(IterationsAhead):
     late: ClassVar[list[int]] = []  # iterations evaluated after their weights changed
     full: ClassVar[list[Exception]] = []  # raised once each, in place of a result
 
-    def ask(self, units: list[Any], iteration: int) -> LateTrial:
-        return LateTrial(self, units, iteration)
+    def ask(self, slices: list[Any], iteration: int) -> LateTrial:
+        return LateTrial(self, slices, iteration)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def same_ends(folder: Path, wanted: Path) -> None:
 
 @pytest.fixture
 def in_turn(pipeline, tmp_path, monkeypatch) -> Path:
-    """The same run without workers, in the same units; all weights that were the best stay."""
+    """The same run without workers, in the same slices; all weights that were the best stay."""
     monkeypatch.setattr(checkpoint, "drop_other_best", lambda *_: None)
     (tmp_path / "turn").mkdir()
     config = write(settings(pipeline, tmp_path, average=0.5), tmp_path)
@@ -184,9 +184,9 @@ def test_units_of_an_evaluation_are_its_prompts_in_order(pipeline, tmp_path):
     cut = runs.opened(tree | {"workers": {"unit": 3, "evaluate": True}}, tmp_path)
     whole = runs.opened(tree | {"workers": {}}, tmp_path)
     assert cut.held_out is not None and whole.held_out is not None
-    units = units_of_trial(cut.learner, cut.held_out)
-    assert [unit.rows for unit in units] == [(0, 1, 2), (3,)]
-    assert len(units_of_trial(whole.learner, whole.held_out)) == 1
+    slices = slices_of_trial(cut.learner, cut.held_out)
+    assert [part.rows for part in slices] == [(0, 1, 2), (3,)]
+    assert len(slices_of_trial(whole.learner, whole.held_out)) == 1
     found, wanted = (
         evaluate_held_out(each.learner, each.held_out, each.judges) for each in (cut, whole)
     )

@@ -224,8 +224,8 @@ class KeptRows:
         rows, spending = self.inner(samples, scores, credit), self.spending
         if len(samples.drawn.shares) > 1:
             rows = self.merged(samples, rows)
-        unit = self.session.algorithm.loss.unit
-        kept_rows = tuple(spending.rows(part, unit) for part in rows.rows)
+        together = self.session.algorithm.loss.unit
+        kept_rows = tuple(spending.rows(part, together) for part in rows.rows)
         return replace(rows, rows=kept_rows, metrics={**rows.metrics, **spending.metrics()})
 
     def merged(self, samples: Sampled, rows: TrainingRows) -> TrainingRows:

@@ -145,22 +145,22 @@ def trial_of(run: RunSettings, prompts: PromptSet) -> Trial:
     return Trial.of(prompts, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
 
 
-def units_of_trial(learner: Learner, prompts: PromptSet) -> list[Trial]:
+def slices_of_trial(learner: Learner, prompts: PromptSet) -> list[Trial]:
     """This process's share of an evaluation, cut if `workers.evaluate` asks for it."""
     trial = trial_of(learner.run, prompts)
     mine, _ = learner.parallel.share(len(trial.rows))
-    return trial.part(mine).cut(learner.run.workers.evaluation_unit)
+    return trial.part(mine).cut(learner.run.workers.evaluation_slice)
 
 
-def scored_unit(learner: Learner, unit: Trial, judges: Mapping[str, Reward]) -> ScoredTrial:
-    """Sample and score a unit of an evaluation with the weights of evaluations."""
+def scored_slice(learner: Learner, part: Trial, judges: Mapping[str, Reward]) -> ScoredTrial:
+    """Sample and score a slice of an evaluation with the weights of evaluations."""
     parallel = learner.parallel
     server = learner.run.server  # without sync it does not sample evaluations
     texts = learner.algorithm.text and (server is None or server.sync == "none")
     by_turn = learner.run.algorithm().by_turn
     # texts are written token by token: sharded weights are gathered once, not for each
     with learner.evaluating(), parallel.whole() if texts else nullcontext():
-        trial = draw_trial(learner.evaluator, unit, by_turn)
+        trial = draw_trial(learner.evaluator, part, by_turn)
     scores = score_once(parallel, judges, trial.samples)
     more = Attempts.of(learner.run.evaluate).columns(judges, trial.samples, scores)
     return ScoredTrial(trial, scores, more)
@@ -177,15 +177,15 @@ def evaluate_held_out(
 
     NotFiniteError, on all processes, for a reward that applies to samples and scored none of them.
     """
-    parallel, units = learner.parallel, units_of_trial(learner, prompts)
+    parallel, slices = learner.parallel, slices_of_trial(learner, prompts)
     trial = trial_of(learner.run, prompts)
     _, counts = parallel.share(len(trial.rows))
     with parallel.together():
         if request is None:
-            parts = [scored_unit(learner, unit, judges) for unit in units]
+            parts = [scored_slice(learner, part, judges) for part in slices]
         else:
             parts = request.parts()
-        trial_samples, scores, more = ScoredTrial.joined(units, parts)
+        trial_samples, scores, more = ScoredTrial.joined(slices, parts)
     result = merged_trial(trial_samples, scores, counts and parallel.leads, more)
     for name in result.scores.names:
         if name in result.metrics and not math.isfinite(result.metrics[name]):
@@ -216,7 +216,7 @@ def ask_workers(session: Session, iteration: int) -> AskedTrial | None:
         return None
     if not isinstance(source, TrialSource):
         return None
-    return source.ask(units_of_trial(session.learner, held_out), iteration)
+    return source.ask(slices_of_trial(session.learner, held_out), iteration)
 
 
 def evaluate_and_keep(

@@ -1,4 +1,4 @@
-"""Samples of an evaluation from keyed noise, in units of prompts, and workers that evaluate."""
+"""Samples of an evaluation from keyed noise, in slices of prompts, and workers that evaluate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class Trial:
         return replace(self, rows=self.rows[share.start : share.stop])
 
     def cut(self, size: int | None) -> "list[Trial]":
-        """Cut into units of `size` prompts, the last of which may have fewer. None: one unit."""
+        """Cut into slices of `size` prompts, the last of which may have fewer. None: one slice."""
         count = len(self.rows)
         if size is None or size >= count:
             return [self]
@@ -77,15 +77,15 @@ class ScoredTrial(NamedTuple):
     more: Mapping[str, Tensor]
 
     @classmethod
-    def joined(cls, units: Sequence[Trial], parts: "Sequence[ScoredTrial]") -> "ScoredTrial":
-        """Join the units of a share, in order."""
+    def joined(cls, slices: Sequence[Trial], parts: "Sequence[ScoredTrial]") -> "ScoredTrial":
+        """Join the slices of a share, in order."""
         if len(parts) == 1:
             return parts[0]
         placed, first = list[Samples | StoredSamples](), 0
-        for unit, part in zip(units, parts, strict=True):
+        for trial_slice, part in zip(slices, parts, strict=True):
             samples = part.drawn.samples
             placed.append(replace(samples, group=samples.group + first))
-            first += len(unit.rows)
+            first += len(trial_slice.rows)
         samples = all_samples(placed)
         statistics = all_statistics([part.drawn.statistics for part in parts])
         more = {name: torch.cat([part.more[name] for part in parts]) for name in parts[0].more}
@@ -106,7 +106,7 @@ class AskedTrial(Protocol):
     waited: float
 
     def parts(self) -> list[ScoredTrial]:
-        """Wait for the results of all units, in order."""
+        """Wait for the results of all slices, in order."""
         ...
 
 
@@ -114,7 +114,7 @@ class AskedTrial(Protocol):
 class TrialSource(Protocol):
     """Workers that evaluate."""
 
-    def ask(self, units: list[Trial], iteration: int) -> AskedTrial:
+    def ask(self, slices: list[Trial], iteration: int) -> AskedTrial:
         """Ask for an evaluation of the present weights, with which an iteration will begin."""
         ...
 

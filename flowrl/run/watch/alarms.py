@@ -378,9 +378,9 @@ def _unprefixed(held_out: Metrics) -> dict[str, float]:
     return {name.removeprefix("held_out/"): value for name, value in held_out.items()}
 
 
-def _ratio(number: float, unit: float) -> float:
-    if unit > 0:
-        return number / unit
+def _ratio(number: float, base: float) -> float:
+    if base > 0:
+        return number / base
     return math.copysign(math.inf, number) if number else 0.0
 
 

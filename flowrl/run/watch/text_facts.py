@@ -42,14 +42,14 @@ def _longest(prompts: PromptSet) -> str:
 
 def _completions(run: RunSettings) -> str:
     algorithm = run.algorithm()
-    unit = "completion" if run.environment is None else "completion, all turns and replies"
+    counted = "completion" if run.environment is None else "completion, all turns and replies"
     end = "scored unchanged"
     if isinstance(algorithm.likelihood, Token):
         trained = {"train": "and trained on", "mask": "and left out of the loss (cut: mask)"}
         end = f"{end}, {trained[algorithm.likelihood.cut]}"
     return (
-        f"text: at most {algorithm.steps} tokens per {unit} (recipe.length); a longer one is cut "
-        f"off there, {end}"
+        f"text: at most {algorithm.steps} tokens per {counted} (recipe.length); a longer one is "
+        f"cut off there, {end}"
     )
 
 

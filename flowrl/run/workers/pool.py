@@ -31,12 +31,12 @@ from flowrl.prompts import Draws
 from flowrl.run.evaluate.trial import AskedTrial, Trial
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
-from flowrl.run.workers.flights import Flight, Sent, UnitResult, WorkersTrial
+from flowrl.run.workers.flights import Flight, PieceResult, Sent, WorkersTrial
 from flowrl.run.workers.sampler import (
     Asked,
     AskedPrompts,
+    MadePiece,
     MadePrompts,
-    MadeUnit,
     later_rewards,
 )
 from flowrl.run.workers.scoring import (
@@ -116,20 +116,20 @@ class SamplingPool:
     ) -> list[tuple[UnitSamples, UnitScores]]:
         """Wait for an iteration's samples, in order. An error of a worker is raised here."""
         flight = self.flights[units[0].iteration]
-        if flight.units != units:  # a later round, of draws that scores chose
+        if flight.pieces != units:  # a later round, of draws that scores chose
             flight = Flight(flight.ask, units)
         device = torch.device(self.session.parallel.device)
         results = [
-            self._whole(flight, place, *unit)
-            for place, unit in enumerate(self.made(flight, seconds))
+            self._whole(flight, place, *result)
+            for place, result in enumerate(self.made(flight, seconds))
         ]
         return [brought_to(unit, device) for unit in results]
 
-    def made(self, flight: Flight[Any], seconds: dict[str, float]) -> list[UnitResult]:
-        """Wait for all units, in order."""
+    def made(self, flight: Flight[Any], seconds: dict[str, float]) -> list[PieceResult]:
+        """Wait for all pieces, in order."""
         flight.send()
         try:
-            return [self._made(flight, place, seconds) for place in range(len(flight.units))]
+            return [self._made(flight, place, seconds) for place in range(len(flight.pieces))]
         except CallTooLarge:
             flight.sent = []  # asked again, with smaller calls
             raise
@@ -147,14 +147,14 @@ class SamplingPool:
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _made(self, flight: Flight[Any], place: int, seconds: dict[str, float]) -> UnitResult:
-        """A unit's results with the scores of replicas. It is requested again if its worker is
+    def _made(self, flight: Flight[Any], place: int, seconds: dict[str, float]) -> PieceResult:
+        """A piece's results with the scores of replicas. It is requested again if its worker is
         lost, or its samples before a replica has scored them."""
         reason = ""
         for _ in range(WORKERS_ASKED):
             request, began = flight.sent[place], time.perf_counter()
             try:
-                unit: MadeUnit = self._get(flight, place, request.result)
+                piece: MadePiece = self._get(flight, place, request.result)
             except RayError as error:
                 reason = first_line(error)
                 self._again(flight, place, reason)
@@ -171,15 +171,15 @@ class SamplingPool:
                 continue
             except RayError as error:  # the worker is well
                 reason = first_line(error)
-                flight.sent[place] = flight.ask(flight.units[place])
+                flight.sent[place] = flight.ask(flight.pieces[place])
                 continue
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
-            _add(self.busy, unit.seconds)
+            _add(self.busy, piece.seconds)
             _add(self.busy, {"replicas": sum(duration for *_, duration in scores.values())})
-            kind = "samples" if isinstance(unit.result, tuple) else "evaluation"
-            self.count(kind, unit.sizes[0])
-            self.count("media", unit.sizes[1] * len(scores))
-            return unit, scores
+            kind = "samples" if isinstance(piece.result, tuple) else "evaluation"
+            self.count(kind, piece.sizes[0])
+            self.count("media", piece.sizes[1] * len(scores))
+            return piece, scores
         raise UserError(
             f"workers: a unit was lost {WORKERS_ASKED} times ({reason}); see `ray status`, or "
             "raise workers.limit"
@@ -197,15 +197,15 @@ class SamplingPool:
 
     def _again(self, flight: Flight[Any], place: int, reason: str) -> None:
         self.crew.lost(flight.sent[place].worker, reason)
-        flight.sent[place] = flight.ask(flight.units[place])
+        flight.sent[place] = flight.ask(flight.pieces[place])
 
     def _whole(
-        self, flight: Flight[SamplingUnit], place: int, unit: MadeUnit, later: Mapping[str, Any]
+        self, flight: Flight[SamplingUnit], place: int, piece: MadePiece, later: Mapping[str, Any]
     ) -> tuple[UnitSamples, UnitScores]:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
-        assert isinstance(unit.result, tuple) and not isinstance(unit.result, MadePrompts)
-        (unit_samples, scored), names = unit.result, tuple(self.session.rewards)
+        assert isinstance(piece.result, tuple) and not isinstance(piece.result, MadePrompts)
+        (unit_samples, scored), names = piece.result, tuple(self.session.rewards)
         columns = zip(*(part for part, *_ in later.values()), strict=True) if later else None
         scores = scored.plans
         if columns is not None:
@@ -222,10 +222,10 @@ class SamplingPool:
         reports = dict(scored.reports)
         for _, report, _ in later.values():
             _add(reports, report)
-        prompts, rows = self.session.prompts, flight.units[place].rows
+        prompts, rows = self.session.prompts, flight.pieces[place].rows
         bring = [partial(self.fetch, flight, place, k) for k in range(len(unit_samples.rollouts))]
         samples: tuple[Samples | StoredSamples, ...] = tuple(
-            StoredSamples.of(rollout, prompts, rows, unit.kind, fetch)
+            StoredSamples.of(rollout, prompts, rows, piece.kind, fetch)
             for rollout, fetch in zip(unit_samples.rollouts, bring, strict=True)
         )
         if self.session.algorithm.reward_gradient:  # compared with the samples that it rebuilds
@@ -246,7 +246,7 @@ class SamplingPool:
 
     # Evaluations
 
-    def ask(self, units: list[Trial], iteration: int) -> AskedTrial:
+    def ask(self, slices: list[Trial], iteration: int) -> AskedTrial:
         """Ask for an evaluation of the weights with which an iteration will begin."""
         self.crew.join()
         session, name = self.session, evaluated(self.session.run)
@@ -258,14 +258,14 @@ class SamplingPool:
             placed = ray.put(weights)
             self.count("evaluation", bytes_of(weights))
 
-        def ask(unit: Trial) -> Sent:
+        def ask(part: Trial) -> Sent:
             sizes = dict(vars(session.learner.evaluator.sizes))
             worker = self.crew.next()
             evaluate = worker.evaluate.options(num_returns=2)
-            refs = evaluate.remote(AskedPrompts(unit.rows, iteration, sizes), placed)
+            refs = evaluate.remote(AskedPrompts(part.rows, iteration, sizes), placed)
             return Sent(worker, refs[0], refs[1], {})
 
-        flight = Flight(ask, units)
+        flight = Flight(ask, slices)
         flight.send()
         return WorkersTrial(flight, weights, self.made, self.fetch)
 

@@ -21,7 +21,7 @@ from flowrl.iteration.open import open_unit
 from flowrl.iteration.units import SamplingUnit, UnitSamples, UnitScores
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import RolloutLike
-from flowrl.run.evaluate.evaluate import scored_unit, trial_of
+from flowrl.run.evaluate.evaluate import scored_slice, trial_of
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.evaluate.trial import TrialSamples
 from flowrl.run.model_proof import StartProof
@@ -60,7 +60,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class AskedPrompts:
-    """A unit of an evaluation: rows of the held-out prompts; `version` and `sizes` as in
+    """A slice of an evaluation: rows of the held-out prompts; `version` and `sizes` as in
     `Asked`."""
 
     rows: tuple[int, ...]
@@ -77,8 +77,8 @@ class MadePrompts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MadeUnit:
-    """A unit without its samples, which are a separate object.
+class MadePiece:
+    """A piece of work without its samples, which are a separate object.
 
     result   its rollouts, and its scores by rewards that the worker has called itself; of an
              evaluation its scores, statistics and further columns
@@ -140,7 +140,7 @@ class SamplingWorker:
 
     def sample(
         self, request: Asked, weights: Mapping[str, Tensor]
-    ) -> tuple[MadeUnit, tuple[Samples, ...]]:
+    ) -> tuple[MadePiece, tuple[Samples, ...]]:
         """Sample a unit; everything is returned on the CPU."""
         self.place(self.session.algorithm.behaviour, request.version, weights)
         self.session.learner.policy.sizes.take(request.sizes)
@@ -158,24 +158,24 @@ class SamplingWorker:
         bare = replace(unit, samples=(), rollouts=rollouts, table=EMPTY)
         result = brought_to(bare, torch.device("cpu")), reported
         sizes = bytes_of(result), bytes_of(samples)
-        return MadeUnit(result, samples[0].kind, seconds, sizes), samples
+        return MadePiece(result, samples[0].kind, seconds, sizes), samples
 
     def evaluate(
         self, request: AskedPrompts, weights: Mapping[str, Tensor]
-    ) -> tuple[MadeUnit, tuple[Samples, ...]]:
-        """Sample and score a unit of an evaluation; everything is returned on the CPU."""
+    ) -> tuple[MadePiece, tuple[Samples, ...]]:
+        """Sample and score a slice of an evaluation; everything is returned on the CPU."""
         session, began = self.session, time.perf_counter()
         assert session.held_out is not None, "the learner has the same prompts"
         self.place(evaluated(session.run), request.version, weights)
         session.learner.evaluator.sizes.take(request.sizes)
-        unit = replace(trial_of(session.run, session.held_out), rows=request.rows)
+        part = replace(trial_of(session.run, session.held_out), rows=request.rows)
         with torch.no_grad(), blamed_in_words():
-            trial, scores, more = scored_unit(session.learner, unit, session.measured)
+            trial, scores, more = scored_slice(session.learner, part, session.measured)
         assert isinstance(trial, TrialSamples), "they were sampled here"
         samples = (brought_to(trial.samples.on_cpu(), torch.device("cpu")),)
         result = brought_to(MadePrompts(trial.statistics, scores, more), torch.device("cpu"))
         seconds = {"evaluate": time.perf_counter() - began}
-        return MadeUnit(
+        return MadePiece(
             result, samples[0].kind, seconds, (bytes_of(result), bytes_of(samples))
         ), samples
 

@@ -50,9 +50,9 @@ class WorkerSettings(Settings):
     is sampled while weights are updated. Without `sampling` one process does both in turn, with the
     same bits, which shows the cost of a lag in learning."""
     evaluate: bool = False
-    """Evaluate in units of `unit` held-out prompts, by the sampling processes beside the next
+    """Evaluate in slices of `unit` held-out prompts, by the sampling processes beside the next
     iteration, whose line in metrics.jsonl waits for the evaluation's. Without `sampling` the
-    training processes evaluate in these units, with the same bits."""
+    training processes evaluate in these slices, with the same bits."""
     rewards: dict[str, ReplicaSettings] = Field(default_factory=dict)
     """Rewards, by label, that are scored in separate processes: `{hpsv3: {replicas: 2, gpus: 1}}`.
     Every sampling process loads the other rewards itself."""
@@ -78,8 +78,8 @@ class WorkerSettings(Settings):
         return self.sampling > 0 or bool(self.rewards)
 
     @property
-    def evaluation_unit(self) -> int | None:
-        """Prompts of a unit of an evaluation; None: evaluations are not cut."""
+    def evaluation_slice(self) -> int | None:
+        """Prompts of a slice of an evaluation; None: evaluations are not cut."""
         return self.unit if self.evaluate else None
 
     def around(self, algorithm: Algorithm) -> Algorithm:

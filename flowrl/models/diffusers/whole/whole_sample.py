@@ -161,19 +161,19 @@ class WholeSample:
             """States and outputs of a whole step, for the first of its parts."""
             size = data_size(loop.driver.real)
             sample = self._whole(bound.arguments["sample"], at.before)
-            unit = torch.ones_like(sample)
+            ones = torch.ones_like(sample)
             if "scale_model_input" in dir(real.__self__):
-                unit = real.__self__.scale_model_input(unit, bound.arguments["timestep"])
+                ones = real.__self__.scale_model_input(ones, bound.arguments["timestep"])
             folded = len(sample) != len(self.rows)  # frames are rows of their own
             shape = self.noise.shape if folded else sample.shape
-            sample, unit = sample.reshape(shape), unit.reshape(shape) / size
+            sample, ones = sample.reshape(shape), ones.reshape(shape) / size
             sigma = torch.full((len(sample),), visits[at.step])
             if at.step == 0:
-                sample = (loop.state(self.first, sigma) / unit).to(sample)
-            flow = loop.flow(sample * unit, sigma)
+                sample = (loop.state(self.first, sigma) / ones).to(sample)
+            flow = loop.flow(sample * ones, sigma)
             with torch.no_grad(), patched(self._processors()):
                 v = velocity(flow, sigma, self.rows)
-            return sample, size * self._prediction(sample * unit, flow, v, sigma)
+            return sample, size * self._prediction(sample * ones, flow, v, sigma)
 
         def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
             if at.part == 0:

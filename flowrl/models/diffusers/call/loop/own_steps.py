@@ -145,14 +145,14 @@ class MeasuredScheduler:
         """Factor from a flow state to the scheduler's state at step k."""
         if not self.schedule.preserving:
             return 1.0
-        unit = torch.ones(self._shape)
+        ones = torch.ones(self._shape)
         if "scale_model_input" in dir(type(self.real)):
             time = torch.as_tensor(self.visited[k].timestep).cpu().flatten()[0]
             scheduler = copy.deepcopy(self.real)
             vars(scheduler)["_begin_index"] = None  # the index of the time
-            unit = scheduler.scale_model_input(unit, time)
+            ones = scheduler.scale_model_input(ones, time)
         size = float(scale(_one(self.schedule.sigmas[k])))
-        return size * data_size(self.real) / float(unit.double().mean())
+        return size * data_size(self.real) / float(ones.double().mean())
 
     def _output(self, sigma: float) -> tuple[float, float]:
         """(p, q): the model output is p x + q v of a flow state and its velocity."""
