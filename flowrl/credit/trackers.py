@@ -17,6 +17,7 @@ from flowrl.credit.values import TRACKED, Context, TrackedStatistics
 from flowrl.errors import UserError
 from flowrl.number_checks import check_number
 from flowrl.prompts import uncertainty
+from flowrl.table import Column
 from rewards.types import Scores
 from samplers.number_ranges import ANY_NUMBER
 from samplers.untyped import floats, integers
@@ -41,6 +42,10 @@ class Tracker(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+TRACKER: Column[Tracker] = Column("tracker", "tracker", "whole")
+"""The tracker of a run, which its session holds."""
 
 
 @runtime_checkable

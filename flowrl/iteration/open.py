@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from flowrl.credit.trackers import TRACKER
 from flowrl.errors import feature_files
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditStage, PlainEstimate
@@ -23,9 +24,10 @@ from flowrl.iteration.score import ScoreStage, UnitScorer
 from flowrl.iteration.stages import Stages
 from flowrl.iteration.update import UpdateStage
 from flowrl.laws.algorithms import is_included
+from flowrl.session.given_samples import GIVEN
 from flowrl.session.progress import Progress
-from flowrl.session.session import Session
-from flowrl.table import STAGES
+from flowrl.session.session import ASKING, SOURCE, SPENDING, Session
+from flowrl.table import STAGES, Column
 from samplers.route import RouteRequest
 
 FEATURES = "flowrl.iteration.features"
@@ -63,8 +65,13 @@ def _has_turns(session: Session) -> bool:
 def _overlaps(session: Session) -> bool:
     gpu = session.parallel.device == "cuda"
     # votes are on all samples, so nothing is scored before the last one
-    asks = session.asking is not None
+    asks = ASKING in session.table
     return not asks and (gpu or (bool(session.rewards) and not session.scores_in_turn))
+
+
+def _holds(column: Column[Any]) -> Callable[[Session], bool]:
+    """Whether the session has what the feature holds for a whole run."""
+    return lambda session: column in session.table
 
 
 def _reads(name: str) -> Callable[[Session], bool]:
@@ -86,18 +93,18 @@ OF_ITERATIONS = (
     Feature("reward_gradient", lambda s: s.algorithm.reward_gradient),
     Feature("teachers", lambda s: s.run.teachers is not None),
     Feature("uncertain", _reads("uncertain")),
-    Feature("tracker", lambda s: s.tracker is not None),
-    Feature("ask", lambda s: s.asking is not None),
+    Feature("tracker", _holds(TRACKER)),
+    Feature("ask", _holds(ASKING)),
     Feature("start_values", lambda s: s.algorithm.samples_start),
-    Feature("replay", lambda s: s.spending is not None),
+    Feature("replay", _holds(SPENDING)),
     Feature("reference", _reads("reference")),
-    Feature("budget", lambda s: s.spending is not None),
+    Feature("budget", _holds(SPENDING)),
     Feature("gate", _reads("gate")),
     Feature("turns", _has_turns),
     Feature("intermediate", _may_ask("seen")),
     Feature("guide", _asks("moved")),
-    Feature("units", lambda s: s.source is not None),
-    Feature("given", lambda s: s.given is not None),
+    Feature("units", _holds(SOURCE)),
+    Feature("given", _holds(GIVEN)),
     Feature("engine", lambda s: s.run.engine is not None),
 )
 
@@ -143,7 +150,7 @@ def plain_stages(
 ) -> Stages:
     """The stages without features of whole iterations."""
     unit = open_unit(session, clock)
-    if session.source is not None or session.run.workers.unit is not None:
+    if SOURCE in session.table or session.run.workers.unit is not None:
         encode = PlainEncode(session, clock)
         unit = feature("units").wrap_unit(unit, session, clock, encode)
     return Stages(

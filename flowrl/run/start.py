@@ -29,6 +29,7 @@ from flowrl.session.live import NOTHING_LIVE, Live, of_callback
 from flowrl.session.notices import Notices, closing_notices, open_notices
 from flowrl.session.row_checks import with_rows_checked
 from flowrl.session.session import (
+    SOURCE,
     SampleSource,
     Session,
     check_reward_sources,
@@ -280,15 +281,19 @@ def with_workers(session: Session, cluster: "Cluster | None") -> Iterator[Sessio
     """The session with its sampling workers, which end with it; a lag without them is made here."""
     workers = session.run.workers
     if cluster is None or workers.sampling == 0:
-        yield replace(session, source=sampled_ahead(session)) if workers.lag else session
+        yield with_source(session, sampled_ahead(session)) if workers.lag else session
         return
     from flowrl.run.workers.pool import SamplingPool
 
     with closing(SamplingPool(session, cluster)) as pool:
         pool.crew.begin()
-        yield replace(session, source=pool)
+        yield with_source(session, pool)
     with session.parallel.together():  # the main process's Ray is the others' too
         pass
+
+
+def with_source(session: Session, source: SampleSource) -> Session:
+    return replace(session, table=session.table.with_value(SOURCE, source))
 
 
 def sampled_ahead(session: Session) -> SampleSource:

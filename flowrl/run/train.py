@@ -33,7 +33,7 @@ from flowrl.run.watch.until import early_end, note_goal
 from flowrl.session import record
 from flowrl.session.live import Event, Moment, Wish
 from flowrl.session.progress import Progress
-from flowrl.session.session import Session
+from flowrl.session.session import ASKING, Session
 from flowrl.session.signals import Interrupt
 from flowrl.session.smaller_calls import explained
 from flowrl.settings.read import dump, read_run
@@ -66,7 +66,7 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     failures = resumable(session.folder)
     explaining = explained(session.run, session.learner.policy)
     trackers = finishing(session.accelerator)  # they end last: a tracker costs no weights
-    asking = nullcontext() if session.asking is None else closing(session.asking)
+    asking = closing(session.table[ASKING]) if ASKING in session.table else nullcontext()
     with failures, trackers, explaining, asking, closing(session.learner), Interrupt() as interrupt:
         with session.writer.beside():
             with starting(session.folder):

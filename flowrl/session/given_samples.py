@@ -32,6 +32,7 @@ from flowrl.session.record import Terminal
 from flowrl.session.row_answers import Asker, KeptAnswers, RowAnswers, WinnableDraws
 from flowrl.settings import LanguageSettings
 from flowrl.settings.sections.given import GivenSettings
+from flowrl.table import Column
 from rewards.checks.winnable import Winnable
 from samplers import Plan, Rollout, steps_of
 
@@ -210,6 +211,10 @@ class GivenSamples:
             media = self.media(self.file.items[item], encode)
             loss.append(encode.round_trip(batch, media, self.encoded(batch, item)))
         return [*said, f"given samples, encoded and decoded again: {min(loss):.1f} dB or better"]
+
+
+GIVEN: Column[GivenSamples] = Column("given samples", "given", "whole")
+"""The given samples of a run, which its session holds."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from flowrl.session.row_answers import (
     read_lines,
     rows_named,
 )
-from flowrl.session.session import Session
+from flowrl.session.session import PLACING, Session
 from flowrl.settings import OwnSettings, RunSettings
 
 RECORD = "row_checks.jsonl"  # in a run's folder
@@ -59,7 +59,8 @@ def with_rows_checked(session: Session, begun: bool) -> Session:
         left_out, answers = [], replace(answers, askers=images)
     answers = replace(answers, prompts=session.prompts.without(left_out, TRAINING_ROWS))
     placing = WinnableDraws(answers, session.run.train.seed, state, session.terminal.warn)
-    return replace(session, prompts=answers.prompts, placing=placing)
+    table = session.table.with_value(PLACING, placing)
+    return replace(session, prompts=answers.prompts, table=table)
 
 
 def _warn_of_held_out(session: Session, prompts: PromptSet) -> None:

@@ -16,14 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.algorithm import Algorithm
-from flowrl.budget.spending import DrawRequest, Rationed, open_budget
-from flowrl.credit.trackers import NoTracker, Tracker
+from flowrl.budget.spending import Rationed, open_budget
+from flowrl.credit.trackers import TRACKER, NoTracker
 from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.own.policy import shown_by
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import DATA_SET, Draws, PromptSet
-from flowrl.session.given_samples import GivenSamples
+from flowrl.session.given_samples import GIVEN, GivenSamples
 from flowrl.session.learner import Learner
 from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.session.notices import Notices
@@ -33,6 +33,7 @@ from flowrl.session.waiting import scores_in_turn
 from flowrl.session.writer import FileWriter
 from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.words.scores import TRAINED, shown_score
+from flowrl.table import EMPTY, Column, Table
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.checks.self_test import Prompts, Untested, check_sum, self_test
 from rewards.combine import blamed, reward_scores
@@ -80,10 +81,20 @@ class DrawPlacing(Protocol):
     def placed(self, iteration: int, draws: Draws) -> Draws: ...
 
 
+SPENDING: Column[Rationed] = Column("spending of a budget", "budget", "whole")
+SOURCE: Column[SampleSource] = Column("source of samples", "units", "whole")
+ASKING: Column[AsksPeople] = Column("votes of a run", "ask", "whole")
+PLACING: Column[DrawPlacing] = Column("rows that can be won", "draw", "whole")
+
+
 @dataclass(frozen=True)
 class Session:
     """All objects of a run, for the loop and checkpoints. Functions that only need the policy take
-    the `Learner`."""
+    the `Learner`.
+
+    What a feature holds for the whole run, such as a tracker, the votes of people or the workers
+    that sample, is a column of `table`.
+    """
 
     learner: Learner
     folder: Path
@@ -95,15 +106,10 @@ class Session:
     beside: Mapping[str, Reward]  # training rewards that evaluations measure too
     intermediate_rewards: Mapping[str, Reward]  # of predicted clean images
     terminal: Terminal
-    tracker: Tracker | None
-    spending: Rationed | None
     start_record: StartRecord | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
-    given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
-    source: SampleSource | None = None  # None: this process samples what it has just drawn
-    asking: AsksPeople | None = None  # None: the run asks nobody
-    placing: DrawPlacing | None = None  # None: all rows are drawn, whatever their answers are
+    table: Table = EMPTY
     notices: Notices | None = None  # on the main process, of a user who wants some
 
     @property
@@ -123,7 +129,11 @@ class Session:
     def prompt_writer(self) -> "Session | None":
         """The session of the model that writes the prompts; None if prompts are used as given."""
         writer = self.learner.prompt_writer
-        return None if writer is None else replace(self, learner=writer, tracker=None)
+        return (
+            None
+            if writer is None
+            else replace(self, learner=writer, table=self.table.without(TRACKER))
+        )
 
     @property
     def template(self) -> str:
@@ -158,15 +168,9 @@ class Session:
         rewards = self.rewards.items()
         return {label: reward for label, reward in rewards if [*parts_of(reward, Reports)]}
 
-    def draw_request(self, iteration: int) -> DrawRequest:
-        """The request of an iteration for prompts: how many, and by which of the tracker's
-        weights, as they stand now."""
-        weights = None if self.tracker is None else self.tracker.weights(len(self.prompts))
-        return DrawRequest(self.prompts, self.draw_count, self.run.train.seed, iteration, weights)
-
     def placed(self, iteration: int, draws: Draws) -> Draws:
         """The draws of an iteration without rows that nothing can win. Collective."""
-        return draws if self.placing is None else self.placing.placed(iteration, draws)
+        return self.table[PLACING].placed(iteration, draws) if PLACING in self.table else draws
 
     def shown(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""
@@ -347,7 +351,7 @@ def open_session(
     """Load the model, prompts and rewards of a run; rewards in `elsewhere` belong to other
     processes. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
-    rewards, tracker = load_rewards(run.rewards, live, elsewhere), learner.algorithm.tracker
+    rewards = load_rewards(run.rewards, live, elsewhere)
     return Session(
         learner=learner,
         folder=folder,
@@ -359,14 +363,24 @@ def open_session(
         beside=measured_beside(run, rewards),
         intermediate_rewards=load_rewards(run.intermediate_rewards, live, elsewhere) or rewards,
         terminal=Terminal(accelerator.is_main_process),
-        tracker=None if tracker is NoTracker else tracker(),
-        spending=open_budget(run.budget, learner.algorithm.group),
         start_record=StartRecord.of(run, learner.parallel.processes)
         if learner.parallel.main
         else None,
         live=live,
-        given=GivenSamples.open(learner),
+        table=_of_features(learner),
     )
+
+
+def _of_features(learner: Learner) -> Table:
+    """What the features of a run hold from its start."""
+    table, tracker = EMPTY, learner.algorithm.tracker
+    if tracker is not NoTracker:
+        table = table.with_value(TRACKER, tracker())
+    if (spending := open_budget(learner.run.budget, learner.algorithm.group)) is not None:
+        table = table.with_value(SPENDING, spending)
+    if (given_samples := GivenSamples.open(learner)) is not None:
+        table = table.with_value(GIVEN, given_samples)
+    return table
 
 
 def on_cpu(run: RunSettings) -> bool:

@@ -28,7 +28,7 @@ from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.json_text import json_text
 from flowrl.paths import find
-from flowrl.session.session import Session
+from flowrl.session.session import ASKING, Session
 from flowrl.settings.sections.ask import ASKED_REWARD, AskSettings
 from flowrl.votes.answer import pair_votes, write_results
 from flowrl.votes.choice import random_pairs, uncertain_pairs
@@ -443,4 +443,6 @@ def _earlier(settings: AskSettings, reward: FittedScores) -> VotedPairs:
 
 def with_asking(session: Session) -> Session:
     """The session with the votes of its run, if it asks."""
-    return session if session.run.ask is None else replace(session, asking=RunVotes.of(session))
+    if session.run.ask is None:
+        return session
+    return replace(session, table=session.table.with_value(ASKING, RunVotes.of(session)))

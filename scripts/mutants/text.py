@@ -227,7 +227,7 @@ ROWS = (
      "self.kept.pop((prompt, plan), None)  # the newest stand last", "pass", "budget/test_spending.py"),
     ("trackers-fade", "flowrl/credit/trackers.py", "decayed = self.keep * evidence", "decayed = evidence",
      "credit/test_budgets.py"),
-    ("trackers-saved", "flowrl/run/save/feature_state.py", 'session.tracker.state() if session.tracker else {}',
+    ("trackers-saved", "flowrl/run/save/feature_state.py", 'table[TRACKER].state() if TRACKER in table else {}',
      "{}", "run/test_tracked_run.py"),
     ("trackers-read", "flowrl/iteration/features/tracker.py", "self.tracker.after(", "(",
      "run/test_tracked_run.py"),

@@ -14,7 +14,7 @@ from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress
-from flowrl.session.session import Session
+from flowrl.session.session import SPENDING, Session
 from tests.support import iterations, runs, text_runs, tiny_lm
 from tests.support.iterations import collect, iterate
 
@@ -92,7 +92,7 @@ def resumed_like_unbroken(make, folder) -> dict[str, float]:
     saved = checkpoint.newest(broken.folder)
     assert saved is not None
     progress = checkpoint.restore(again, saved, Alarms())
-    assert str(again.spending.state()) == str(broken.spending.state())
+    assert str(again.table[SPENDING].state()) == str(broken.table[SPENDING].state())
     for _ in range(2):
         iterate(again, progress)
     assert equal(whole, again)
@@ -186,7 +186,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
 
     monkeypatch.setattr(update, "optimizer_step", step)
     small, large = opened("small"), opened("large")
-    monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
+    monkeypatch.setattr(large.table[SPENDING], "rows", lambda rows, unit: rows)
     few, many = (
         iterations.update(kept.learner, collect(kept, 0), Progress()).metrics
         for kept in (small, large)
@@ -201,7 +201,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
 def test_a_stored_success_stands_in_for_a_failure(kind, model, pipeline, tmp_path):
     make = texts if kind == "texts" else pictures
     kept = make(model if kind == "texts" else pipeline, tmp_path, {"replay": 8})
-    spending = kept.spending
+    spending = kept.table[SPENDING]
     assert isinstance(spending, Rationed)
     for iteration in range(8):
         collect(kept, iteration)
@@ -234,7 +234,7 @@ def _nothing(samples) -> torch.Tensor:
 
 def test_draws_of_one_prompt_are_compared_as_one_group(model, tmp_path):
     kept = texts(model, tmp_path, {"repeat": 3})
-    spending = kept.spending
+    spending = kept.table[SPENDING]
     assert isinstance(spending, Rationed)
     spending.rates.known = {0: (0.0, 9.0, 0), 1: (0.0, 9.0, 0), 2: (0.3, 9.0, 0)}
     experience = collect(kept, 0)
@@ -247,7 +247,7 @@ def test_draws_of_one_prompt_are_compared_as_one_group(model, tmp_path):
 
 def test_what_is_outside_of_the_range_is_not_drawn(model, tmp_path):
     kept = texts(model, tmp_path, {"rates": [0.2, 0.8]})
-    spending = kept.spending
+    spending = kept.table[SPENDING]
     assert isinstance(spending, Rationed)
     spending.rates.known = {0: (0.0, 9.0, 0), 1: (0.5, 9.0, 0), 2: (1.0, 9.0, 0)}
     prompts = kept.run.prompts.model_copy(update={"per_iteration": 1})

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from flowrl.iteration.open import FEATURES, OF_ITERATIONS, OF_UNITS, feature
 from flowrl.paths import PROJECT
+from flowrl.session.session import Session
 from flowrl.settings.parts.names import part_classes
 from flowrl.table import STAGES, Column
 from tests.support import every_recipe, runs, text_runs, tiny_lm
@@ -21,12 +23,20 @@ from tests.votes.test_asking import RUN
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
-OTHERS = {"__init__", "ahead"}  # of a lag, which the start opens
+OTHERS = {"__init__", "ahead", "draw_requests"}  # of a lag, which the start opens; shared
 LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
 LIBRARIES = (  # that only some runs need, and that cost start time and memory
     "av", "datasets", "fastapi", "math_verify", "open_clip", "pandas", "pyarrow", "ray", "sklearn",
     "starlette", "tenacity", "trl", "uvicorn",
 )  # fmt: skip
+
+
+def test_a_session_has_no_field_of_a_feature() -> None:
+    """What a feature holds for a whole run is a column of `Session.table`. These fields are empty
+    where a run has no held-out prompts, or beside the main process."""
+    optional = {f.name for f in fields(Session) if "None" in str(f.type)}
+    assert optional == {"held_out", "start_record", "notices"}
+
 
 SCRIPT = """
 import contextlib, io, json, sys

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.credit.advantages import Context, Estimator
-from flowrl.credit.trackers import StartValues
+from flowrl.credit.trackers import TRACKER, StartValues
 from flowrl.credit.turns import Baseline
 from flowrl.errors import UserError
 from flowrl.iteration.open import open_stages
@@ -94,7 +94,9 @@ def test_whole_steps_are_those_of_plain_torch(model, tmp_path, solvable):
         experience = collect(session, iteration)
         assert experience.metrics["count/start"] == samples
         (rows,) = experience.rows
-        values = [session.tracker.known[p] for p in session.prompts.draw(iteration, 3, 1).rows]
+        values = [
+            session.table[TRACKER].known[p] for p in session.prompts.draw(iteration, 3, 1).rows
+        ]
         target = experience.scores.values[:, 0].double() - torch.tensor(values)
         kept = target.isfinite()
         contexts = [policy.encode(p) for p in experience.samples.prompts]
@@ -119,10 +121,12 @@ def test_the_start_samples_although_the_policy_has_moved(model, tmp_path):
     collect(first, 3)
     moved = opened(model, tmp_path, solvable=False)
     iterate(moved, Progress())
-    assert moved.tracker.known != first.tracker.known, "the noise belongs to the iteration"
-    moved.tracker.known.clear()
+    assert moved.table[TRACKER].known != first.table[TRACKER].known, (
+        "the noise belongs to the iteration"
+    )
+    moved.table[TRACKER].known.clear()
     collect(moved, 3)
-    assert moved.tracker.known == first.tracker.known
+    assert moved.table[TRACKER].known == first.table[TRACKER].known
 
 
 def test_loss_and_gradient_are_trl_s():
@@ -183,7 +187,7 @@ def test_images_take_the_values_too(tmp_path):
     made = collect(session, 1)  # of two other prompts
     assert made.metrics["count/start"] == 4
     rows = session.prompts.draw(1, 2, session.run.train.seed).rows
-    start = [session.tracker.known[row] for row in rows]
+    start = [session.table[TRACKER].known[row] for row in rows]
     each = torch.tensor(start, dtype=torch.float64).repeat_interleave(2)
     want = made.scores.values[:, 0].double() - each
     for step in made.rows:

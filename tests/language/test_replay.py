@@ -16,7 +16,7 @@ from flowrl.losses.base import metric_values
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
-from flowrl.session.session import Session
+from flowrl.session.session import SPENDING, Session
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
 from tests.support import environments, runs
@@ -47,8 +47,8 @@ def opened(
 
 
 def stored(kept: Session) -> dict[int, Success]:
-    assert isinstance(kept.spending, Rationed)
-    return {prompt: success for (prompt, _), success in kept.spending.successes.kept.items()}
+    assert isinstance(kept.table[SPENDING], Rationed)
+    return {prompt: success for (prompt, _), success in kept.table[SPENDING].successes.kept.items()}
 
 
 def nothing(samples) -> torch.Tensor:

@@ -213,7 +213,7 @@ def test_a_server_draws_an_iteration_ahead_with_the_weights_of_its_version(
             folder.mkdir()
             settings = tree(server, folder) | {"workers": {"lag": 1}}
             kept = opened(settings, folder)
-            kept = replace(kept, source=start.sampled_ahead(kept))
+            kept = start.with_source(kept, start.sampled_ahead(kept))
             answers, drawn = kept.learner.policy.server.ahead, []
             if not ahead:
                 monkeypatch.setattr(IterationsAhead, "_ask_server", lambda *_: None)

@@ -17,6 +17,7 @@ from flowrl.iteration.update import denominators
 from flowrl.losses.base import reduced
 from flowrl.prompts.chat import Chat
 from flowrl.session import given_file
+from flowrl.session.given_samples import GIVEN
 from flowrl.session.start_record import StartRecord, changes
 from flowrl.settings.read import run_from
 from flowrl.settings.sections.given import GivenSettings
@@ -85,7 +86,9 @@ def gradients(session, experience):
 def velocity(session, rows):
     """The transformer's own call, without flowrl."""
     pipe = session.learner.policy.pipe
-    texts = [session.given.file.prompts.texts[row] for row in session.given.draws(0).rows]
+    texts = [
+        session.table[GIVEN].file.prompts.texts[row] for row in session.table[GIVEN].draws(0).rows
+    ]
     with torch.no_grad():
         embedded, _, pooled, _ = pipe.encode_prompt(
             texts, texts, texts, do_classifier_free_guidance=False,
@@ -146,11 +149,13 @@ def test_a_pair_has_one_noise_and_level_and_its_better_sample_first(pairs) -> No
         assert torch.equal(rows.noise[::2], rows.noise[1::2])
         assert torch.equal(rows.sigma[::2], rows.sigma[1::2])
         assert rows.advantage.flatten().tolist() == [1.0, -1.0] * 3
-        for place, row in enumerate(session.given.draws(0).rows):
+        for place, row in enumerate(session.table[GIVEN].draws(0).rows):
             for side in (0, 1):
-                latents = session.given.kept.latents[session.given.file.rows[row][side]]
+                latents = session.table[GIVEN].kept.latents[
+                    session.table[GIVEN].file.rows[row][side]
+                ]
                 assert torch.equal(rows.x0[2 * place + side], latents)
-    better = session.given.file.items[session.given.file.rows[0][0]]
+    better = session.table[GIVEN].file.items[session.table[GIVEN].file.rows[0][0]]
     assert better.sample.name == "0_0.png"
 
 
@@ -168,7 +173,7 @@ def test_images_are_matched_with_weight_one(pipeline, tmp_path) -> None:
 
 def test_pairs_that_the_model_sees_as_one_sample_have_no_gradient(pairs) -> None:
     """Not one of rounding either, which Adam would scale to steps of the learning rate."""
-    kept = pairs.given.kept.latents
+    kept = pairs.table[GIVEN].kept.latents
     collect(pairs, 0)
     first = next(iter(kept.values()))
     kept.update(dict.fromkeys(kept, first))
@@ -180,7 +185,7 @@ def test_pairs_that_the_model_sees_as_one_sample_have_no_gradient(pairs) -> None
 
 
 def test_an_epoch_has_each_sample_once_and_its_order_is_its_own(pairs) -> None:
-    given = pairs.given
+    given = pairs.table[GIVEN]
     epochs = [tuple(given.draws(i).rows + given.draws(i + 1).rows) for i in (0, 2, 4)]
     assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
     assert len(set(epochs)) > 1
@@ -188,7 +193,7 @@ def test_an_epoch_has_each_sample_once_and_its_order_is_its_own(pairs) -> None:
 
 def test_a_sample_is_encoded_once_and_alone(pairs) -> None:
     session = pairs
-    session.given.kept.latents.clear()
+    session.table[GIVEN].kept.latents.clear()
     vae, seen = session.learner.policy.pipe.vae, Counter()
     real = vae.encode
 
@@ -226,7 +231,7 @@ def test_a_mix_has_the_rows_of_both_and_each_with_its_own_prompts(pipeline, tmp_
     assert [len(rows.prompt) for rows in both.rows] == [1, 1, 4, 4]
     assert [set(rows.prompt.tolist()) for rows in both.rows] == [{2}, {2}, {0, 1}, {0, 1}]
     assert both.metrics["count/given"] == 1
-    alone = session.given.rows(0)
+    alone = session.table[GIVEN].rows(0)
     theirs = alone.policy(alone.rows[0].x, alone.rows[0].sigma, alone.rows[0].prompt)
     rows = both.rows[0]
     assert torch.equal(both.policy(rows.x, rows.sigma, rows.prompt), theirs)

@@ -150,7 +150,7 @@ def test_a_lag_in_one_process_samples_with_the_weights_of_its_version(recipe, pi
     settings = runs.tree(pipeline, tmp_path, recipe, iterations=4)
     cut = {"workers": {"unit": 1}}
     late = runs.opened({**settings, "workers": {"unit": 1, "lag": 2}}, tmp_path)
-    late = replace(late, source=start.sampled_ahead(late))
+    late = start.with_source(late, start.sampled_ahead(late))
     name, began, progress = late.algorithm.behaviour, [], Progress()
     plain = runs.opened({**settings, **cut}, tmp_path)
     for iteration, version in enumerate((0, 0, 0, 1)):

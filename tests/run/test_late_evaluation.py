@@ -4,7 +4,6 @@ those of the run that evaluates in turn, also after an interruption in between."
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from flowrl.run import start, train
 from flowrl.run.evaluate.evaluate import evaluate_held_out, scored_slice, slices_of_trial
 from flowrl.run.evaluate.trial import ScoredTrial, StoredTrial
 from flowrl.run.save import checkpoint
+from flowrl.run.start import with_source
 from flowrl.session.learner import evaluated
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
@@ -77,7 +77,7 @@ class LateSource(IterationsAhead):
 def late(monkeypatch) -> type[LateSource]:
     @contextmanager
     def with_late(session, cluster) -> Iterator[Any]:
-        yield replace(session, source=LateSource(session, timed_units(session)))
+        yield with_source(session, LateSource(session, timed_units(session)))
 
     monkeypatch.setattr(start, "with_workers", with_late)
     monkeypatch.setattr(LateSource, "late", [])

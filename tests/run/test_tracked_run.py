@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowrl.contrib.text_riskpo import ScoreQuantiles
-from flowrl.credit.trackers import PromptValues
+from flowrl.credit.trackers import TRACKER, PromptValues
 from flowrl.run.save import checkpoint
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session.progress import Progress
@@ -45,22 +45,22 @@ def test_a_resumed_run_knows_what_the_unbroken_one_knows(model, tmp_path, recipe
     saved = checkpoint.newest(broken.folder)
     assert saved is not None
     state = json.loads((saved / "state.json").read_text())["tracker"]
-    assert state == broken.tracker.state() and state
+    assert state == broken.table[TRACKER].state() and state
 
     again = text_runs.session(model, tmp_path / "broken", recipe)
-    assert again.tracker.state() == {}
+    assert again.table[TRACKER].state() == {}
     checkpoint.restore(again, saved, Alarms())
     assert iterate(again, 2, 3) == unbroken[2:], "the same prompts, the same texts"
-    assert again.tracker.state() == whole.tracker.state()
+    assert again.table[TRACKER].state() == whole.table[TRACKER].state()
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_a_tracker_learns_from_what_was_scored(model, tmp_path, group):
     kept = text_runs.session(model, tmp_path, STREAM | {"group": group})
-    assert isinstance(kept.tracker, PromptValues) and not kept.tracker.known
+    assert isinstance(kept.table[TRACKER], PromptValues) and not kept.table[TRACKER].known
     experience = collect(kept, 0)
     scores = experience.scores.values[:, 0].double().view(-1, group).mean(1)
-    values = [value for value, _ in kept.tracker.known.values()]
+    values = [value for value, _ in kept.table[TRACKER].known.values()]
     assert len(values) == 3, "three prompts an iteration, no prompt twice"
     want = [0.5 + group * (float(s) - 0.5) / (0.9 * 10 + group) for s in scores]
     assert sorted(values) == pytest.approx(sorted(want))
@@ -71,7 +71,7 @@ def test_a_tracker_learns_from_what_was_scored(model, tmp_path, group):
 
 def test_quantiles_reach_the_credit(model, tmp_path):
     kept = text_runs.session(model, tmp_path, RISK)
-    assert isinstance(kept.tracker, ScoreQuantiles) and kept.tracker.quantiles is None
+    assert isinstance(kept.table[TRACKER], ScoreQuantiles) and kept.table[TRACKER].quantiles is None
     first = collect(kept, 0).scores.values[:, 0].double().view(3, 4).sum(0)
     want = torch.quantile(first, torch.tensor([0.2, 0.8], dtype=torch.float64)).tolist()
-    assert list(kept.tracker.quantiles or ()) == pytest.approx(want)
+    assert list(kept.table[TRACKER].quantiles or ()) == pytest.approx(want)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flowrl.iteration.features.draw_requests import draw_request
 from flowrl.iteration.features.units import units_of
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.sample import UnitStages, sampling_weights
@@ -14,7 +15,7 @@ from flowrl.iteration.units import LAG, SamplingUnit, UnitSamples, UnitScores
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.prompts import Draws
 from flowrl.session.policies import PolicyWeights
-from flowrl.session.session import Session
+from flowrl.session.session import SPENDING, Session
 from samplers.completions import TextPlan
 from samplers.generate import Writer
 
@@ -97,12 +98,12 @@ class IterationsAhead:
 
     def _start(self, iteration: int, version: int) -> None:
         session = self.session
-        request = session.draw_request(iteration)
+        request = draw_request(session, iteration)
         more: dict[str, float] = {}
-        if session.spending is None:
-            draws = request.drawn()
+        if SPENDING in session.table:
+            draws, more = session.table[SPENDING].first_draws(request)
         else:
-            draws, more = session.spending.first_draws(request)
+            draws = request.drawn()
         draws = session.placed(iteration, draws)
         self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
 

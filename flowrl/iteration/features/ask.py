@@ -12,7 +12,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
-from flowrl.session.session import Session
+from flowrl.session.session import ASKING, Session
 from flowrl.votes.asking import AskedPairs, RunVotes, UsedVote
 from rewards import Samples
 
@@ -175,6 +175,6 @@ def _as_recorded(
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    asking = session.asking
+    asking = session.table[ASKING]
     assert isinstance(asking, RunVotes), "a start opens it"
     return replace(stages, score=AskedScore(session, asking, stages.score))

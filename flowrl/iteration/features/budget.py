@@ -16,6 +16,7 @@ from flowrl.budget.spending import Rationed, RoundScores
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import draws_here
+from flowrl.iteration.features.draw_requests import draw_request
 from flowrl.iteration.features.replay import LEARNED
 from flowrl.iteration.features.tracker import SAMPLED_SCORES
 from flowrl.iteration.features.units import join_of
@@ -31,7 +32,7 @@ from flowrl.iteration.stages import MakeRows, Sample, Score, Stages
 from flowrl.iteration.units import SamplingUnit, added
 from flowrl.likelihoods.rows import Rows, take
 from flowrl.prompts import Draws
-from flowrl.session.session import Session
+from flowrl.session.session import SPENDING, Session
 from flowrl.table import Column, Table, joined_tables
 from rewards import Scores
 from samplers.host import on_host, sent
@@ -48,7 +49,7 @@ class RationedDraw:
     spending: Rationed
 
     def __call__(self, iteration: int) -> Drawn:
-        draws = self.spending.draws(self.session.draw_request(iteration), [])
+        draws = self.spending.draws(draw_request(self.session, iteration), [])
         assert draws is not None, "the first round is never empty"
         return draws_here(self.session, iteration, draws)
 
@@ -63,7 +64,7 @@ class RoundsOfSamples:
     score: Score
 
     def __call__(self, first: Drawn) -> Sampled:
-        call, rounds = self.session.draw_request(first.iteration), list[tuple[Sampled, Scored]]()
+        call, rounds = draw_request(self.session, first.iteration), list[tuple[Sampled, Scored]]()
         outcomes, drawn = list[RoundScores](), first
         while True:
             samples = self.sample(drawn)
@@ -257,8 +258,7 @@ def moved_rows(rows: Rows, place: Tensor) -> Rows:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    spending = session.spending
-    assert spending is not None, "the feature is the budget's"
+    spending = session.table[SPENDING]
     stages = replace(
         stages,
         draw=RationedDraw(session, spending),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from flowrl.credit.proxies import GATE, ProxyGate, gate_of
+from flowrl.credit.trackers import TRACKER
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.stages import Stages
 from flowrl.session.session import Session
@@ -17,10 +18,10 @@ class GatedEstimate:
     inner: Estimate
 
     def __call__(self, inputs: CreditInput) -> SampleCredit:
-        tracker, context = self.session.tracker, inputs.context
-        if tracker is not None:
+        context = inputs.context
+        if TRACKER in self.session.table:
             # `inner` gives this iteration's scores to the tracker, which changes its share.
-            context = tracker.before(context)
+            context = self.session.table[TRACKER].before(context)
         credit = self.inner(inputs)
         weights = self.gate.weights(inputs.scores, context, credit.mask.any(1))
         gated = {"gated": float((weights > 0).double().mean())}

@@ -17,7 +17,7 @@ from flowrl.iteration.units import UnitSamples
 from flowrl.likelihoods.rows import Rows, TokenRows
 from flowrl.media.statistics import Statistics
 from flowrl.prompts import Draws
-from flowrl.session.given_samples import GivenRows, GivenSamples
+from flowrl.session.given_samples import GIVEN, GivenRows, GivenSamples
 from flowrl.session.session import Session
 
 
@@ -110,8 +110,7 @@ def credit_nothing(samples: Sampled, scores: Scored) -> Credited:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    data = session.given
-    assert data is not None, "the feature is theirs"
+    data = session.table[GIVEN]
     if data.settings.share < 1:
         return replace(stages, rows=GivenRowsToo(data, stages.rows))
     return replace(

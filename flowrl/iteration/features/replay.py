@@ -10,7 +10,7 @@ from flowrl.budget.spending import Rationed, RoundOutcome
 from flowrl.iteration.records import Drawn, PlanScores, Sampled, Scored
 from flowrl.iteration.stages import Sample, Score, Stages
 from flowrl.models.policy import RolloutLike
-from flowrl.session.session import Session
+from flowrl.session.session import SPENDING, Session
 from flowrl.table import Column
 from rewards import Scores
 
@@ -56,7 +56,6 @@ def round_scores(samples: Sampled) -> Scored:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    spending = session.spending
-    assert spending is not None, "the feature is the budget's"
+    spending = session.table[SPENDING]
     sample = LearnsScores(session, spending, stages.sample, stages.score)
     return replace(stages, sample=sample, score=round_scores)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from flowrl.credit.trackers import ReadsStart
+from flowrl.credit.trackers import TRACKER, ReadsStart
 from flowrl.iteration.records import Drawn, Sampled
 from flowrl.iteration.stages import Sample, Score, Stages
 from flowrl.prompts import Draws
@@ -29,7 +29,7 @@ class LearnsStart:
         Their draws have negative ids, by prompt, so that a prompt has the same noise in whichever
         iteration it is first used.
         """
-        session, tracker = self.session, self.session.tracker
+        session, tracker = self.session, self.session.table[TRACKER]
         assert isinstance(tracker, ReadsStart), "`Algorithm.samples_start` asks for one"
         prompts = tracker.unknown(drawn.draws.rows)
         if not prompts:

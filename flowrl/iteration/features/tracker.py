@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from flowrl.credit.trackers import Tracker
+from flowrl.credit.trackers import TRACKER, Tracker
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import draws_here
+from flowrl.iteration.features.draw_requests import draw_request
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.stages import Stages
 from flowrl.session.session import Session
@@ -22,7 +23,7 @@ class WeightedDraw:
     session: Session
 
     def __call__(self, iteration: int) -> Drawn:
-        request = self.session.draw_request(iteration)
+        request = draw_request(self.session, iteration)
         return draws_here(self.session, iteration, request.drawn())
 
 
@@ -44,7 +45,6 @@ class TrackedEstimate:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    tracker = session.tracker
-    assert tracker is not None, "`Session` opens the algorithm's"
+    tracker = session.table[TRACKER]
     stages = replace(stages, draw=WeightedDraw(session))
     return estimating(stages, lambda inner: TrackedEstimate(session, tracker, inner))

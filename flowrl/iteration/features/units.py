@@ -21,7 +21,7 @@ from flowrl.iteration.units import (
     joined_units,
 )
 from flowrl.models.policy import Batch, RolloutLike
-from flowrl.session.session import Session
+from flowrl.session.session import SOURCE, Session
 from samplers.parts import draws_per_part
 
 Join = Callable[[Sequence[SamplingUnit], Sequence[RolloutLike]], RolloutLike]
@@ -95,9 +95,9 @@ def _with_scores(batch: Batch, unit: UnitSamples, scores: UnitScores) -> Sampled
 def wrap_unit(
     stages: UnitStages, session: Session, clock: PhaseClock, encode: EncodeUnit
 ) -> UnitStages:
-    source = session.source
-    if source is None:
+    if SOURCE not in session.table:
         return UnitStages(CutUnits(session, stages, encode), early_scores)
+    source = session.table[SOURCE]
     assert isinstance(source, UnitSource), "it samples units"
     return UnitStages(SourcedUnits(session, source, encode, clock), early_scores)
 
@@ -142,9 +142,7 @@ def summed_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
-    source = session.source
-    if source is None:
-        return stages
+    source = session.table[SOURCE]
     assert isinstance(source, UnitSource), "it samples units"
     return replace(
         stages,

@@ -29,7 +29,7 @@ from flowrl.run.evaluate.trial import (
 from flowrl.run.save import checkpoint
 from flowrl.session.learner import Learner
 from flowrl.session.progress import Progress, deciding
-from flowrl.session.session import Session, score_once
+from flowrl.session.session import SOURCE, Session, score_once
 from flowrl.session.smaller_calls import with_smaller_calls
 from flowrl.settings import RunSettings
 from rewards import Reward, Samples, Scores, score_all
@@ -211,9 +211,10 @@ class Evaluated:
 
 def ask_workers(session: Session, iteration: int) -> AskedTrial | None:
     """Ask the workers for an evaluation of the present weights; None if this process evaluates."""
-    held_out, source = session.held_out, session.source
-    if held_out is None or not session.run.workers.evaluate:
+    held_out = session.held_out
+    if held_out is None or not session.run.workers.evaluate or SOURCE not in session.table:
         return None
+    source = session.table[SOURCE]
     if not isinstance(source, TrialSource):
         return None
     return source.ask(slices_of_trial(session.learner, held_out), iteration)

@@ -11,7 +11,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.watch.alarms import Alarms, Unclear
 from flowrl.run.watch.judges import CANNOT_TELL, judges
 from flowrl.run.watch.ranges import ENGINE_REMEDY, Range, below, ranges_of
-from flowrl.session.session import Session
+from flowrl.session.session import ASKING, Session
 from flowrl.settings import RunSettings
 from flowrl.settings.words.scores import is_trained
 
@@ -89,7 +89,7 @@ def raised_by_training(
         watched["mismatch"] = engine_range(session)
     ranges, silent = alarms.ranges(metrics, watched, models), alarms.silent(metrics, models)
     unread = alarms.unread(metrics)
-    turned_away = "" if session.asking is None else session.asking.alarm()
+    turned_away = session.table[ASKING].alarm() if ASKING in session.table else ""
     groups = (
         lost,
         outside,

@@ -26,6 +26,7 @@ from flowrl.run.model_proof import StartProof
 from flowrl.run.watch.guidance_check import guided_target
 from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
+from flowrl.session.given_samples import GIVEN
 from flowrl.session.session import Session, prove_rewards
 from flowrl.session.start_record import source_digests
 from flowrl.settings import LanguageSettings, RunSettings
@@ -56,8 +57,8 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
         session.terminal.warn(warning)
     for sentence in session.parallel.proofs():
         session.terminal.say(sentence)
-    if session.given is not None:
-        for sentence in session.given.proofs():
+    if GIVEN in session.table:
+        for sentence in session.table[GIVEN].proofs():
             session.terminal.say(sentence)
     _prove_scores(session, made_form(session.learner.policy))
 

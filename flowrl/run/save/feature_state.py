@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from flowrl.session.session import Session
+from flowrl.credit.trackers import TRACKER
+from flowrl.session.session import ASKING, SOURCE, SPENDING, Session
 from flowrl.session.stored_tensors import stored_torch, stored_weights
 from flowrl.session.writer import copied
 
@@ -48,16 +49,16 @@ class FeatureState:
 
 def taken_from(session: Session, iteration: int) -> FeatureState:
     """The state of a session's features after this many iterations."""
-    numbers: dict[str, Any] = {"tracker": session.tracker.state() if session.tracker else {}}
-    files: dict[str, Any] = {
-        BUDGET_FILE: copied(session.spending.state() if session.spending else {})
-    }
-    if session.source is not None:
-        numbers["ahead"], sampling = session.source.state(iteration)
+    table = session.table
+    spent = table[SPENDING].state() if SPENDING in table else {}
+    numbers: dict[str, Any] = {"tracker": table[TRACKER].state() if TRACKER in table else {}}
+    files: dict[str, Any] = {BUDGET_FILE: copied(spent)}
+    if SOURCE in table:
+        numbers["ahead"], sampling = table[SOURCE].state(iteration)
         if sampling:  # none without `workers.lag`
             files[SAMPLING_FILE] = dict(sampling)
-    if session.asking is not None:
-        files[VOTES_FILE] = dict(session.asking.state())
+    if ASKING in table:
+        files[VOTES_FILE] = dict(table[ASKING].state())
     return FeatureState(numbers, files)
 
 
@@ -66,22 +67,22 @@ def read_features(
 ) -> Callable[[], None]:
     """Read what a checkpoint has of the session's features. Nothing changes until the result is
     called. Errors of the files, and a KeyError for numbers that `state` lacks."""
-    spent = stored_torch(checkpoint / BUDGET_FILE)
-    asks = session.asking is not None and (checkpoint / VOTES_FILE).is_file()
+    table, spent = session.table, stored_torch(checkpoint / BUDGET_FILE)
+    asks = ASKING in table and (checkpoint / VOTES_FILE).is_file()
     votes = stored_torch(checkpoint / VOTES_FILE) if asks else None
     ahead: Mapping[str, Any] = state.get("ahead", {})  # without workers there is none
     sampling = stored_weights(checkpoint / SAMPLING_FILE) if ahead else {}
-    tracked = state["tracker"] if session.tracker else {}
+    tracked = state["tracker"] if TRACKER in table else {}
 
     def restore() -> None:
-        if session.tracker:
-            session.tracker.restore(tracked)
+        if TRACKER in table:
+            table[TRACKER].restore(tracked)
         # a run that was begun without a budget has nothing to remember
-        if spent and session.spending:
-            session.spending.restore(spent)
-        if votes is not None and session.asking is not None:
-            session.asking.restore(votes)
-        if ahead and session.source is not None:
-            session.source.restore(ahead, sampling)
+        if spent and SPENDING in table:
+            table[SPENDING].restore(spent)
+        if votes is not None:
+            table[ASKING].restore(votes)
+        if ahead and SOURCE in table:
+            table[SOURCE].restore(ahead, sampling)
 
     return restore

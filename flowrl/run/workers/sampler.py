@@ -125,8 +125,6 @@ class SamplingWorker:
             beside=measured_beside(run, rewards) if run.workers.evaluate else {},
             intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
-            tracker=None,
-            spending=None,
             start_record=None,
         )
         prove_pipeline(self.session, StartProof(self.session, True))
