@@ -154,6 +154,20 @@ class Draft(WrittenTokens):
         return Draft(ids, logp, lengths, stopped, support, spread)
 
 
+class Conversed(NamedTuple):
+    """A draft with an environment's replies, after all turns [m k] or after one [m].
+
+    from_environment  tokens that are not the model's
+    states            of the environment, at the begin of each turn
+    rewards           of each turn; NaN for none
+    """
+
+    draft: Draft
+    from_environment: Bool[Tensor, "m t"]
+    states: Int[Tensor, "m *k"]
+    rewards: Float[Tensor, "m *k"]
+
+
 @dataclass(frozen=True)
 class Writer:
     """`contexts` are the draws' prompts. Noise is keyed by (seed, iteration, draw, plan's index,
@@ -187,7 +201,8 @@ class Writer:
         lengths, from_environment, states, rewards = draft.lengths, None, None, None
         if self.environment is not None:
             conversed = self._converse(draft, plan, index, self.environment)
-            draft, from_environment, states, rewards = conversed
+            draft, from_environment = conversed.draft, conversed.from_environment
+            states, rewards = conversed.states, conversed.rewards
             lengths = draft.lengths - from_environment.sum(1)
         return TextRollout(
             plan=plan,
@@ -252,10 +267,9 @@ class Writer:
 
     def _converse(
         self, draft: Draft, plan: TextPlan, index: int, environment: Environment
-    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"], Float[Tensor, "m k"]]:
-        """Take the further turns of stopped completions. Returns the draft, the mask of tokens that
-        are not the model's, the states of turns, and their rewards. Turn k's noise starts at k
-        times the plan's length, after the noise of earlier turns.
+    ) -> Conversed:
+        """Take the further turns of stopped completions. Turn k's noise starts at k times the
+        plan's length, after the noise of earlier turns.
         """
         assert plan.forking is None and not plan.cuts, "a tree cannot have several turns"
         from_environment = torch.zeros_like(draft.ids, dtype=torch.bool)
@@ -265,15 +279,15 @@ class Writer:
         starts = [environment.start(prompt) for prompt in range(len(self.draws))]
         states[:, 0] = draft.ids.new_tensor(starts).repeat_interleave(plan.group)
         for turn in range(1, plan.turns):
-            draft, more, states[:, turn], rewards[:, turn - 1] = self._answered(
-                draft, from_environment, live, environment
-            )
+            answered = self._answered(draft, from_environment, live, environment)
+            draft, more = answered.draft, answered.from_environment
+            states[:, turn], rewards[:, turn - 1] = answered.states, answered.rewards
             from_environment = from_environment | more
             live = more.any(1)
             rows = live.nonzero()[:, 0]
             draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
             live = live & draft.stopped
-        return draft, from_environment, states, rewards
+        return Conversed(draft, from_environment, states, rewards)
 
     def _answered(
         self,
@@ -281,10 +295,10 @@ class Writer:
         from_environment: Bool[Tensor, "m t"],
         live: Bool[Tensor, " m"],
         environment: Environment,
-    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"], Float[Tensor, " m"]]:
-        """Append the environment's replies to live rows. Also returns the replies' mask, the
-        states that follow, and the rewards of the turns that end here. A reply that leaves no room
-        for a token of the model is dropped, and its completion is cut off.
+    ) -> Conversed:
+        """Append the environment's replies to live rows: the states are those that follow, the
+        rewards of the turns that end here. A reply that leaves no room for a token of the model is
+        dropped, and its completion is cut off.
         """
         group, before = len(draft.ids) // len(self.draws), draft.lengths
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
@@ -313,7 +327,7 @@ class Writer:
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
         places = torch.arange(draft.ids.shape[1])
         from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
-        return draft, from_environment, states, rewards
+        return Conversed(draft, from_environment, states, rewards)
 
     def _replies(
         self,

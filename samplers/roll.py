@@ -201,6 +201,18 @@ def _answers(sampling: Sampling[Rollout], walk: Walk, index: int) -> dict[RouteR
 def _rollout(plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, index: int) -> Rollout:
     storage, held = walk.latents.storage, walk.latents.held
     free = None if held is None else held.free
-    rollout = Rollout(plan, x0, prompt, walk.draws, (), *walk.key, index, storage=storage)
-    rollout = replace(rollout, noise=walk.latents.noise, layout=walk.latents.layout)
-    return rollout if free is None else replace(rollout, free=free)
+    seed, iteration = walk.key
+    return Rollout(
+        plan=plan,
+        x0=x0,
+        prompt=prompt,
+        draws=walk.draws,
+        edges=(),
+        seed=seed,
+        iteration=iteration,
+        index=index,
+        storage=storage,
+        noise=walk.latents.noise,
+        free=free,
+        layout=walk.latents.layout,
+    )

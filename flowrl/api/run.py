@@ -407,7 +407,10 @@ class Run:
         restored: see `flowrl.api.untouched`.
         """
         if restarts:
-            return self._supervised(restarts, folder, resume, wait, no_cache, trust, callbacks)
+            return self._supervised(
+                restarts, folder=folder, resume=resume, wait=wait, no_cache=no_cache, trust=trust,
+                callbacks=callbacks,
+            )  # fmt: skip
         with untouched():
             result = self.begin(
                 folder=folder, resume=resume, wait=wait, no_cache=no_cache, trust=trust,
@@ -505,6 +508,7 @@ class Run:
     def _supervised(
         self,
         restarts: int,
+        *,
         folder: str | Path | None,
         resume: Literal["auto"] | None,
         wait: bool,

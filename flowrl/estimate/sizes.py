@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -295,15 +295,23 @@ def _work(model: nn.Module) -> dict[str, Any]:
     """The fields of `Sizes` about a model's blocks."""
     blocks = _blocks(model)
     parts = [_block_work(block) for block in blocks]
-    names = ("inside", "between", "text_inside", "text_between")
-    work = {name: sum(part[i] for part in parts) for i, name in enumerate(names)}
+    work = {name: sum(getattr(part, name) for part in parts) for name in BlockWork._fields}
     return work | {"blocks": len(blocks), "block": max(map(_count, blocks), default=0)}
 
 
-def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
-    """Work per token of a block, and the same per token of its text. A block without its own linear
-    layers for text has the text in its token stream; with cross attention the text stays
-    outside."""
+class BlockWork(NamedTuple):
+    """Work per token of a block, within its layers and between tokens, and per token of its
+    text."""
+
+    inside: int
+    between: int
+    text_inside: int
+    text_between: int
+
+
+def _block_work(block: nn.Module) -> BlockWork:
+    """The work of a block. One without its own linear layers for text has the text in its token
+    stream; with cross attention the text stays outside."""
     linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
     linears = {n: x for n, x in linears.items() if not OTHER.search(n)}
     texts = {n: x for n, x in linears.items() if TEXT_MODULES.search(n)}
@@ -311,7 +319,7 @@ def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
     inside, between = _ends(of_images), min((x.in_features for x in of_images), default=0)
     crossed = any("attn2" in name for name in texts)
     through = _ends(texts.values()) if texts else inside
-    return inside, between, through, 0 if crossed else between
+    return BlockWork(inside, between, through, 0 if crossed else between)
 
 
 @dataclass(frozen=True)
@@ -369,7 +377,15 @@ class RowShape:
                 edited = EDITED_PIXELS if resized else height * width
                 tokens += edited // (spatial * side) ** 2
         pixels = frames * height * width
-        return cls(*shape, latent_channels, tokens, pixels * levels[0], 3 * pixels)
+        return cls(
+            frames=shape[0],
+            height=shape[1],
+            width=shape[2],
+            channels=latent_channels,
+            tokens=tokens,
+            decoding=pixels * levels[0],
+            media=3 * pixels,
+        )
 
 
 @dataclass(frozen=True)
@@ -395,8 +411,9 @@ class SizeLimits:
         patch = _patch(vae, config)
         most = config.get("pos_embed_max_size")  # SD3: patches of a side
         longest = most * patch * spatial if isinstance(most, int) else None
-        chunks = _chunks(vae, temporal)
-        return cls(spatial * patch, longest, *chunks, rounds=_packed(vae, config))
+        frames, ahead = _chunks(vae, temporal)
+        rounds = _packed(vae, config)
+        return cls(spatial * patch, longest, frames=frames, ahead=ahead, rounds=rounds)
 
     def impossible(self, sizes: Mapping[str, int | None]) -> str | None:
         """Why a pipeline, whose own checks take these sizes, could not generate them: a side beyond

@@ -24,7 +24,7 @@ PROMPT_COLUMNS = ("prompt", "text", "caption")
 TABLES = ("prompts", "metadata")  # names of tables that need no option
 MOST_CAPTION = 2**20  # bytes
 CAPTIONS = (".txt", ".caption")  # of files beside the images, as trainers of LoRAs read them
-DESCRIPTION, COMMENT = 0x010E, 0x9286  # EXIF
+DESCRIPTION = 0x010E  # of EXIF
 
 
 class FolderItems(NamedTuple):

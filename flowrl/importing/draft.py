@@ -24,6 +24,12 @@ class LeafKind(StrEnum):
 
 MOST_COUNT = 10**6
 TO_READ = (LeafKind.EFFECT, LeafKind.UNKNOWN)  # these stand at the top
+_SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+}
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,16 @@ class RunDraft:
         if not in_input:
             for setting, value in settings.items():
                 self.by_default[setting] = (names[0], value, reason)
+
+    def write_schedule(self, name: str) -> None:
+        """The schedule of the learning rate, which libraries call as transformers does."""
+        kind = str(self.value(name))
+        if kind in _SCHEDULES:
+            schedule = _SCHEDULES[kind]
+            reason = "" if schedule == kind else "by warmup"
+            self.write(name, {"train.schedule.name": schedule}, reason)
+        else:
+            self.lose(name, "schedules are constant, linear and cosine")
 
     def tell(
         self, names: str | Sequence[str], settings: Mapping[str, Any], reason: str = ""

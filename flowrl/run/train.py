@@ -79,8 +79,14 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
         loop.recorded()
-    ends = (loop.progress.first or {}, loop.progress.last or {})
-    return Result(session.folder, None, *ends, weights, main)
+    progress = loop.progress
+    return Result(
+        session.folder,
+        first=progress.first or {},
+        last=progress.last or {},
+        weights=weights,
+        main=main,
+    )
 
 
 def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":

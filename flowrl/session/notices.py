@@ -87,7 +87,16 @@ class Notice:
             stands += f"; held-out {score.name} {number(score.base)} -> {number(score.best)}"
             stands += f" at {score.best_at}"
         said += f" ({stands})"
-        return cls(said, state, str(place), host, run.done, run.planned, int(run.raised), score)
+        return cls(
+            text=said,
+            state=state,
+            run=str(place),
+            host=host,
+            iteration=run.done,
+            iterations=run.planned,
+            alarms=int(run.raised),
+            held_out=score,
+        )
 
 
 def _held_out(

@@ -372,7 +372,7 @@ def open_session(
 
 
 def _of_features(learner: Learner) -> Table:
-    """What the features of a run hold from its start."""
+    """Open what features hold for the whole run."""
     table, tracker = EMPTY, learner.algorithm.tracker
     if tracker is not NoTracker:
         table = table.with_value(TRACKER, tracker())

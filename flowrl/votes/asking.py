@@ -178,9 +178,15 @@ class RunVotes:
         )
         width = len(reward.fitted.head.centre)
         return cls(
-            session, reward, reward.fitted, earlier, _recorded(source), page,
-            VotesUsed(np.zeros((0, width))), digest=reward.fitted.digest,
-        )  # fmt: skip
+            session=session,
+            reward=reward,
+            start=reward.fitted,
+            earlier=earlier,
+            recorded=_recorded(source),
+            page=page,
+            used=VotesUsed(np.zeros((0, width))),
+            digest=reward.fitted.digest,
+        )
 
     @property
     def settings(self) -> AskSettings:

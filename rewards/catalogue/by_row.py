@@ -7,7 +7,7 @@ verl have `data_source`. A value without a reward is an error, unless `otherwise
 `abstain`: then it applies to other rows only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,40 +49,29 @@ class ByRow:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError for a row without a reward, or with a reward that cannot score it."""
-        for value, rows_of_value in self._rows(prompts, meta).items():
-            reward = self.rewards[value]
+        for reward, _, texts, columns in self._shares(prompts, meta):
             if isinstance(reward, ChecksPrompts):
-                reward.check_prompts(
-                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
-                )
+                reward.check_prompts(texts, columns)
 
     def winnable(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[Winnable]:
         """The answer of each row's reward; unknown for a reward that has none."""
-        answers_by_row = [Winnable("unknown")] * len(prompts)
-        for value, rows_of_value in self._rows(prompts, meta).items():
-            reward = self.rewards[value]
+        answers = [Winnable("unknown")] * len(prompts)
+        for reward, rows, texts, columns in self._shares(prompts, meta):
             if isinstance(reward, KnowsWinnable):
-                answers = reward.winnable(
-                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
-                )
-                for row, one in zip(rows_of_value, answers, strict=True):
-                    answers_by_row[row] = one
-        return answers_by_row
+                for row, answer in zip(rows, reward.winnable(texts, columns), strict=True):
+                    answers[row] = answer
+        return answers
 
     def answer_keys(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> list[str | None]:
         """The key of each row's reward."""
-        keys_by_row: list[str | None] = [None] * len(prompts)
-        for value, rows_of_value in self._rows(prompts, meta).items():
-            reward = self.rewards[value]
+        keys: list[str | None] = [None] * len(prompts)
+        for reward, rows, texts, columns in self._shares(prompts, meta):
             if isinstance(reward, KnowsSlowly):
-                keys = reward.answer_keys(
-                    [prompts[i] for i in rows_of_value], [meta[i] for i in rows_of_value]
-                )
-                for row, key in zip(rows_of_value, keys, strict=True):
-                    keys_by_row[row] = key
-        return keys_by_row
+                for row, key in zip(rows, reward.answer_keys(texts, columns), strict=True):
+                    keys[row] = key
+        return keys
 
     def report(self) -> dict[str, float]:
         """Mean score of each value of the column, before its weight, and the reports of its
@@ -93,6 +82,14 @@ class ByRow:
             if isinstance(reward, Reports):
                 means |= {f"{value}/{name}": number for name, number in reward.report().items()}
         return means
+
+    def _shares(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[Reward, list[int], list[str], list[Mapping[str, Any]]]]:
+        """Each reward with its rows: their numbers, prompts and columns."""
+        columns = meta or [{} for _ in prompts]
+        for value, rows in self._rows(prompts, meta).items():
+            yield self.rewards[value], rows, [prompts[i] for i in rows], [columns[i] for i in rows]
 
     def _rows(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]

@@ -42,7 +42,7 @@ def plain(name: str, pipe: Any, call: Mapping[str, Any], picture: str, **more: A
     if "negative_prompt" in given:
         given["negative_prompt"] = [given["negative_prompt"]] * 2
     if NAMED[name].images:
-        image = columns.open_image(picture)
+        image = columns.open_images((picture,))[0]
         given["image"] = [image] * 2 if name == "CogVideoX with an image" else image
     given["generator"] = torch.Generator().manual_seed(0)
     return pipe(**given | more, output_type="pt", return_dict=False)[0].float()

@@ -74,7 +74,8 @@ def test_images_of_one_size_share_a_call(name, tmp_path):
     assert set(rows) == {4} and len(rows) == (1 if name == "FLUX.1-Kontext" else 2)
     scale = "guidance_scale" if family.embedded else "true_cfg_scale"
     for row in range(4):
-        given = {"prompt": prompts[at[row]], "image": columns.open_image(meta[at[row]]["image"])}
+        (image,) = columns.open_images((meta[at[row]]["image"],))
+        given = {"prompt": prompts[at[row]], "image": image}
         given |= {"latents": x[row : row + 1], scale: SCALE}
         output, _ = own_prediction(made.pipe, family.call, given)
         torch.testing.assert_close(together[row], output[0], rtol=1e-4, atol=1e-5)

@@ -16,9 +16,9 @@ from flowrl.models.diffusers.call.drive.patches import patched, placed
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
-from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor
 from tests.support.driving import PROMPTS, STEPS
+from tests.support.image_files import read_images
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_parts import vae
 
@@ -202,13 +202,13 @@ def test_columns(tmp_path: Path) -> None:
     paths, names = pictures(tmp_path), ["prompt", "negative_prompt", "image", "height"]
     assert columns.extras([{"prompt": "a", "height": 3, "answer": 1}], names) == ()
     two = columns.extras([{"image": paths[0]}, {"image": paths}], names)
-    assert two[0]["image"] is columns.open_image(paths[0]) and len(two[1]["image"]) == 2
+    assert two[0]["image"] is columns.open_images((paths[0],))[0] and len(two[1]["image"]) == 2
     again = columns.extras([{"image": paths[0]}, {"image": paths[1]}, {"image": paths[0]}], names)
     assert columns.by_image(again) == [[0, 2], [1]]
     with pytest.raises(UserError, match="prompt 2 of the batch has no image"):
         columns.extras([{"image": paths[0]}, {}], names)
     assert columns.shared_images({"image": paths[0], "mask": None, "height": 3}) == {
-        "image": columns.open_image(paths[0])
+        "image": columns.open_images((paths[0],))[0]
     }
 
 
@@ -243,7 +243,7 @@ def test_conditioning_images_are_upright(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (24, 20)).save(tmp_path / "turned.jpg", exif=turned)
-    assert columns.open_image(str(tmp_path / "turned.jpg")).size == (20, 24)
+    assert columns.open_images((str(tmp_path / "turned.jpg"),))[0].size == (20, 24)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "L"])
@@ -256,7 +256,7 @@ def test_the_model_is_given_the_image_that_rewards_read(tmp_path: Path, mode: st
         image.putalpha(Image.fromarray(255 * (noise > 128).astype("uint8")))
     image.save(tmp_path / "image.png")
     (read,) = read_images([tmp_path / "image.png"]).media
-    given = columns.open_image(str(tmp_path / "image.png"))
+    given = columns.open_images((str(tmp_path / "image.png"),))[0]
     assert read is not None and given.mode == "RGB" and read.std() > 0.1
     torch.testing.assert_close(to_tensor(given), read, rtol=0, atol=0.002)
 
@@ -265,11 +265,11 @@ def test_a_changed_image_is_read_again(tmp_path: Path) -> None:
     path, other = str(tmp_path / "a.png"), str(tmp_path / "b.png")
     for name in (path, other):
         Image.new("RGB", (8, 8)).save(name)
-    names = (path, path + "#xywh=0,0,4,4")
-    before = [*map(columns.open_image, names), columns.open_images((path, other))[0]]
-    assert columns.open_image(path) is before[0]
+    piece = path + "#xywh=0,0,4,4"
+    before = [columns.open_images(files)[0] for files in ((path,), (piece,), (path, other))]
+    assert columns.open_images((path,))[0] is before[0]
     Image.new("RGB", (8, 9), "white").save(path)
-    after = [*map(columns.open_image, names), columns.open_images((path, other))[0]]
+    after = [columns.open_images(files)[0] for files in ((path,), (piece,), (path, other))]
     seen = [image.getpixel((0, 0)) for image in (*before, *after)]
     assert seen == [(0,) * 3] * 3 + [(255,) * 3] * 3
 

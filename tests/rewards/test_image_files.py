@@ -9,8 +9,9 @@ import zlib
 import pytest
 from PIL import Image
 
-from rewards.perception.files import MOST_FILE_PIXELS, open_image_file, read_images
+from rewards.perception.files import MOST_FILE_PIXELS, open_image_file
 from tests.support import fuzz
+from tests.support.image_files import read_images
 
 
 def encoded(form: str, mode: str = "RGB", **more) -> bytes:

@@ -214,21 +214,7 @@ def _optimizer(d: RunDraft) -> None:
         d.lose(
             [x for x in ("num_train_epochs", "max_train_steps") if d.has(x)], "set train.iterations"
         )
-    kind = str(d.value("lr_scheduler"))
-    schedules = {
-        "constant": "constant",
-        "constant_with_warmup": "constant",
-        "linear": "linear",
-        "cosine": "cosine",
-    }
-    if kind in schedules:
-        d.write(
-            "lr_scheduler",
-            {"train.schedule.name": schedules[kind]},
-            "" if schedules[kind] == kind else "by warmup",
-        )
-    else:
-        d.lose("lr_scheduler", "schedules are constant, linear and cosine")
+    d.write_schedule("lr_scheduler")
     if d.value("lr_warmup_steps"):
         d.write("lr_warmup_steps", {"train.schedule.warmup": d.value("lr_warmup_steps")})
     elif d.has("lr_warmup_steps"):

@@ -567,21 +567,7 @@ def _batches(d: RunDraft) -> None:
 
 
 def _warmup(d: RunDraft, per: int) -> None:
-    kind = str(d.value("lr_scheduler_type"))
-    schedules = {
-        "linear": "linear",
-        "cosine": "cosine",
-        "constant": "constant",
-        "constant_with_warmup": "constant",
-    }
-    if kind in schedules:
-        d.write(
-            "lr_scheduler_type",
-            {"train.schedule.name": schedules[kind]},
-            "" if schedules[kind] == kind else "by warmup",
-        )
-    else:
-        d.lose("lr_scheduler_type", "schedules are constant, linear and cosine")
+    d.write_schedule("lr_scheduler_type")
     steps, ratio = d.value("warmup_steps"), d.value("warmup_ratio")
     if ratio or (isinstance(steps, float) and 0 < steps < 1):
         share = ratio or steps

@@ -92,8 +92,15 @@ class TextBatch:
                 rows = slice(part.first, part.first + len(part.draws))
                 sampler = self.sampler(text_plan, self.images[rows])
                 at_once = 1 if self.answers is None else self.answers.by.how.at_once
-                keys = part.draws, seed, iteration
-                writer = Writer(sampler, self.contexts[rows], *keys, self.answers, at_once)
+                writer = Writer(
+                    sampler=sampler,
+                    contexts=self.contexts[rows],
+                    draws=part.draws,
+                    seed=seed,
+                    iteration=iteration,
+                    environment=self.answers,
+                    at_once=at_once,
+                )
                 rollout = writer.write(text_plan, index)
                 self.meter.add(int(rollout.own.sum()))
                 written.append(replace(rollout, prompt=rollout.prompt + part.first))

@@ -171,17 +171,16 @@ def record_evaluation(
         texts = [str(text) for text in session.held_out.take(trial.rows)[0]]
         names = (*result.scores.names, *result.attempts)
         record = EvaluationRecord(
-            progress.iteration,
-            _kind(result.samples),
-            key,
-            e.seed,
-            [shortened(text, MOST_TEXT // 10) for text in texts],
-            [sha256(text.encode()).hexdigest()[:16] for text in texts],
-            {name: _numbers(result.columns[name]) for name in names},
-            *(
-                [copies[place] for place in chosen_places if place in copies]
-                for chosen_places in (places.same, places.best, places.worst)
-            ),
+            iteration=progress.iteration,
+            kind=_kind(result.samples),
+            key=key,
+            seed=e.seed,
+            prompts=[shortened(text, MOST_TEXT // 10) for text in texts],
+            digests=[sha256(text.encode()).hexdigest()[:16] for text in texts],
+            scores={name: _numbers(result.columns[name]) for name in names},
+            same=[copies[place] for place in places.same if place in copies],
+            best=[copies[place] for place in places.best if place in copies],
+            worst=[copies[place] for place in places.worst if place in copies],
         )
         write_record(session.folder, record)
         thin_out(session.folder, session.run.evaluate.every, progress.best_iteration)

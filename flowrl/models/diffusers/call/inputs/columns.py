@@ -115,17 +115,13 @@ def _stamps(files: Sequence[ImageFile]) -> tuple[Stamp | None, ...]:
     return tuple(file_stamp(file) if isinstance(file, str) else None for file in files)
 
 
-def open_image(path: str) -> Image.Image:
-    """Open an image. The same path returns the same object, by which rows are grouped, until the
-    file changes.
-
-    Its pixels are those that rewards and the page of a run see (`to_rgb`).
-    Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
-    """
-    return _opened(path, file_stamp(path))
-
-
 def open_images(files: tuple[ImageFile, ...]) -> list[Image.Image]:
+    """Open images. The same file returns the same object, by which rows are grouped, until it
+    changes.
+
+    Their pixels are those that rewards and the page of a run see (`to_rgb`). ValueError, one
+    sentence with the path, for a file that `open_image_file` refuses.
+    """
     return _all_opened(files, _stamps(files))
 
 
