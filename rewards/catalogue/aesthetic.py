@@ -68,5 +68,5 @@ def load(
     """Load the reward. `head` is a file with the linear layers, by default from the hub."""
     file = Path(weights_file("aesthetic", "head", head, (REPOSITORY, FILE)))
     layers = head_of(weights_of_file("aesthetic", file), f"aesthetic: {file}")
-    towers = transformers_towers(model, common.place)
+    towers = transformers_towers(model, common.placement)
     return common.over_frames("aesthetic", Aesthetic(towers, layers, common.batch))

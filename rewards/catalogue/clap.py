@@ -24,7 +24,7 @@ class Clap:
     model: Any
     tokenizer: Any
     extractor: Any
-    place: Placement
+    placement: Placement
     batch: int = 16
 
     @torch.no_grad()
@@ -41,8 +41,8 @@ class Clap:
         inputs = self.extractor(list(wave.numpy()), sampling_rate=self.extractor.sampling_rate,
             return_tensors="pt")  # fmt: skip
         seen = self.model.audio_model(
-            input_features=inputs["input_features"].to(self.place.device, self.place.dtype),
-            is_longer=torch.as_tensor(inputs["is_longer"]).to(self.place.device),
+            input_features=inputs["input_features"].to(self.placement.device, self.placement.dtype),
+            is_longer=torch.as_tensor(inputs["is_longer"]).to(self.placement.device),
         )
         projected = self.model.audio_projection(seen.pooler_output)
         return functional.normalize(projected.float(), dim=-1)
@@ -50,7 +50,7 @@ class Clap:
     def _texts(self, prompts: list[str]) -> Float[Tensor, "n e"]:
         longest = self.model.config.text_config.max_position_embeddings - 2  # RoBERTa's padding
         limit = min(longest, self.tokenizer.model_max_length)
-        tokens = tokenize(self.tokenizer, prompts, limit, self.place.device)
+        tokens = tokenize(self.tokenizer, prompts, limit, self.placement.device)
         pooled = self.model.text_model(**tokens).pooler_output
         return functional.normalize(self.model.text_projection(pooled).float(), dim=-1)
 
@@ -67,11 +67,11 @@ def load(
 ) -> Reward:
     from transformers import AutoFeatureExtractor, AutoTokenizer, ClapModel
 
-    place, path = Placement.of(device, dtype), model_path(model)
+    placement, path = Placement.of(device, dtype), model_path(model)
     return Clap(
-        place.put(complete(ClapModel.from_pretrained, path)),
+        placement.put(complete(ClapModel.from_pretrained, path)),
         AutoTokenizer.from_pretrained(path),
         AutoFeatureExtractor.from_pretrained(path),
-        place,
+        placement,
         batch,
     )

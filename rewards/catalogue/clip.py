@@ -25,7 +25,7 @@ def load(
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
     towers_of = open_clip_towers if library == "open_clip" else transformers_towers
-    towers = towers_of(model, common.place)
+    towers = towers_of(model, common.placement)
     factor = {"cosine": 1.0, "logit": towers.scale, "clipscore": CLIPSCORE}[kind]
     floor = 0.0 if kind == "clipscore" else -1.0
     return common.over_frames("clip", Cosine(towers, factor, floor, common.batch))

@@ -82,7 +82,7 @@ class ClipFlanT5:
     language: Any
     tokenizer: Any
     processor: Any
-    place: Placement
+    placement: Placement
     question: str
     batch: int
 
@@ -105,7 +105,7 @@ class ClipFlanT5:
         labels = self._ids(ANSWER).repeat(len(rows), 1)
         logits = self.language(
             inputs_embeds=nn.utils.rnn.pad_sequence(rows, batch_first=True),
-            attention_mask=mask.to(self.place.device),
+            attention_mask=mask.to(self.placement.device),
             labels=labels,
         ).logits
         words = logits[..., : len(self.tokenizer)].float()  # the authors drop rows without a word
@@ -117,7 +117,7 @@ class ClipFlanT5:
 
     def _ids(self, text: str) -> Int[Tensor, " t"]:
         """Token ids of a text, with its end token."""
-        return torch.tensor(self.tokenizer(text)["input_ids"], device=self.place.device)
+        return torch.tensor(self.tokenizer(text)["input_ids"], device=self.placement.device)
 
     def _words(self, text: str) -> Float[Tensor, "t e"]:
         return self.language.shared(self._ids(text))
@@ -127,7 +127,8 @@ class ClipFlanT5:
         squares = [squared(image, mean) for image in images]
         pixels = self.processor(squares, return_tensors="pt")["pixel_values"]
         states = self.tower(
-            pixel_values=pixels.to(self.place.device, self.place.dtype), output_hidden_states=True
+            pixel_values=pixels.to(self.placement.device, self.placement.dtype),
+            output_hidden_states=True,
         ).hidden_states
         return self.projector(states[-2][:, 1:])
 
@@ -218,7 +219,7 @@ def load(
     """Load the reward. Scores are in 0..1; `question` contains {prompt} where the prompt goes."""
     if "{prompt}" not in question:
         raise ValueError("clip_flant5: the question must contain {prompt}")
-    place = Placement.of(common.device, common.dtype)
+    placement = Placement.of(common.device, common.dtype)
     folder = Path(model_path(model))
     from transformers import AutoTokenizer, CLIPVisionModel
 
@@ -229,12 +230,12 @@ def load(
         folder = Path(fetched("clip_flant5", model, way_out, lambda: snapshot_download(model)))
     state, seen = state_of(folder), model_path(tower)
     reward = ClipFlanT5(
-        tower=place.put(complete(CLIPVisionModel.from_pretrained, seen)),
-        projector=place.put(projector_of(state, str(folder))),
-        language=place.put(language_model(folder, state)),
+        tower=placement.put(complete(CLIPVisionModel.from_pretrained, seen)),
+        projector=placement.put(projector_of(state, str(folder))),
+        language=placement.put(language_model(folder, state)),
         tokenizer=AutoTokenizer.from_pretrained(model_path(tokenizer)),
         processor=image_processor(seen),
-        place=place,
+        placement=placement,
         question=question,
         batch=common.batch,
     )

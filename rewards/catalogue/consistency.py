@@ -79,30 +79,30 @@ def sized(
     return functional.interpolate(frames, size, mode=mode, antialias=False)
 
 
-def dino_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
+def dino_frames(model: str, placement: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
     """Return a function from frames in 0..1 to a ViT's class tokens, as unit vectors."""
     from transformers import ViTModel
 
     unpooled = partial(ViTModel.from_pretrained, add_pooling_layer=False)
-    loaded: Any = place.put(complete(unpooled, model))
+    loaded: Any = placement.put(complete(unpooled, model))
     side = loaded.config.image_size
 
     @torch.no_grad()
     def embed(frames: VideoFrames) -> Float[Tensor, "f e"]:
         pixels = standardised(sized(frames, side, "bilinear"), IMAGENET_MEAN, IMAGENET_STD)
         out = loaded(
-            pixel_values=pixels.to(place.device, place.dtype), interpolate_pos_encoding=True
+            pixel_values=pixels.to(placement.device, placement.dtype), interpolate_pos_encoding=True
         )
         return functional.normalize(out.last_hidden_state[:, 0].float(), dim=-1)
 
     return embed
 
 
-def clip_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
+def clip_frames(model: str, placement: Placement) -> Callable[[VideoFrames], Float[Tensor, "f e"]]:
     """Return a function from frames in 0..1 to CLIP's image embeddings, as unit vectors."""
     from transformers import CLIPModel
 
-    loaded: Any = place.put(complete(CLIPModel.from_pretrained, model))
+    loaded: Any = placement.put(complete(CLIPModel.from_pretrained, model))
     side = loaded.config.vision_config.image_size
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ def clip_frames(model: str, place: Placement) -> Callable[[VideoFrames], Float[T
         small = sized(frames, side, "bicubic")
         top, left = (round((length - side) / 2) for length in small.shape[-2:])
         square = small[..., top : top + side, left : left + side]
-        pixels = standardised(square, OPENAI_MEAN, OPENAI_STD).to(place.device, place.dtype)
+        pixels = standardised(square, OPENAI_MEAN, OPENAI_STD).to(placement.device, placement.dtype)
         pooled = loaded.vision_model(pixel_values=pixels).pooler_output
         return functional.normalize(loaded.visual_projection(pooled).float(), dim=-1)
 
@@ -125,6 +125,6 @@ def load(
     dtype: DtypeName = "float32",
 ) -> Reward:
     """Load the reward. `batch` is the number of frames per call of the model."""
-    source, place = model_path(model or VBENCH_MODELS[kind]), Placement.of(device, dtype)
+    source, placement = model_path(model or VBENCH_MODELS[kind]), Placement.of(device, dtype)
     frames = dino_frames if kind == "dino" else clip_frames
-    return Consistency(frames(source, place), batch)
+    return Consistency(frames(source, placement), batch)

@@ -56,7 +56,7 @@ def load(
     dtype: DtypeName = "float32",
 ) -> Reward:
     """Load the reward. batch: images per model call; it has no effect on scores."""
-    model, place = model or MODELS[kind], Placement.of(device, dtype)
+    model, placement = model or MODELS[kind], Placement.of(device, dtype)
     if kind == "clip":
-        return Distance(transformers_towers(model, place).images, batch)
-    return Distance(dino(model_path(model), place), batch)
+        return Distance(transformers_towers(model, placement).images, batch)
+    return Distance(dino(model_path(model), placement), batch)

@@ -69,14 +69,14 @@ class Tower:
 @dataclass(frozen=True)
 class DreamSimTowers:
     towers: tuple[Tower, ...]
-    place: Placement
+    placement: Placement
 
     def __call__(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
         side = self.towers[0].vit.side
         size = (side, side)
         small = [image.convert("RGB").resize(size, Image.Resampling.BICUBIC) for image in images]
         pixels = torch.stack([to_tensor(image) for image in small])
-        pixels = pixels.to(self.place.device, self.place.dtype)
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
         whole = torch.cat([tower(pixels) for tower in self.towers], -1).float()
         return functional.normalize(whole - whole.mean(-1, keepdim=True), dim=-1)
 
@@ -104,7 +104,9 @@ def adapters(folder: Path) -> list[tuple[dict[str, Tensor], float]]:
     return pairs
 
 
-def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Placement) -> Tower:
+def tower_of(
+    file: Path, adapter: Mapping[str, Tensor], scale: float, placement: Placement
+) -> Tower:
     """Build the tower of a file with its adapter added. ValueError for another layout."""
     if not file.is_file():
         raise ValueError(f"dreamsim: no such file: {file}")
@@ -131,9 +133,11 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
         state[f"{name}.weight"] = state[f"{name}.weight"].float() + scale * b @ a
     if names != {f"blocks.{i}.attn.qkv" for i in range(blocks_in(state))}:
         raise ValueError(f"dreamsim: the adapter of {file} changes layers other than qkv")
-    moved = {name: value.to(place.device, place.dtype) for name, value in state.items()}
+    moved = {name: value.to(placement.device, placement.dtype) for name, value in state.items()}
     vit = PlainVit(moved, quick=clip and "open_clip" not in file.name, eps=1e-5 if clip else 1e-6)
-    return Tower(vit, None if projection is None else projection.to(place.device, place.dtype))
+    return Tower(
+        vit, None if projection is None else projection.to(placement.device, placement.dtype)
+    )
 
 
 def load(
@@ -155,8 +159,8 @@ def load(
         *(Path(folder) / f"{name}_pretrain.pth.tar" for name in TOWERS[1:]),
     ]
     towers = tuple(
-        tower_of(file, adapter, scale, common.place)
+        tower_of(file, adapter, scale, common.placement)
         for file, (adapter, scale) in zip(files, adapters(Path(folder)), strict=True)
     )
-    embed = DreamSimTowers(towers, common.place)
+    embed = DreamSimTowers(towers, common.placement)
     return common.over_frames("dreamsim", Similarity(embed, column, common.batch))

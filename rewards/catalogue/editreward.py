@@ -121,6 +121,6 @@ def load(
         QUALITY_TEXT.read("editreward", "quality", quality),
     )
     backbone, (first, second) = open_scalar_model(
-        "editreward", present[0], folder, HEADS, common.place
+        "editreward", present[0], folder, HEADS, common.placement
     )
     return EditReward(backbone, (first, second), texts, kind, column, common.batch)

@@ -276,8 +276,8 @@ def load(
 ) -> Reward:
     """Load the reward. `model` is a detector or segmenter of COCO's classes; `clip` names
     colours."""
-    place = Placement.of(device)
-    towers = transformers_towers(clip, place)
-    reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)
+    placement = Placement.of(device)
+    towers = transformers_towers(clip, placement)
+    reward = GenEval(detector(model, placement), Colours(towers), kind, threshold, counting)
     parts = {"colours": OverFrames(Cosine(towers), "geneval", frames, aggregate)}
     return GenEvalOverFrames(reward, "geneval", frames, aggregate, parts)

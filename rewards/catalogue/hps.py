@@ -87,5 +87,7 @@ def load(
     pixels = PixelPreparation(
         (prepare.size, prepare.size), OPENAI_MEAN, OPENAI_STD, "longer", clipped=False
     )
-    towers = OpenClipTowers(common.place.put(model), tokenizer, prepare, common.place, pixels)
+    towers = OpenClipTowers(
+        common.placement.put(model), tokenizer, prepare, common.placement, pixels
+    )
     return common.over_frames("hps", Cosine(towers, FACTORS[kind], batch=common.batch))

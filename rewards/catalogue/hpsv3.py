@@ -76,8 +76,8 @@ def load(
 
     instruction: a file with the text, or the authors' Python file that has it.
     """
-    place, folder = common.place, model_path(base)
+    placement, folder = common.placement, model_path(base)
     text = INSTRUCTION.read("hpsv3", "instruction", instruction)
     file = Path(weights_file("hpsv3", "checkpoint", checkpoint, (REPOSITORY, FILE)))
-    backbone, (head,) = open_scalar_model("hpsv3", file, folder, (RM_HEAD,), place)
+    backbone, (head,) = open_scalar_model("hpsv3", file, folder, (RM_HEAD,), placement)
     return OverFrames(Hpsv3(backbone, head, text, common.batch), "hpsv3", frames, aggregate)

@@ -151,7 +151,7 @@ class ImageReward:
     text: Any
     head: nn.Sequential
     tokenizer: Any
-    place: Placement
+    placement: Placement
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -172,8 +172,8 @@ class ImageReward:
         return self._read(torch.stack([middle(image, side) for image in images]), prompts)
 
     def _read(self, pixels: Tensor, prompts: Sequence[str]) -> Float[Tensor, " m"]:
-        seen = self.vision(pixels.to(self.place.device, self.place.dtype)).last_hidden_state
-        tokens = tokenize(self.tokenizer, prompts, LONGEST_PROMPT, self.place.device)
+        seen = self.vision(pixels.to(self.placement.device, self.placement.dtype)).last_hidden_state
+        tokens = tokenize(self.tokenizer, prompts, LONGEST_PROMPT, self.placement.device)
         everywhere = torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device)
         read = self.text(
             **tokens, encoder_hidden_states=seen, encoder_attention_mask=everywhere
@@ -199,13 +199,13 @@ def load(
     seen = part(state, VISION)
     if not seen:
         raise ValueError(f"imagereward: {file} has no {VISION}* entries, unlike the hub's file")
-    place, vision = common.place, vision_model(seen)
+    placement, vision = common.placement, vision_model(seen)
     reward = ImageReward(
-        place.put(vision),
-        place.put(text_model(part(state, TEXT_ENCODER), vision.config.hidden_size)),
+        placement.put(vision),
+        placement.put(text_model(part(state, TEXT_ENCODER), vision.config.hidden_size)),
         head_of(part(state, MLP), f"imagereward: {file}"),
         AutoTokenizer.from_pretrained(model_path(tokenizer)),
-        place,
+        placement,
         common.batch,
     )
     return common.over_frames("imagereward", reward)

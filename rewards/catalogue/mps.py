@@ -128,7 +128,7 @@ class Mps:
     layers: nn.ModuleList
     tokenizer: Any
     processor: Any
-    place: Placement
+    placement: Placement
     threshold: float
     condition: str
 
@@ -141,7 +141,7 @@ class Mps:
         likeness = (words @ condition.T).amax(1)
         mask = torch.where(likeness / likeness.max() > self.threshold, 0.0, -torch.inf)
         pixels = self.processor(image, return_tensors="pt")["pixel_values"]
-        pixels = pixels.to(self.place.device, self.place.dtype)
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
         states = self.clip.vision_model(pixel_values=pixels).last_hidden_state
         seen = self.clip.visual_projection(states)[0]
         for layer in self.layers:
@@ -153,7 +153,7 @@ class Mps:
         """Projected states of all tokens, including padding as in the authors' call, and of the end
         tokens."""
         limit = self.clip.config.text_config.max_position_embeddings
-        ids = tokenize(self.tokenizer, texts, limit, self.place.device)["input_ids"]
+        ids = tokenize(self.tokenizer, texts, limit, self.placement.device)["input_ids"]
         read = self.clip.text_model(input_ids=ids)
         project = self.clip.text_projection
         return project(read.last_hidden_state), project(read.pooler_output)
@@ -208,7 +208,7 @@ def load(
     condition: words by which tokens of the prompt are selected. `batch` has no effect.
     """
     need(Right.FILES, checkpoint, path=Path(checkpoint))
-    file, folder, place = Path(checkpoint), model_path(clip), common.place
+    file, folder, placement = Path(checkpoint), model_path(clip), common.placement
     if not file.is_file():
         raise ValueError(f"mps: no such file: {checkpoint}")
     pickled = file.suffix != ".safetensors"
@@ -216,11 +216,11 @@ def load(
     from transformers import AutoTokenizer
 
     reward = Mps(
-        clip=place.put(clip_of(state, folder, checkpoint)),
-        layers=place.put(cross_layers(state, checkpoint)),
+        clip=placement.put(clip_of(state, folder, checkpoint)),
+        layers=placement.put(cross_layers(state, checkpoint)),
         tokenizer=AutoTokenizer.from_pretrained(folder),
         processor=image_processor(folder),
-        place=place,
+        placement=placement,
         threshold=threshold,
         condition=condition,
     )

@@ -20,6 +20,6 @@ def load(
     kind: Literal["logit", "cosine"] = "logit",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    towers = transformers_towers(model, common.place, processor)
+    towers = transformers_towers(model, common.placement, processor)
     factor = towers.scale if kind == "logit" else 1.0
     return common.over_frames("pickscore", Cosine(towers, factor, batch=common.batch))

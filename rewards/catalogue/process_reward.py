@@ -30,7 +30,7 @@ Reduce = Literal["last", "least", "mean", "product"]
 class ProcessReward:
     model: Any
     tokenizer: Any
-    place: Placement
+    placement: Placement
     label: int
     separator: str
     mark: tuple[int, ...]  # tokens behind a step
@@ -89,7 +89,7 @@ class ProcessReward:
         for row, (row_ids, _) in enumerate(encoded):
             ids[row, : len(row_ids)], mask[row, : len(row_ids)] = torch.tensor(row_ids[:width]), 1
         inputs = {"input_ids": ids, "attention_mask": mask}
-        inputs = {name: part.to(self.place.device) for name, part in inputs.items()}
+        inputs = {name: part.to(self.placement.device) for name, part in inputs.items()}
         shares = self.model(**inputs).logits.double().softmax(-1)[..., self.label].cpu()
         return [shares[row, at].tolist() for row, at in enumerate(places)]
 
@@ -159,7 +159,7 @@ def load(
         raise ValueError("process_reward: `separator` is empty: name the text between steps")
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-    place, source = Placement.of(device, dtype), model_path(model)
+    placement, source = Placement.of(device, dtype), model_path(model)
     loaded, info = loaded_with_info(AutoModelForTokenClassification.from_pretrained, source)
     if info["missing_keys"]:
         raise ValueError(
@@ -170,13 +170,13 @@ def load(
     ids = tokenizer(separator if mark is None else mark, add_special_tokens=False).input_ids
     if not ids:
         raise ValueError(f"process_reward: {mark or separator!r} has no tokens of {model}")
-    loaded = place.put(loaded)
+    loaded = placement.put(loaded)
     place_of_label = label_index(loaded, label, "process_reward")
     limit = limit_of(loaded, tokenizer, None)
     return ProcessReward(
         model=loaded,
         tokenizer=tokenizer,
-        place=place,
+        placement=placement,
         label=place_of_label,
         separator=separator,
         mark=tuple(ids),

@@ -72,11 +72,11 @@ class Safety:
         return {} if share is None else {"flagged": share}
 
 
-def classifier(model: str, label: str, place: Placement) -> Judged:
+def classifier(model: str, label: str, placement: Placement) -> Judged:
     """1 - P(label). ValueError if the model has no such label."""
     from transformers import AutoModelForImageClassification
 
-    loaded: Any = place.put(complete(AutoModelForImageClassification.from_pretrained, model))
+    loaded: Any = placement.put(complete(AutoModelForImageClassification.from_pretrained, model))
     labels = {name.lower(): int(index) for index, name in loaded.config.id2label.items()}
     if label.lower() not in labels:
         raise ValueError(f"safety: {model} has no label {label!r}; it has {', '.join(labels)}")
@@ -85,13 +85,13 @@ def classifier(model: str, label: str, place: Placement) -> Judged:
     @torch.no_grad()
     def judged(images: Sequence[Image.Image]) -> Float[Tensor, " m"]:
         pixels = processor(list(images), return_tensors="pt")["pixel_values"]
-        logits = loaded(pixel_values=pixels.to(place.device, place.dtype)).logits.float()
+        logits = loaded(pixel_values=pixels.to(placement.device, placement.dtype)).logits.float()
         return 1 - logits.softmax(-1)[:, labels[label.lower()]]
 
     return judged
 
 
-def concepts(model: str, place: Placement) -> Judged:
+def concepts(model: str, placement: Placement) -> Judged:
     """Minus the largest rounded concept score."""
     from transformers import CLIPConfig, CLIPVisionModel
 
@@ -99,10 +99,10 @@ def concepts(model: str, place: Placement) -> Judged:
     lacking = [name for name in PARTS if name not in state]
     if lacking:
         raise ValueError(f"safety: {model} is not a safety checker: it lacks {', '.join(lacking)}")
-    parts = {name: state.pop(name).to(place.device).float() for name in PARTS}
+    parts = {name: state.pop(name).to(placement.device).float() for name in PARTS}
     config: Any = CLIPConfig.from_pretrained(model)
     tower = CLIPVisionModel(config.vision_config)
-    place.put(load_tower(model, tower, state))
+    placement.put(load_tower(model, tower, state))
     processor = image_processor(model)
 
     def above(vectors: Tensor, name: str) -> Tensor:
@@ -112,7 +112,7 @@ def concepts(model: str, place: Placement) -> Judged:
     @torch.no_grad()
     def judged(images: Sequence[Image.Image]) -> Float[Tensor, " m"]:
         pixels = processor(list(images), return_tensors="pt")["pixel_values"]
-        pooled = tower(pixels.to(place.device, place.dtype)).pooler_output.float()
+        pooled = tower(pixels.to(placement.device, placement.dtype)).pooler_output.float()
         vectors = functional.normalize(pooled @ parts["visual_projection.weight"].mT, dim=-1)
         special = above(vectors, "special_care_embeds").round(decimals=3).amax(1) > 0
         scores = above(vectors, "concept_embeds") + SPECIAL * special[:, None]
@@ -159,7 +159,7 @@ def load(
     frame."""
     source = model_path(model or CHECKERS[kind])
     if kind == "classifier":
-        judged, safe = classifier(source, label, common.place), lambda scores: scores > 0.5
+        judged, safe = classifier(source, label, common.placement), lambda scores: scores > 0.5
     else:
-        judged, safe = concepts(source, common.place), lambda scores: scores >= 0
+        judged, safe = concepts(source, common.placement), lambda scores: scores >= 0
     return common.over_frames("safety", Safety(judged, safe, common.batch))

@@ -29,7 +29,7 @@ Encoded = dict[str, list[int]]  # input_ids, and token_type_ids where the model 
 class SequenceClassifier:
     model: Any
     tokenizer: Any
-    place: Placement
+    placement: Placement
     label: int
     kind: HeadKind
     most: int | None  # tokens of prompt and text together
@@ -85,7 +85,7 @@ class SequenceClassifier:
         padded["attention_mask"] = [
             [1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows
         ]
-        tensors = {k: torch.tensor(v, device=self.place.device) for k, v in padded.items()}
+        tensors = {k: torch.tensor(v, device=self.placement.device) for k, v in padded.items()}
         config.pad_token_id = pad  # decoders look for the last token that is not this one
         try:
             logits = self.model(**tensors).logits.float().cpu()
@@ -159,7 +159,7 @@ def load(
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    place, source = Placement.of(device, dtype), model_path(model)
+    placement, source = Placement.of(device, dtype), model_path(model)
     loaded, info = loaded_with_info(AutoModelForSequenceClassification.from_pretrained, source)
     if info["missing_keys"]:
         raise ValueError(
@@ -170,9 +170,9 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(source)
     limit = limit_of(loaded, tokenizer, most)
     return SequenceClassifier(
-        model=place.put(loaded),
+        model=placement.put(loaded),
         tokenizer=tokenizer,
-        place=place,
+        placement=placement,
         label=label_index(loaded, label),
         kind=kind,
         most=limit,

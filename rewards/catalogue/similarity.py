@@ -60,20 +60,20 @@ class Similarity:
         return score
 
 
-def dino(model: str, place: Placement) -> Embed:
+def dino(model: str, placement: Placement) -> Embed:
     """Return a function from images to the last layer's class tokens after its norm, as unit
     vectors."""
     from transformers import AutoModel
 
     loaded, processor = (
-        place.put(complete(AutoModel.from_pretrained, model)),
+        placement.put(complete(AutoModel.from_pretrained, model)),
         image_processor(model),
     )
 
     @torch.no_grad()
     def embed(images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
         pixels = processor(list(images), return_tensors="pt")["pixel_values"]
-        out = loaded(pixel_values=pixels.to(place.device, place.dtype)).last_hidden_state
+        out = loaded(pixel_values=pixels.to(placement.device, placement.dtype)).last_hidden_state
         return functional.normalize(out[:, 0].float(), dim=-1)
 
     return embed
@@ -88,7 +88,7 @@ def load(
     """Load the reward. `column` holds each prompt's reference image: a path or its bytes."""
     model = model or MODELS[kind]
     if kind == "clip":
-        embed = transformers_towers(model, common.place).images
+        embed = transformers_towers(model, common.placement).images
     else:
-        embed = dino(model_path(model), common.place)
+        embed = dino(model_path(model), common.placement)
     return common.over_frames("similarity", Similarity(embed, column, common.batch))

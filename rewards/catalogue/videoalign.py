@@ -247,7 +247,7 @@ def load(
         raise ValueError(
             f"videoalign: {folder}: {VIDEO_HEAD} should have {outputs} rows, its `output_dim`"
         )
-    backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
+    backbone = open_backbone("videoalign", where, TOKENS, network, common.placement)
     head = heads[VIDEO_HEAD].float()
     return VideoAlign(
         backbone=backbone,

@@ -29,7 +29,7 @@ class YesNo:
     processor: Any
     answers: tuple[int, int]  # tokens of yes and no
     question: str
-    place: Placement
+    placement: Placement
     batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -44,7 +44,7 @@ class YesNo:
             padding=True,
             add_special_tokens=False,
             return_tensors="pt",
-        ).to(self.place.device)
+        ).to(self.placement.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         last = inputs["attention_mask"].sum(1) - 1
         logits = self.model(**inputs).logits[torch.arange(len(pairs)), last].float()
@@ -82,7 +82,7 @@ def load(
     for word, ids in zip((yes, no), tokens, strict=True):
         if len(ids) != 1:
             raise ValueError(f"vlm_yes_no: {word!r} is {len(ids)} tokens in {model}, not one")
-    loaded = common.place.put(complete(AutoModelForImageTextToText.from_pretrained, source))
+    loaded = common.placement.put(complete(AutoModelForImageTextToText.from_pretrained, source))
     answers = (tokens[0][0], tokens[1][0])
-    reward = YesNo(loaded, processor, answers, question, common.place, common.batch)
+    reward = YesNo(loaded, processor, answers, question, common.placement, common.batch)
     return common.over_frames("vlm_yes_no", reward)

@@ -42,7 +42,7 @@ class ImageTower:
 
     model: Any
     processor: Any
-    place: Placement
+    placement: Placement
     batch: int
 
     def features(self, samples: Samples) -> Float[Tensor, "n e"]:
@@ -60,7 +60,7 @@ class ImageTower:
         return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
 
     def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
-        pixels = pixels.to(self.place.device, self.place.dtype)
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
         pooled = self.model(pixel_values=pixels).pooler_output
         return functional.normalize(pooled.float(), dim=-1)
 
@@ -72,7 +72,7 @@ class LastHidden:
 
     model: Any
     tokenizer: Any
-    place: Placement
+    placement: Placement
     batch: int
     tokens: int
 
@@ -89,7 +89,7 @@ class LastHidden:
         mask = torch.zeros_like(ids)
         for row, row_ids in enumerate(rows):  # after the text, where a causal model does not look
             ids[row, : len(row_ids)], mask[row, : len(row_ids)] = torch.tensor(row_ids), 1
-        device = self.place.device
+        device = self.placement.device
         states = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
         last = mask.sum(1) - 1
         return states.last_hidden_state[torch.arange(len(rows)), last.to(device)].float()
@@ -115,13 +115,13 @@ def load_siglip(
     """Load the features of a SigLIP model, a hub name or a folder."""
     from transformers import AutoTokenizer, SiglipModel
 
-    path, place = model_path(model), Placement.of(device, dtype)
-    loaded = place.put(complete(SiglipModel.from_pretrained, path))
+    path, placement = model_path(model), Placement.of(device, dtype)
+    loaded = placement.put(complete(SiglipModel.from_pretrained, path))
     towers = TransformersTowers(
         loaded,
         AutoTokenizer.from_pretrained(path),
         image_processor(path),
-        place,
+        placement,
         limit=min(loaded.config.text_config.max_position_embeddings, SIGLIP_TOKENS),
         read_image=_siglip_image,
         read_text=_siglip_text,
@@ -148,9 +148,9 @@ def load_dinov2(
     """Load the features of a DINOv2 model, a hub name or a folder."""
     from transformers import Dinov2Model
 
-    path, place = model_path(model), Placement.of(device, dtype)
-    loaded = place.put(complete(Dinov2Model.from_pretrained, path))
-    return FeatureModel(ImageTower(loaded, image_processor(path), place, batch), frames)
+    path, placement = model_path(model), Placement.of(device, dtype)
+    loaded = placement.put(complete(Dinov2Model.from_pretrained, path))
+    return FeatureModel(ImageTower(loaded, image_processor(path), placement, batch), frames)
 
 
 def load_last_hidden(
@@ -163,7 +163,7 @@ def load_last_hidden(
     """Load the features of texts by a language model, a hub name or a folder."""
     from transformers import AutoModel, AutoTokenizer
 
-    path, place = model_path(model), Placement.of(device, dtype)
-    loaded = place.put(complete(AutoModel.from_pretrained, path))
-    tower = LastHidden(loaded, AutoTokenizer.from_pretrained(path), place, batch, tokens)
+    path, placement = model_path(model), Placement.of(device, dtype)
+    loaded = placement.put(complete(AutoModel.from_pretrained, path))
+    tower = LastHidden(loaded, AutoTokenizer.from_pretrained(path), placement, batch, tokens)
     return FeatureModel(tower, kinds=("text",))

@@ -41,7 +41,7 @@ class ModelDetector:
 
     model: Any
     processor: Any
-    place: Placement
+    placement: Placement
     read: Callable[["ModelDetector", Any, float, list[tuple[int, int]]], list[list[Detection]]]
     batch: int = 8
 
@@ -59,7 +59,7 @@ class ModelDetector:
             for start in range(0, len(rows), self.batch):
                 part = rows[start : start + self.batch]
                 inputs = self.processor([images[row] for row in part], return_tensors="pt")
-                pixels = inputs["pixel_values"].to(self.place.device, self.place.dtype)
+                pixels = inputs["pixel_values"].to(self.placement.device, self.placement.dtype)
                 with torch.no_grad():
                     outputs = self.model(pixel_values=pixels)
                 objects = self.read(self, outputs, least, [size] * len(part))
@@ -106,7 +106,7 @@ def box_of(mask: np.ndarray) -> Box:
     return float(left), float(rows.min()), float(right), float(rows.max() + 1)
 
 
-def detector(model: str, place: Placement) -> Detector:
+def detector(model: str, placement: Placement) -> Detector:
     """Load a detector from a hub name or folder; its configuration states whether it predicts
     masks."""
     import transformers
@@ -120,5 +120,8 @@ def detector(model: str, place: Placement) -> Detector:
     config = transformers.AutoConfig.from_pretrained(model)
     kind, read = kinds.get(config.model_type, boxes)
     return ModelDetector(
-        place.put(complete(kind.from_pretrained, model)), image_processor(model), place, read
+        placement.put(complete(kind.from_pretrained, model)),
+        image_processor(model),
+        placement,
+        read,
     )

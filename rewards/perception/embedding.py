@@ -122,7 +122,7 @@ class TransformersTowers:
     model: Any
     tokenizer: Any
     processor: Any
-    place: Placement
+    placement: Placement
     limit: int
     read_image: Callable[[Any, Tensor], Tensor]
     read_text: Callable[[Any, Mapping[str, Tensor]], Tensor]
@@ -139,12 +139,12 @@ class TransformersTowers:
         return self._seen(PixelPreparation.of(self.processor)(media))
 
     def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
-        pixels = pixels.to(self.place.device, self.place.dtype)
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
         return functional.normalize(self.read_image(self.model, pixels).float(), dim=-1)
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]:
-        tokens = tokenize(self.tokenizer, prompts, self.limit, self.place.device)
+        tokens = tokenize(self.tokenizer, prompts, self.limit, self.placement.device)
         return functional.normalize(self.read_text(self.model, tokens).float(), dim=-1)
 
 
@@ -156,7 +156,7 @@ class OpenClipTowers:
     model: Any
     tokenizer: Any
     prepare: Callable[[Image.Image], Tensor]
-    place: Placement
+    placement: Placement
     pixels: PixelPreparation
 
     @property
@@ -171,14 +171,14 @@ class OpenClipTowers:
         return self._seen(self.pixels(media))
 
     def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
-        pixels = pixels.to(self.place.device, self.place.dtype)
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]:
         limit = self.tokenizer.context_length
         warn_if_cut([len(self.tokenizer.encode(p)) + 2 for p in prompts], limit)
-        tokens = self.tokenizer(list(prompts)).to(self.place.device)
+        tokens = self.tokenizer(list(prompts)).to(self.placement.device)
         return functional.normalize(self.model.encode_text(tokens).float(), dim=-1)
 
 
@@ -203,20 +203,20 @@ def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
         )
 
 
-def transformers_towers(model: str, place: Placement, processor: str | None = None) -> Towers:
+def transformers_towers(model: str, placement: Placement, processor: str | None = None) -> Towers:
     """Load a CLIPModel from `model` and its `processor` (by default the same), hub names or
     folders."""
     from transformers import AutoTokenizer, CLIPModel
 
     model, source = model_path(model), model_path(processor or model)
-    clip = place.put(complete(CLIPModel.from_pretrained, model))
+    clip = placement.put(complete(CLIPModel.from_pretrained, model))
     tokenizer = AutoTokenizer.from_pretrained(source)
     longest = clip.config.text_config.max_position_embeddings
     return TransformersTowers(
         clip,
         tokenizer,
         image_processor(source),
-        place,
+        placement,
         limit=min(longest, tokenizer.model_max_length),
         read_image=_clip_image,
         read_text=_clip_text,
@@ -253,7 +253,7 @@ def open_clip_library() -> Any:
         ) from error
 
 
-def open_clip_towers(model: str, place: Placement) -> Towers:
+def open_clip_towers(model: str, placement: Placement) -> Towers:
     """Load towers of open_clip. `model` is `ViT-L-14/openai` (architecture and weights),
     `hf-hub:...` or `local-dir:...`."""
     open_clip = open_clip_library()
@@ -267,7 +267,9 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
             )
     loaded, _, prepare = open_clip.create_model_and_transforms(name, pretrained=weights)
     pixels = open_clip_pixels(loaded.visual)
-    return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place, pixels)
+    return OpenClipTowers(
+        placement.put(loaded), open_clip.get_tokenizer(name), prepare, placement, pixels
+    )
 
 
 def open_clip_pixels(visual: Any) -> PixelPreparation:

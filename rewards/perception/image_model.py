@@ -23,7 +23,7 @@ class ImageModelSettings:
     dtype: DtypeName = "float32"
 
     @property
-    def place(self) -> Placement:
+    def placement(self) -> Placement:
         return Placement.of(self.device, self.dtype)
 
     def over_frames(self, name: str, reward: ScoresImages) -> Reward:

@@ -63,7 +63,7 @@ class QwenSettings:
     dtype: DtypeName = "bfloat16"
 
     @property
-    def place(self) -> Placement:
+    def placement(self) -> Placement:
         return Placement.of(self.device, self.dtype)
 
 
@@ -138,7 +138,7 @@ class QwenBackbone:
     tokenizer: Any
     frame: tuple[str, str]
     rewards: tuple[int, ...]
-    place: Placement
+    placement: Placement
 
     @torch.no_grad()
     def hidden(self, turns: Sequence[Turn]) -> Float[Tensor, "n k e"]:
@@ -149,8 +149,8 @@ class QwenBackbone:
         rows = [self._ids(turn) for turn in turns]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows])
-        mask = (torch.arange(ids.shape[1])[None] < lengths[:, None]).to(self.place.device)
-        ids = ids.to(self.place.device)
+        mask = (torch.arange(ids.shape[1])[None] < lengths[:, None]).to(self.placement.device)
+        ids = ids.to(self.placement.device)
         vectors = self.model.language_model.embed_tokens(ids)
         pad = self._id(turns[0].pad)
         vectors[(ids == pad) & mask] = self._seen([one for t in turns for one in t.media])
@@ -180,8 +180,10 @@ class QwenBackbone:
 
     def _seen(self, media: Sequence[Patches]) -> Float[Tensor, "t e"]:
         values = torch.cat([one.values for one in media])
-        grid = torch.tensor([one.grid for one in media], device=self.place.device)
-        out = self.model.visual(values.to(self.place.device, self.place.dtype), grid_thw=grid)
+        grid = torch.tensor([one.grid for one in media], device=self.placement.device)
+        out = self.model.visual(
+            values.to(self.placement.device, self.placement.dtype), grid_thw=grid
+        )
         return out if isinstance(out, Tensor) else out.pooler_output  # before transformers 5
 
 
@@ -199,7 +201,7 @@ def split_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 
 def open_backbone(
-    reward: str, base: str, tokens: Sequence[str], network: dict[str, Tensor], place: Placement
+    reward: str, base: str, tokens: Sequence[str], network: dict[str, Tensor], placement: Placement
 ) -> QwenBackbone:
     """Load the network from the file, with the configuration and tokenizer of the folder `base`.
 
@@ -235,15 +237,15 @@ def open_backbone(
             f"{reward}: the file is not a {config.model_type} of {base}: {first}"
         ) from error
     ids = tuple(tokenizer.convert_tokens_to_ids(list(tokens)))
-    return QwenBackbone(put_weights(model, place), tokenizer, frame, ids, place)
+    return QwenBackbone(put_weights(model, placement), tokenizer, frame, ids, placement)
 
 
-def put_weights(model: Any, place: Placement) -> Any:
+def put_weights(model: Any, placement: Placement) -> Any:
     """Move the model and set it up for inference; parameters take the dtype, buffers keep
     theirs."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(place.device, place.dtype)
-    return model.to(place.device).eval().requires_grad_(False)
+        parameter.data = parameter.data.to(placement.device, placement.dtype)
+    return model.to(placement.device).eval().requires_grad_(False)
 
 
 def linear_layers(

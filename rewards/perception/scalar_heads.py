@@ -26,7 +26,7 @@ PLACES, OUTPUTS = (0, 3, 5), 2  # places of the linear layers; 2 is the dropout
 
 
 def open_scalar_model(
-    reward: str, file: Path, base: str, heads: Sequence[str], place: Placement
+    reward: str, file: Path, base: str, heads: Sequence[str], placement: Placement
 ) -> tuple[QwenBackbone, tuple[nn.Sequential, ...]]:
     """Load the network of a file, and its heads (by the prefixes of their names) in float32.
 
@@ -35,6 +35,6 @@ def open_scalar_model(
     network, entries = split_names(weights_of_file(reward, file))
     refuse_others(reward, entries, tuple(heads))
     layers = [
-        linear_layers(reward, entries, head, PLACES, OUTPUTS).to(place.device) for head in heads
+        linear_layers(reward, entries, head, PLACES, OUTPUTS).to(placement.device) for head in heads
     ]
-    return open_backbone(reward, base, (TOKEN,), network, place), tuple(layers)
+    return open_backbone(reward, base, (TOKEN,), network, placement), tuple(layers)

@@ -37,12 +37,12 @@ def test_every_reward_with_a_model_may_be_put_elsewhere(name):
 def test_the_model_and_its_inputs_go_where_they_are_told():
     """meta stands for a device where the samples are not: its tensors have no numbers."""
     towers = load("clip", model=CLIP, device="cpu").reward.towers
-    place = Placement.of("meta")
-    moved = replace(towers, model=place.put(towers.model), place=place)
+    placement = Placement.of("meta")
+    moved = replace(towers, model=placement.put(towers.model), placement=placement)
     assert {p.device.type for p in moved.model.parameters()} == {"meta"}
     found = moved.images([to_pil(torch.zeros(3, 32, 32))])
     assert found.device.type == "meta" and found.shape[0] == 1
-    words = tokenize(moved.tokenizer, ["a red ball"], moved.limit, moved.place.device)
+    words = tokenize(moved.tokenizer, ["a red ball"], moved.limit, moved.placement.device)
     assert {part.device.type for part in words.values()} == {"meta"}
 
 
