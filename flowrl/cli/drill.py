@@ -85,12 +85,12 @@ def drill_run(arguments: DrillArguments, trust: Trust) -> int:
     _say_first(arguments, faults, last, addresses)
     if not arguments.yes:
         _ask()
-    place = arguments.out or new_numbered(Path("runs"), "drill")
-    place.mkdir(parents=True, exist_ok=True)
+    drill_folder = arguments.out or new_numbered(Path("runs"), "drill")
+    drill_folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(_interrupted_by_sigterm())
-        copies = Path(enter(tempfile.TemporaryDirectory(prefix="copies-", dir=place)))
+        copies = Path(enter(tempfile.TemporaryDirectory(prefix="copies-", dir=drill_folder)))
         _check_space(run, copies)
         proxies = {url: enter(proxy) for url, proxy in _proxies(addresses)}
         drill = Drill(
@@ -98,7 +98,7 @@ def drill_run(arguments: DrillArguments, trust: Trust) -> int:
                 program, arguments.program is None, copies / "state", arguments.processes
             ),
             run=run,
-            place=copies,
+            copies=copies,
             words=words,
             last=last,
             limit=arguments.limit,
@@ -106,7 +106,7 @@ def drill_run(arguments: DrillArguments, trust: Trust) -> int:
             make=lambda folder: _copy(run, folder, last, proxies),
             proxies=[*proxies.values()],
         )
-        return _drilled(drill, faults, place)
+        return _drilled(drill, faults, drill_folder)
 
 
 def _granted(rights: Any) -> list[str]:
@@ -117,7 +117,7 @@ def _granted(rights: Any) -> list[str]:
 def _drilled(
     drill: Drill,
     faults: Sequence[tuple[str, Callable[[Drill], FaultOutcome]]],
-    place: Path,
+    drill_folder: Path,
 ) -> int:
     """Try all faults, and write the page also if the user stops it."""
     began, outcomes, stopped = time.monotonic(), list[FaultOutcome](), False
@@ -135,16 +135,16 @@ def _drilled(
                 outcome = FaultOutcome(question)
                 outcome.wrong(f"before the fault: {error}")
             outcomes.append(outcome)
-            shutil.copyfile(drill.output, place / f"output-{len(outcomes):02d}.txt")
+            shutil.copyfile(drill.output, drill_folder / f"output-{len(outcomes):02d}.txt")
             print(_line(outcome), flush=True)
     except KeyboardInterrupt:
         stopped = True
         print("\nstopped; everything that was started has ended", flush=True)
     seconds = time.monotonic() - began
     numbers = [asdict(outcome) for outcome in outcomes]
-    write_whole(place / NUMBERS, json_text(numbers, indent=1) + "\n")
-    write_whole(place / PAGE, drill_page(drill, outcomes, seconds, stopped, len(faults)))
-    print(f"page: {place / PAGE}")
+    write_whole(drill_folder / NUMBERS, json_text(numbers, indent=1) + "\n")
+    write_whole(drill_folder / PAGE, drill_page(drill, outcomes, seconds, stopped, len(faults)))
+    print(f"page: {drill_folder / PAGE}")
     if stopped:
         return 128 + signal.SIGINT
     return int(not all(outcome.right for outcome in outcomes))
@@ -230,13 +230,13 @@ def _ask() -> None:
         raise UserError("drill: not begun")
 
 
-def _check_space(run: Path, place: Path) -> None:
+def _check_space(run: Path, drill_folder: Path) -> None:
     size = sum(os.stat(path).st_blocks * 512 for path in run.rglob("*") if path.is_file())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(drill_folder).free
     if COPIES * size > free:
         raise UserError(
             f"drill: {COPIES} copies of {run} need {COPIES * size / 2**30:.1f} GiB, and "
-            f"{free / 2**30:.1f} GiB are free in {place}: choose another --out"
+            f"{free / 2**30:.1f} GiB are free in {drill_folder}: choose another --out"
         )
 
 
@@ -253,8 +253,8 @@ def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> N
     """A copy of a run with its newest checkpoint alone, the drill's end and its proxies."""
     newest = numbered_in(run / "checkpoints")[-1].name
 
-    def ignored(place: str, names: list[str]) -> list[str]:
-        older = Path(place) == run / "checkpoints"
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        older = Path(folder) == run / "checkpoints"
         return [n for n in names if n == LOCK or n.endswith(".tmp") or (older and n != newest)]
 
     shutil.copytree(run, folder, ignore=ignored)

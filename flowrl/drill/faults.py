@@ -60,7 +60,7 @@ class Drill:
     """A run and how it is drilled.
 
     run       its folder, which is only read
-    place     where copies lie
+    copies    the folder of the copies
     words     rights that the user's own folder has, as words of a command
     last      iteration at which every copy ends
     limit     seconds within which a training must go on or end
@@ -70,7 +70,7 @@ class Drill:
 
     program: DrilledProgram
     run: Path
-    place: Path
+    copies: Path
     words: list[str]
     last: int
     limit: float
@@ -82,14 +82,14 @@ class Drill:
 
     @property
     def unbroken(self) -> Path:
-        return self.place / "unbroken"
+        return self.copies / "unbroken"
 
     @property
     def output(self) -> Path:
-        return self.place / "output.txt"
+        return self.copies / "output.txt"
 
     def copy(self, name: str) -> Path:
-        folder = self.place / name
+        folder = self.copies / name
         shutil.rmtree(folder, ignore_errors=True)
         self.make(folder)
         self.output.write_text("")
@@ -325,7 +325,7 @@ with open(code_file, "w") as file: file.write(str(code))
 def fill_disk(drill: Drill) -> FaultOutcome:
     """A disk that is full before the next checkpoint is written: a tmpfs, seen by the run alone."""
     outcome = FaultOutcome("a full disk at a checkpoint")
-    folder, place = drill.copy("filled"), drill.place / "disk"
+    folder, place = drill.copy("filled"), drill.copies / "disk"
     size = _size(folder) + _size(numbered_in(folder / "checkpoints")[-1]) // 2 + 2**16
     if sys.platform != "linux" or size > TMPFS_MOST:
         note = "only Linux has namespaces of mounts"
@@ -333,7 +333,7 @@ def fill_disk(drill: Drill) -> FaultOutcome:
         outcome.tried = False
         return outcome
     place.mkdir(exist_ok=True)
-    code_file = drill.place / "code"
+    code_file = drill.copies / "code"
     code_file.unlink(missing_ok=True)
     words = drill.program.command(drill.resume(place))
     before_copy = trained_until(folder)

@@ -38,11 +38,11 @@ def reading(place: Path | str, setting: str) -> Iterator[None]:
         ) from error
 
 
-def load_saved(place: Path, setting: str, load: Callable[[], T]) -> T:
-    """The result of `load` for a place that `check_saved` takes. UserErrors begin with
+def load_saved(saved: Path, setting: str, load: Callable[[], T]) -> T:
+    """The result of `load` for a file or folder that `check_saved` takes. UserErrors begin with
     `setting`."""
-    check_saved(place, setting)
-    with reading(place, setting):
+    check_saved(saved, setting)
+    with reading(saved, setting):
         return load()
 
 

@@ -140,11 +140,11 @@ def count_pixels(batch: WireSamples, most: int) -> int:
 
 
 @contextmanager
-def _named_entry(place: int) -> Iterator[None]:
+def _named_entry(number: int) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"media[{place}]: {error}") from error
+        raise ValueError(f"media[{number}]: {error}") from error
 
 
 def _header_pixels(entry: str | WireVideo, kind: str) -> int:

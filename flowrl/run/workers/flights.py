@@ -60,14 +60,14 @@ class WorkersTrial:
         seconds: dict[str, float] = {}
         results = self.wait(self.flight, seconds)
         self.waited += sum(seconds.values())
-        return [self._part(place, made_piece) for place, (made_piece, _) in enumerate(results)]
+        return [self._part(number, made_piece) for number, (made_piece, _) in enumerate(results)]
 
-    def _part(self, place: int, made_piece: MadePiece) -> ScoredTrial:
+    def _part(self, number: int, made_piece: MadePiece) -> ScoredTrial:
         """A slice's scores, with samples whose media stay where they are until shown."""
-        part, result = self.flight.pieces[place], made_piece.result
+        part, result = self.flight.pieces[number], made_piece.result
         assert isinstance(result, MadePrompts)
         group = torch.arange(len(part.rows)).repeat_interleave(part.group)
         texts, meta = part.prompts.take([part.rows[i] for i in group.tolist()])
-        bring = partial(self.fetch, self.flight, place, 0)
+        bring = partial(self.fetch, self.flight, number, 0)
         samples = StoredSamples(((len(group), bring),), texts, group, meta, made_piece.kind)
         return ScoredTrial(StoredTrial(samples, result.statistics), result.scores, result.more)

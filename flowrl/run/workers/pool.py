@@ -120,8 +120,8 @@ class SamplingPool:
             flight = Flight(flight.ask, units)
         device = torch.device(self.session.parallel.device)
         results = [
-            self._whole(flight, place, *result)
-            for place, result in enumerate(self.made(flight, seconds))
+            self._whole(flight, number, *result)
+            for number, result in enumerate(self.made(flight, seconds))
         ]
         return [brought_to(unit, device) for unit in results]
 
@@ -129,7 +129,7 @@ class SamplingPool:
         """Wait for all pieces, in order."""
         flight.send()
         try:
-            return [self._made(flight, place, seconds) for place in range(len(flight.pieces))]
+            return [self._made(flight, number, seconds) for number in range(len(flight.pieces))]
         except CallTooLarge:
             flight.sent = []  # asked again, with smaller calls
             raise
@@ -147,17 +147,17 @@ class SamplingPool:
             "workers/restarts": float(self.crew.restarts),
         }
 
-    def _made(self, flight: Flight[Any], place: int, seconds: dict[str, float]) -> PieceResult:
+    def _made(self, flight: Flight[Any], number: int, seconds: dict[str, float]) -> PieceResult:
         """A piece's results with the scores of replicas. It is requested again if its worker is
         lost, or its samples before a replica has scored them."""
         reason = ""
         for _ in range(WORKERS_ASKED):
-            request, began = flight.sent[place], time.perf_counter()
+            request, began = flight.sent[number], time.perf_counter()
             try:
-                piece: MadePiece = self._get(flight, place, request.result)
+                piece: MadePiece = self._get(flight, number, request.result)
             except RayError as error:
                 reason = first_line(error)
-                self._again(flight, place, reason)
+                self._again(flight, number, reason)
                 continue
             between = time.perf_counter()
             _add(seconds, {"waiting/sampling": between - began})
@@ -167,11 +167,11 @@ class SamplingPool:
                 }
             except ObjectLostError as error:  # the samples are gone, with the worker's node
                 reason = first_line(error)
-                self._again(flight, place, reason)
+                self._again(flight, number, reason)
                 continue
             except RayError as error:  # the worker is well
                 reason = first_line(error)
-                flight.sent[place] = flight.ask(flight.pieces[place])
+                flight.sent[number] = flight.ask(flight.pieces[number])
                 continue
             _add(seconds, {"waiting/scoring": time.perf_counter() - between})
             _add(self.busy, piece.seconds)
@@ -185,22 +185,22 @@ class SamplingPool:
             "raise workers.limit"
         )
 
-    def _get(self, flight: Flight[Any], place: int, reference: Any) -> Any:
+    def _get(self, flight: Flight[Any], number: int, reference: Any) -> Any:
         """A worker's result. RayError if it is lost or late; a late worker is ended."""
         try:
             return ray.get(reference, timeout=self.settings.limit)
         except GetTimeoutError:
-            ray.kill(flight.sent[place].worker, no_restart=False)
+            ray.kill(flight.sent[number].worker, no_restart=False)
             raise
         except RayTaskError as error:
             raise cause_of(error) from None
 
-    def _again(self, flight: Flight[Any], place: int, reason: str) -> None:
-        self.crew.lost(flight.sent[place].worker, reason)
-        flight.sent[place] = flight.ask(flight.pieces[place])
+    def _again(self, flight: Flight[Any], number: int, reason: str) -> None:
+        self.crew.lost(flight.sent[number].worker, reason)
+        flight.sent[number] = flight.ask(flight.pieces[number])
 
     def _whole(
-        self, flight: Flight[SamplingUnit], place: int, piece: MadePiece, later: Mapping[str, Any]
+        self, flight: Flight[SamplingUnit], number: int, piece: MadePiece, later: Mapping[str, Any]
     ) -> tuple[UnitSamples, UnitScores]:
         """A unit with the scores of all rewards; media stay where they are until they are
         requested."""
@@ -222,8 +222,8 @@ class SamplingPool:
         reports = dict(scored.reports)
         for _, report, _ in later.values():
             _add(reports, report)
-        prompts, rows = self.session.prompts, flight.pieces[place].rows
-        bring = [partial(self.fetch, flight, place, k) for k in range(len(unit_samples.rollouts))]
+        prompts, rows = self.session.prompts, flight.pieces[number].rows
+        bring = [partial(self.fetch, flight, number, k) for k in range(len(unit_samples.rollouts))]
         samples: tuple[Samples | StoredSamples, ...] = tuple(
             StoredSamples.of(rollout, prompts, rows, piece.kind, fetch)
             for rollout, fetch in zip(unit_samples.rollouts, bring, strict=True)
@@ -233,15 +233,15 @@ class SamplingPool:
         scored = replace(scored, plans=scores, samples=samples, reports=reports)
         return replace(unit_samples, samples=samples), scored
 
-    def fetch(self, flight: Flight[Any], place: int, plan: int) -> Samples:
+    def fetch(self, flight: Flight[Any], number: int, plan: int) -> Samples:
         """The samples of a unit with their media, for a page or a tracker."""
         for _ in range(WORKERS_ASKED):
             try:
-                samples = self._get(flight, place, flight.sent[place].samples)[plan]
+                samples = self._get(flight, number, flight.sent[number].samples)[plan]
                 self.count("shown", bytes_of(samples))
                 return samples
             except RayError as error:
-                self._again(flight, place, first_line(error))
+                self._again(flight, number, first_line(error))
         raise UserError("workers: samples that a page shows were lost three times; resume the run")
 
     # Evaluations

@@ -178,17 +178,17 @@ def _forms(names: Sequence[str]) -> Iterator[list[str]]:
     yield from names_by_form.values()
 
 
-def check_saved(place: Path, setting: str) -> None:
+def check_saved(saved: Path, setting: str) -> None:
     """UserError, which begins with `setting`, for a file of weights, or a folder with one, that is
     missing or damaged as far as headers and configurations show. Other names than files are left to
     their reader."""
-    if place.is_file():
-        _check_files([place], setting)
+    if saved.is_file():
+        _check_files([saved], setting)
         return
-    if not place.is_dir():
+    if not saved.is_dir():
         return
-    inside = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
-    for folder in (place, *(inside if (place / PIPELINE_INDEX).exists() else ())):
+    inside = [path for path in saved.iterdir() if path.is_dir() and not path.is_symlink()]
+    for folder in (saved, *(inside if (saved / PIPELINE_INDEX).exists() else ())):
         paths = sorted(folder.iterdir())
         by_suffix = ([path for path in paths if path.suffix == suffix] for suffix in _SUFFIXES)
         files = next(filter(None, by_suffix), [])  # those beside them are not read
