@@ -127,7 +127,7 @@ class _Parent:
                 said = (
                     f"{_cause(code)}; all of {RESTARTS} {self.restarts} are used {_since(newest)}"
                 )
-                if sender := self._report(code, said):
+                if sender := self._report(code, said, last=True):
                     os.waitpid(sender, 0)  # a scheduler may end what outlives this process
                 return words, ended
             left -= 1
@@ -136,10 +136,11 @@ class _Parent:
             restart = f"restart {self.restarts - left} of {self.restarts}"
             self._report(code, f"{_cause(code)}; it {at} ({restart})")
 
-    def _report(self, code: int, said: str) -> int:
+    def _report(self, code: int, said: str, *, last: bool = False) -> int:
         """Say what ended a child, and send it to a user who wants notices if the child could not,
         because a signal has killed it: in a process of its own, since that imports torch. Returns
-        that process, or 0."""
+        that process, or 0. Of the `last` child it also writes the run's page, which no other
+        process writes then."""
         _say(said)
         sender = os.fork() if code < 0 else -1
         if sender == 0:
@@ -150,6 +151,11 @@ class _Parent:
                 if notices is not None:
                     notices.send("failed", said)
                     notices.close()
+                if last:
+                    from flowrl.pages.records import EndRecord
+                    from flowrl.run.save.ends import keep_end
+
+                    keep_end(self.folder, EndRecord("failed", said))
             finally:
                 os._exit(0)
         return max(sender, 0)

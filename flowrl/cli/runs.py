@@ -49,7 +49,7 @@ class RunLine:
     best_at: int | None = None
     alarms: int = 0
     seconds_ago: float = 0.0  # since a file of its record changed
-    why: str = ""  # of a run that failed or cannot be read
+    why: str = ""  # of a run that failed, was stopped or cannot be read
 
     @classmethod
     def of(cls, folder: Path) -> "RunLine":
@@ -140,11 +140,14 @@ def _found(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _state(run: RunFolder) -> tuple[str, str]:
-    """The state of a run, and the first line of the reason for one that failed."""
+    """The state of a run, and the reason for one that failed or was stopped. Older versions left
+    a traceback alone."""
     if in_use(run.folder):
         return "training", ""
     if run.finished:
         return "done", ""
+    if run.end is not None:
+        return run.end.kind, run.end.cause[:300]
     trace = run.folder / TRACE
     if trace.is_file() and trace.stat().st_mtime >= _mtime(run.folder / "metrics.jsonl"):
         with suppress(OSError):

@@ -43,6 +43,12 @@ class LeafLine:
     why: str = ""
 
 
+def same_weight(weight: float, scale: float) -> float:
+    """The weight with which a reward counts as in the library, whose score is `scale` times
+    smaller than flowrl's."""
+    return float(f"{weight / scale:.6g}")
+
+
 class RunDraft:
     """Settings of a run, filled leaf by leaf.
 
@@ -96,6 +102,18 @@ class RunDraft:
                 raise UserError(
                     f"{name}: {str(value)[:100]!r} is no whole number from 1 to {MOST_COUNT:,}"
                 )
+
+    def check_choice(self, name: str, words: Sequence[str]) -> None:
+        """UserError for a leaf whose word is none of the library's own: a default in its place
+        would be another run. A leaf that the input does not hold is not looked at."""
+        value = self.given.get(name)
+        self._asked.add(name)
+        if value is None or isinstance(value, Unresolved) or str(value) in words:
+            return
+        raise UserError(
+            f"{name}: {str(value)[:100]!r} is not one of {', '.join(words)}, the words of "
+            f"{self.peer}: write one of them"
+        )
 
     def under(self, prefix: str) -> list[str]:
         """The names of all leaves below a path."""

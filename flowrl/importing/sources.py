@@ -17,7 +17,7 @@ from flowrl.importing.peers.verl import VERL
 from flowrl.importing.readers.python_config import config_functions, evaluated_config
 from flowrl.importing.readers.shell import OPEN, Script, read_shell
 from flowrl.importing.readers.trl_script import TrlScript
-from flowrl.importing.readers.words import options, overrides
+from flowrl.importing.readers.words import options, overrides, scalar
 from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
 
 IMPORTERS: Mapping[str, Peer] = {
@@ -163,8 +163,16 @@ def _leaves(input_text: str, named: Peer | None) -> tuple[Leaves, Peer | None, l
 
 
 def _plain_names(leaves: Leaves) -> Leaves:
-    """Names without the dashes that SimpleTuner's config.json may have."""
-    return {name.removeprefix("--").replace("-", "_"): value for name, value in leaves.items()}
+    """Names without the dashes that SimpleTuner's config.json may have, and texts as the words of
+    a command, which is what SimpleTuner makes of the file: "true" is true."""
+    return {
+        name.removeprefix("--").replace("-", "_"): (
+            scalar(value)
+            if isinstance(value, str) and not value.lstrip().startswith("{")
+            else value
+        )
+        for name, value in leaves.items()
+    }
 
 
 def _with_parts(leaves: Leaves, folder: Path) -> Leaves:
@@ -286,18 +294,13 @@ def _of_program(
             raise UserError(
                 f"{files[0] if files else 'ff-train'}: the file is not here: import it itself"
             )
-        return flattened(read_yaml(path)), FLOW_FACTORY, []
+        more, words_left = options([w for w in rest if w != files[0]])
+        return {**flattened(read_yaml(path)), **more}, FLOW_FACTORY, _nameless(words_left)
     if kind == "flow_grpo":
-        match = next(m for w in rest if (m := re.search(r"([^\s=]+\.py):(\w+)", w)))
-        path = _beside(match.group(1), folder)
-        if path is None:
-            raise UserError(
-                f"{match.group(0)}: the file is not here: import {match.group(0)} itself"
-            )
-        return _configuration(path, match.group(2))
+        return _flow_grpo_command(rest, folder)
     if kind == "simple_tuner":
-        leaves, _ = options(rest)
-        return _with_parts(leaves, folder), SIMPLE_TUNER, []
+        leaves, words_left = options(rest)
+        return _with_parts(leaves, folder), SIMPLE_TUNER, _nameless(words_left)
     if kind in ("grpo", "rloo"):
         leaves, notes = _trl_arguments(rest, folder)
         return {TRAINER: kind.upper(), **leaves}, TRL, notes
@@ -310,10 +313,33 @@ def _of_program(
     return {TRAINER: "RLOO" if rloo else "GRPO", **leaves}, TRL, notes
 
 
+def _nameless(words: Sequence[str]) -> list[str]:
+    """Notes on the words of a command that name no leaf, so that none is lost in silence."""
+    return [f"{guarded('', word)!r}: a word without a name" for word in words if word]
+
+
+def _flow_grpo_command(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
+    """The configuration that `--config FILE.py:FUNCTION` names, under `--config.NAME VALUE`, the
+    options with which ml_collections replaces single values."""
+    match = next(m for word in words if (m := re.search(r"([^\s=]+\.py):(\w+)", word)))
+    path = _beside(match.group(1), folder)
+    if path is None:
+        raise UserError(f"{match.group(0)}: the file is not here: import {match.group(0)} itself")
+    leaves, peer, notes = _configuration(path, match.group(2))
+    given, rest = options(words)
+    replaced = {
+        name.removeprefix("config."): value
+        for name, value in given.items()
+        if str(value) != match.group(0)
+    }
+    left = [word for word in rest if word != match.group(0)]
+    return {**leaves, **replaced}, peer, [*notes, *_nameless(left)]
+
+
 def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str]]:
     """TRL's arguments, over those of the file that `--config` names."""
     leaves, rest = options(words, _LISTS)
-    notes = [f"{guarded('', word)!r}: a word without a name" for word in rest if word]
+    notes = _nameless(rest)
     config = leaves.pop("config", None)
     if config is None:
         return leaves, notes
@@ -350,11 +376,12 @@ def _script(file: Path, leaves: Leaves, notes: list[str]) -> tuple[Leaves, Peer 
 
 def _hydra(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
     leaves, rest = overrides(words)
-    named, _ = options(rest)
-    notes = []
-    config = named.get("config_name")
+    named, words_left = options(rest)
+    notes = _nameless(words_left)
+    config, at = named.pop("config_name", None), named.pop("config_path", "")
+    leaves |= named
     if config is not None:
-        place = str(named.get("config_path", "")).replace(OPEN, "")
+        place = str(at).replace(OPEN, "")
         path = next(
             (
                 p

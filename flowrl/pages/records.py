@@ -6,7 +6,7 @@ small and bounded. A run writes them at its evaluations; docs/following.md descr
 import re
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.whole_file import write_whole
 
 RECORDS_FOLDER = "report"
-STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
+STARTS, ALARMS, END = "starts.jsonl", "alarms.jsonl", "end.json"
 MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
 MOST_RECORDS = 4 * MOST_EVALUATIONS  # of a kind that are read: the newest
 MOST_RECORD_BYTES = 2**25  # of a file
@@ -141,12 +141,28 @@ class AlarmRecord:
         return self.text.partition(". ")[2]
 
 
+@dataclass(frozen=True)
+class EndRecord:
+    """The end of the last start, if it came before the run's own end: `failed` by an error, or
+    `stopped` by a signal that saves. `text` says why."""
+
+    kind: Literal["failed", "stopped"]
+    text: str
+
+    @property
+    def cause(self) -> str:
+        """The first sentence, in one line."""
+        line = " ".join(self.text.split())
+        return line.partition(". ")[0].rstrip(".") + "."
+
+
 AnyRecord = EvaluationRecord | TreeRecord
 _READERS: dict[str, TypeAdapter[Any]] = {
     "evaluation": TypeAdapter(EvaluationRecord),
     "tree": TypeAdapter(TreeRecord),
     STARTS: TypeAdapter(LaunchRecord),
     ALARMS: TypeAdapter(AlarmRecord),
+    END: TypeAdapter(EndRecord),
 }
 
 
@@ -171,8 +187,24 @@ def append_record(run: Path, record: LaunchRecord | AlarmRecord) -> None:
         file.write(_json(record) + "\n")
 
 
+def write_end(run: Path, end: EndRecord) -> None:
+    """Write `report/end.json`, which stands until the next start trains."""
+    write_whole(run / RECORDS_FOLDER / END, _json(replace(end, text=shortened(end.text))))
+
+
+def read_end(run: Path) -> EndRecord | None:
+    """Read how the last start ended; None if it trains, was killed, or reached the run's end."""
+    with suppress(OSError, ValidationError):
+        return _READERS[END].validate_json(
+            plain_bytes(run, run / RECORDS_FOLDER / END, MOST_RECORD_BYTES)
+        )
+    return None
+
+
 def cut_back_records(run: Path, iteration: int) -> None:
-    """Remove records of later iterations, since a resumed run writes them again."""
+    """Remove records of later iterations, since a resumed run writes them again, and that of the
+    last start's end."""
+    (run / RECORDS_FOLDER / END).unlink(missing_ok=True)
     for path, done in _numbered(run):
         if done > iteration:
             path.unlink()

@@ -15,10 +15,12 @@ from flowrl.errors import UserError
 from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.pages.records import (
     AlarmRecord,
+    EndRecord,
     EvaluationRecord,
     LaunchRecord,
     TreeRecord,
     read_alarms,
+    read_end,
     read_evaluations,
     read_starts,
     read_trees,
@@ -59,6 +61,7 @@ class RunFolder:
     starts: Sequence[LaunchRecord] = field(default_factory=list[LaunchRecord])
     alarms: Sequence[AlarmRecord] = field(default_factory=list[AlarmRecord])
     votes: Sequence[str] = field(default_factory=list[str])
+    end: EndRecord | None = None  # of the last start, before the run's own end
 
     @classmethod
     def read(cls, folder: Path) -> "RunFolder":
@@ -79,6 +82,7 @@ class RunFolder:
             starts=read_starts(folder),
             alarms=read_alarms(folder),
             votes=list(_votes(folder)),
+            end=read_end(folder),
         )
 
     @property

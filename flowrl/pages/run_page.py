@@ -122,7 +122,8 @@ def state(run: RunFolder) -> str:
     """Progress of the run, in words."""
     if run.finished:
         return f"done, {count(run.done, 'iteration')}"
-    return f"{run.done:,} of {count(run.planned, 'iteration')}"
+    so_far = f"{run.done:,} of {count(run.planned, 'iteration')}"
+    return so_far if run.end is None else f"{run.end.kind} after {so_far}"
 
 
 class GainOfRun(NamedTuple):
@@ -241,6 +242,8 @@ def _off(run: RunFolder) -> bool:
 
 def _sentences(run: RunFolder) -> Iterator[str]:
     """Findings in plain words, each based on a number or a setting on the page."""
+    if run.end is not None and not run.finished:
+        yield f"The run {run.end.kind}: {' '.join(run.end.text.split())}"
     if run.starts and (differs := run.starts[-1].facts.get(UNLIKE)):
         yield Markup("Evaluations are unlike training: {}.").format(differs)
     for name in run.judges:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 import yaml
@@ -14,10 +15,12 @@ from accelerate import PartialState
 from flowrl.errors import FolderInUse, Stopped, UserError, after
 from flowrl.iteration.open import timed_units
 from flowrl.models.open import with_guider
+from flowrl.pages.records import EndRecord
 from flowrl.paths import folder_taken, numbered
 from flowrl.processes.meeting import agreed, meet, meeting, not_alone, watched_processes
 from flowrl.processes.watch import before_end
 from flowrl.run.save import checkpoint
+from flowrl.run.save.ends import keep_end
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
 from flowrl.run.train import Result, train_session
@@ -26,7 +29,7 @@ from flowrl.run.watch.until import early_end
 from flowrl.session import record, start_record
 from flowrl.session.atomic import appear, held, reason, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
-from flowrl.session.notices import Notices, closing_notices, open_notices
+from flowrl.session.notices import Notices, NoticeState, closing_notices, open_notices
 from flowrl.session.row_checks import with_rows_checked
 from flowrl.session.session import (
     SOURCE,
@@ -46,6 +49,7 @@ from flowrl.whole_file import write_whole
 from rewards import Reward
 
 FolderState = Literal["absent", "begun", "finished"]
+PAGE_SECONDS = 10.0  # that a process which the watch ends waits for its page
 
 if TYPE_CHECKING:
     from flowrl.run.workers.cluster import Cluster  # Ray is an extra
@@ -211,46 +215,63 @@ class EndNotices:
 
     sender       None: the user wants no notices, or this is not the main process
     done_before  whether the run had finished before this start, so that its end is no news
+    folder       the run's, whose page then says how it ended; None: not the main process
     """
 
     sender: Notices | None
     done_before: bool
+    folder: Path | None = None
 
     def ended(self, result: Result) -> Result:
         """Return the result of a training, once its notice is on its way."""
-        if self.sender is None:
-            return result
         if result.done and not self.done_before:
-            self.sender.send("finished", "the run is done")
+            self._send("finished", "the run is done")
         elif result.signal is not None:
             name = signal.Signals(result.signal).name
-            self.sender.send("stopped", f"the run was stopped by {name}, and is saved")
+            self._send("stopped", f"the run was stopped by {name}, and is saved")
+            if self.folder is not None:
+                keep_end(self.folder, EndRecord("stopped", f"{name} ended it, and it is saved"))
         return result
 
     def failed(self, error: BaseException) -> None:
-        if self.sender is None:
-            return
+        """Send and keep the reason of an error that ends the start."""
+        name = type(error).__name__
+        kind: Literal["failed", "stopped"] = "failed"
         if isinstance(error, UserError):
-            self.sender.send("failed", str(error))
+            text = short = str(error)
         elif isinstance(error, Exception):
-            self.sender.send("failed", f"{type(error).__name__}: {error}")
+            text = short = f"{name}: {error}"
         else:  # a second Ctrl-C
-            self.sender.send("stopped", f"the run was stopped at once ({type(error).__name__})")
+            kind, text = "stopped", f"the run was stopped at once ({name})"
+            short = f"{name} ended it at once; it goes on from its newest checkpoint"
+        self._send(kind, text)
+        if self.folder is not None:
+            keep_end(self.folder, EndRecord(kind, short))
 
     def cut_off(self, sentence: str) -> None:
-        """Send a last notice, and wait for it: this process ends after it."""
+        """Send a last notice, and wait for it: this process ends after it. Its page is written in
+        bounded time, since the disk may be what hangs."""
+        self._send("failed", sentence)
+        if self.folder is not None:
+            end = EndRecord("failed", sentence)
+            page = Thread(target=keep_end, args=(self.folder, end), daemon=True)
+            page.start()
+            page.join(PAGE_SECONDS)
         if self.sender is not None:
-            self.sender.send("failed", sentence)
             self.sender.close()
+
+    def _send(self, kind: NoticeState, text: str) -> None:
+        if self.sender is not None:
+            self.sender.send(kind, text)
 
 
 @contextmanager
 def ends_noticed(folder: Path, state: PartialState, done_before: bool) -> Iterator[EndNotices]:
-    """Open the notices of a start, and send how it ends. The folder's lock is held, so that of two
-    starts only the one that trains sends anything."""
+    """Open the notices of a start, and send and keep how it ends. The folder's lock is held, so
+    that of two starts only the one that trains sends anything."""
     terminal = record.Terminal(state.is_main_process)
     sender = open_notices(folder, terminal.warn) if state.is_main_process else None
-    notices = EndNotices(sender, done_before)
+    notices = EndNotices(sender, done_before, folder if state.is_main_process else None)
     with closing_notices(sender), before_end(notices.cut_off):
         try:
             yield notices

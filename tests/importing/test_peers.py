@@ -1,6 +1,7 @@
 """Each library's input as a run file: the kind of each leaf, and the settings that follow."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from flowrl.cli.app import exit_code
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
+from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.sources import IMPORTERS
 from flowrl.settings.checks.scoring import check_own_scoring
@@ -585,3 +587,174 @@ def test_what_changes_the_training_of_simple_tuner_is_no_matter_of_speed(name, t
         }  # fmt: skip
         (tmp_path / "config.json").write_text(json.dumps(tree))
         assert leaf(imported(str(tmp_path / "config.json"), "simpletuner", 1), name)[0] == kind
+
+
+def flow_grpo_files(folder: Path) -> str:
+    (folder / "base.py").write_text(BASE)
+    (folder / "grpo.py").write_text(GRPO)
+    return f"{folder}/grpo.py:ocr"
+
+
+def simple_tuner_file(folder: Path, **more: object) -> str:
+    (folder / "config.json").write_text(json.dumps({**TUNER, **more}))
+    (folder / "data.json").write_text(json.dumps(BACKEND))
+    return str(folder / "config.json")
+
+
+def factory_file(folder: Path, *changes: tuple[str, str]) -> str:
+    text = FACTORY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "default.yaml").write_text(text)
+    return str(folder / "default.yaml")
+
+
+def test_options_of_a_command_replace_the_values_of_its_file(tmp_path, monkeypatch) -> None:
+    """They were dropped in silence, and the file's values were called the same."""
+    flow_grpo_files(tmp_path)
+    factory_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = imported(
+        "accelerate launch train_sd3.py --config=grpo.py:ocr --config.train.learning_rate=1e-5 "
+        "--config.seed 7 --debug stray", None, 4,
+    )  # fmt: skip
+    assert leaf(run, "train.learning_rate") == (SAME, {"train.lr": 1e-5})
+    assert leaf(run, "seed") == (SAME, {"train.seed": 7}) and leaf(run, "debug")[0] == UNKNOWN
+    run = imported("ff-train default.yaml stray --num_processes 4", None, 8)
+    assert [line.value for line in run.lines if line.name == "num_processes"] == [4]
+    assert "'stray': a word without a name" in run.notes
+    run = imported(f"{VERL_WORDS} stray --config-dir here", None, 1)
+    assert leaf(run, "config_dir")[0] == UNKNOWN and "'stray': a word without a name" in run.notes
+    words = f"{NO_COUNTS['SimpleTuner'][0]}=1 stray"
+    assert "'stray': a word without a name" in imported(words, None, 1).notes
+
+
+def test_a_range_of_which_flowrl_keeps_one_number_is_said(tmp_path: Path) -> None:
+    clip = ("kl_beta: 0", "kl_beta: 0\n  adv_clip_range: [-3.0, 4.0]")
+    run = imported(factory_file(tmp_path, clip), None, 8)
+    assert leaf(run, "train.adv_clip_range")[0] == EFFECT
+    even = ("kl_beta: 0", "kl_beta: 0\n  adv_clip_range: [-3, 3.0]")
+    run = imported(factory_file(tmp_path, even), None, 8)
+    assert leaf(run, "train.adv_clip_range")[0] == CONVERTED
+    text = SMALL_FACTORY.replace("LEAF", "timestep_range: [0.2, 0.8], per_device_batch_size: 4")
+    for trainer in ("nft", "awm", "dpo", "crd", "dgpo"):
+        (tmp_path / "run.yaml").write_text(text.replace("TRAINER", trainer))
+        run = imported(str(tmp_path / "run.yaml"), "flow-factory", 4)
+        assert leaf(run, "train.timestep_range")[0] == EFFECT, trainer
+
+
+def test_a_sum_of_rewards_with_other_scales_is_the_same_sum(tmp_path: Path) -> None:
+    """PickScore of both libraries is divided by 26; JPEG's sizes of flow_grpo by 500."""
+    flow_grpo_files(tmp_path)
+    rewards = '{"ocr": 1.0, "pickscore": 0.52, "jpeg_compressibility": 1}'
+    text = GRPO.replace('{"ocr": 1.0, "qwenvl": 0.5}', rewards)
+    (tmp_path / "grpo.py").write_text(text)
+    ocr, pickscore, jpeg = imported(f"{tmp_path}/grpo.py:ocr", None, 4).tree["rewards"]
+    assert (ocr["weight"], pickscore["weight"]) == (1.0, 0.02)
+    assert (jpeg["kind"], jpeg["unit"]) == ("small", 500.0)
+    more = ("  - {name: ocr,", "  - {name: p, reward_model: PickScore}\n  - {name: ocr,")
+    _, pickscore, ocr = imported(factory_file(tmp_path, more), None, 8).tree["rewards"]
+    assert (pickscore["weight"], "weight" in ocr) == (0.0384615, False)
+    gdpo = ("advantage_aggregation: sum", "advantage_aggregation: gdpo")
+    pickscore = imported(factory_file(tmp_path, more, gdpo), None, 8).tree["rewards"][1]
+    assert "weight" not in pickscore, "gdpo standardises each reward by itself"
+
+
+def test_a_loss_of_verl_that_reads_no_mean_has_its_own() -> None:
+    actor = "actor_rollout_ref.actor"
+    for mode in ("gspo", "sapo", "geo_mean"):
+        words = f"{VERL_WORDS} {actor}.policy_loss.loss_mode={mode} {actor}.loss_agg_mode="
+        run = imported(f"{words}token-mean", None, 1)
+        assert run.tree["recipe"]["loss"]["denominator"] == "rows", mode
+        assert leaf(run, f"{actor}.loss_agg_mode")[0] == NONE
+    run = imported(f"{VERL_WORDS} {actor}.loss_agg_mode=token-mean", None, 1)
+    assert run.tree["recipe"]["loss"]["denominator"] == "tokens"
+
+
+@pytest.mark.parametrize(("family", "flavour", "model"), [
+    ("flux", None, "black-forest-labs/FLUX.1-Krea-dev"),
+    ("flux", "dev", "black-forest-labs/FLUX.1-dev"),
+    ("sd3", None, "stabilityai/stable-diffusion-3.5-medium"),
+    ("qwen_image", None, "Qwen/Qwen-Image-2512"),
+    ("z_image", None, "Tongyi-MAI/Z-Image-Turbo"),
+    ("wan", None, "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
+])  # fmt: skip
+def test_a_family_of_simple_tuner_is_its_default_flavour(family, flavour, model, tmp_path) -> None:
+    file = simple_tuner_file(tmp_path, model_family=family, model_flavour=flavour)
+    assert imported(file).tree["model"]["pipeline"] == model
+
+
+def test_texts_of_simple_tuners_file_are_words(tmp_path: Path) -> None:
+    file = simple_tuner_file(tmp_path, gradient_checkpointing="true", lora_rank="16")
+    run = imported(file)
+    assert run.tree["train"]["gradient_checkpointing"] is True
+    assert run.tree["model"]["lora"]["rank"] == 16
+    assert run.tree["train"]["weight_decay"] == 0.01, "SimpleTuner's own"
+    run = imported(simple_tuner_file(tmp_path, optimizer="adamw_schedulefree"))
+    assert leaf(run, "optimizer")[0] == EFFECT
+    with pytest.raises(UserError, match="the model of flux kontext is not known"):
+        imported(simple_tuner_file(tmp_path, model_flavour="kontext"))
+
+
+def test_dpo_of_flow_grpo_trains_a_level_for_each_step(tmp_path: Path) -> None:
+    flow_grpo_files(tmp_path)
+    dpo = 'config.train.beta = 100\n    config.train.algorithm = "dpo"'
+    (tmp_path / "grpo.py").write_text(GRPO.replace("config.train.beta = 0.04", dpo))
+    run = imported(f"{tmp_path}/grpo.py:ocr", None, 4)
+    expected = (CONVERTED, {"recipe.levels_per_sample": 9})
+    assert leaf(run, "train.timestep_fraction") == expected
+
+
+# leaves whose value may change while the run stays the same, with the reason
+UNCHANGED = {
+    "rewards.0.name": "a label", "rewards.1.name": "a label",
+    "train.timestep_fraction": "9 or 10 of 10 steps: the last one is never trained",
+    "actor_rollout_ref.actor.clip_ratio": "both sides are given",
+    "(trainer)": "the reader's own mark",
+    "data_backend_config": "a note says from which folders pairs.jsonl is made",
+    "data.0.instance_data_dir": "the same", "data.1.instance_data_dir": "the same",
+}  # fmt: skip
+
+
+def altered(value: object) -> object:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 2 or 1
+    if isinstance(value, list):
+        return [altered(value[0]), *value[1:]]
+    return f"{value}_x"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["flow_grpo", "flow_factory", "trl", "verl", "simple_tuner"])
+def test_another_value_is_another_run_or_has_no_effect(peer, tmp_path, monkeypatch) -> None:
+    """A leaf that is called the same or converted decides something: another value of it changes
+    the run, or is refused by a sentence. No word that a library does not know is taken for its
+    default."""
+    from flowrl.importing import result
+    from flowrl.importing.sources import read_source
+
+    (tmp_path / "verl.sh").write_text(VERL)
+    what = {
+        "flow_grpo": flow_grpo_files(tmp_path), "flow_factory": factory_file(tmp_path),
+        "trl": TRL, "verl": str(tmp_path / "verl.sh"), "simple_tuner": simple_tuner_file(tmp_path),
+    }[peer]  # fmt: skip
+    monkeypatch.setattr(result, "_refusal", lambda tree: None)
+    source = read_source(what, None)
+    base = imported(what, None, 8)
+    deaf = []
+    for name, value in source.leaves.items():
+        if value is None or isinstance(value, Secret | Unresolved):
+            continue
+        other = replace(source, leaves={**source.leaves, name: altered(value)})
+        monkeypatch.setattr(result, "read_source", lambda what, of, other=other: other)
+        try:
+            run = imported(what, None, 8)
+        except UserError:
+            continue
+        if run.tree == base.tree and leaf(run, name)[0] in (SAME, CONVERTED):
+            deaf.append(name)
+    assert not set(deaf) - set(UNCHANGED)

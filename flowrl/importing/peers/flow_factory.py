@@ -3,12 +3,13 @@
 Read from the argument classes of its package (`hparams`), whose values are the defaults below.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from math import gcd, lcm
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import RunDraft
+from flowrl.importing.draft import RunDraft, same_weight
 from flowrl.importing.leaves import Secret
 from flowrl.importing.peer import Peer
 
@@ -120,6 +121,16 @@ _NOTHING_HERE = {  # names without a counterpart that change no number
 }
 
 
+_WORDS: Mapping[str, Sequence[str]] = {  # of leaves whose word decides what is written
+    "mixed_precision": ("no", "fp16", "bf16"),
+    "model.finetune_type": ("full", "lora"),
+    "train.advantage_aggregation": ("sum", "gdpo"),
+    "train.kl_type": ("v-based", "x-based"),
+    "train.latent_storage_dtype": ("bf16", "fp16", "fp32"),
+    "train.crd_loss_type": ("mse", "bce"),
+}
+
+
 def _call_arguments(d: RunDraft, place: str, *patterns: str) -> None:
     """Write arguments of the pipeline's call below `place`."""
     for name in d.matching(*patterns):
@@ -150,6 +161,8 @@ def _read(d: RunDraft) -> None:
         "train.gradient_step_per_epoch", "train.num_inference_steps",
         "scheduler.num_sde_steps", "train.num_inner_epochs",
     )  # fmt: skip
+    for name, words in _WORDS.items():
+        d.check_choice(name, words)
     if d.value("train.gradient_accumulation_steps") != "auto":
         d.check_counts("train.gradient_accumulation_steps")
     _model(d)
@@ -185,7 +198,7 @@ def _model(d: RunDraft) -> None:
     d.lose("model.model_type", "the pipeline's folder says its class", effect=False)
     d.write(
         "mixed_precision",
-        {"model.dtype": _DTYPES.get(str(d.value("mixed_precision")), "bfloat16")},
+        {"model.dtype": _DTYPES[str(d.value("mixed_precision"))]},
         "frozen weights and arithmetic; trained weights have float32 masters",
     )
     full = d.value("model.finetune_type") == "full"
@@ -352,8 +365,8 @@ def _advantage(d: RunDraft) -> None:
     """Normalisation of rewards: `global_std`, `advantage_aggregation` and its clip range."""
     scale = "batch" if d.value("train.global_std") else "group"
     rewards = _reward_count(d)
-    name, edge = "train.advantage_aggregation", d.value("train.adv_clip_range")
-    edge = max(abs(e) for e in edge) if isinstance(edge, list) else abs(edge)
+    name = "train.advantage_aggregation"
+    low, high = _bounds(d.value("train.adv_clip_range"))
     gdpo = d.value(name) == "gdpo"
     if gdpo:
         parts: list[Any] = [
@@ -373,8 +386,27 @@ def _advantage(d: RunDraft) -> None:
         parts = [{"name": "standardize", "scale": scale}]
         reason = "the weighted sum of rewards, over its group"
         d.write("train.global_std", {}, f"std of the {scale}")
-    parts.append({"name": "clip", "at": edge})
+    parts.append({"name": "clip", "at": max(-low, high)})
     d.write([name, "train.adv_clip_range"], {"recipe.advantage": parts}, reason)
+    if -low != high:
+        d.lose("train.adv_clip_range", f"both bounds are {max(-low, high)}: a clip has one here")
+
+
+def _bounds(value: Any) -> tuple[float, float]:
+    """A clip range as it is standardised: one number is both sides of 0."""
+    if isinstance(value, list) and len(value) == 2:
+        return value[0], value[1]
+    single = value[0] if isinstance(value, list) else value
+    return -abs(single), abs(single)
+
+
+def _clip_at_five(d: RunDraft) -> None:
+    """The clip range of recipes that have a fixed one."""
+    name = "train.adv_clip_range"
+    if _bounds(d.value(name)) == (-5, 5):
+        d.lose_unless(name, (d.value(name),), "")
+    else:
+        d.lose(name, "advantages are clipped at 5")
 
 
 def _noisy_steps(d: RunDraft) -> None:
@@ -474,17 +506,20 @@ def _trained_levels(d: RunDraft) -> int:
     steps, reach = d.value("train.num_inference_steps"), d.value("train.timestep_range")
     low, high = (0.0, reach) if not isinstance(reach, list) else reach
     count = d.value("train.num_train_timesteps") or max(1, int(steps * (high - low)))
-    names = ["train.num_train_timesteps"]
-    names += [] if d.value("train.num_train_timesteps") else ["train.timestep_range"]
-    d.write(names, {"recipe.levels_per_sample": count}, "noise levels per sample")
+    why = "noise levels per sample"
+    if not d.value("train.num_train_timesteps"):
+        why += f", int({steps} x {high - low:.6g}): the steps in timestep_range"
+    d.write("train.num_train_timesteps", {"recipe.levels_per_sample": count}, why)
     return int(count)
 
 
 def _level_choice(d: RunDraft, levels: str) -> None:
     """The draw of the levels, which is the recipe's own."""
-    for name in ("train.time_sampling_strategy", "train.timestep_range"):
-        if name not in d.lines:
-            d.lose(name, f"the recipe draws levels {levels}")
+    if "train.time_sampling_strategy" not in d.lines:
+        d.lose("train.time_sampling_strategy", f"the recipe draws levels {levels}")
+    if "train.timestep_range" not in d.lines:
+        whole = (1, 1.0, [0, 1], [0.0, 1.0])
+        d.lose_unless("train.timestep_range", whole, f"the recipe draws levels {levels}, of all")
     shifted = d.value("train.time_sampling_strategy") in ("logit_normal", "uniform")
     if shifted:
         d.lose("train.time_shift", f"the recipe draws levels {levels}")
@@ -569,11 +604,13 @@ def _dgpo(d: RunDraft) -> None:
     _trained_levels(d)
     reach = d.value("train.timestep_range")
     steps = d.value("train.num_inference_steps")
-    high = reach[1] if isinstance(reach, list) else reach
+    low, high = reach if isinstance(reach, list) else (0.0, reach)
     share = min(1.0, (int(steps * high) + 1) / steps)  # its closed interval
     d.write(
         "train.timestep_range", {"recipe.levels": share}, "the noisiest levels, its end included"
     )
+    if low > 0:
+        d.lose("train.timestep_range", f"the noisiest levels begin at 0 here, not at {low}")
     _level_choice(d, "from the grid")
     clip = d.value("train.clip_range") if d.value("train.clip_dsm") else None
     d.write(["train.clip_range", "train.clip_dsm"], {"recipe.clip": clip}, "null: no clip")
@@ -597,7 +634,7 @@ def _dgpo(d: RunDraft) -> None:
         "the advantage is of the weighted sum",
     )
     d.lose_unless("train.global_std", (True,), "the std is the batch's")
-    d.lose_unless("train.adv_clip_range", (5, 5.0), "advantages are clipped at 5")
+    _clip_at_five(d)
     d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
@@ -616,9 +653,10 @@ def _crd(d: RunDraft) -> None:
         "null for a negative one",
     )
     text = str(d.value("train.sampling_model_decay"))
-    parts = text.split("-")
-    if len(parts) == 4 and float(parts[1]) == 0:
-        decay = [int(parts[0]), float(parts[2]), float(parts[3])]
+    number = r"[0-9.]+(?:e[0-9]+)?"
+    parts = re.fullmatch(rf"(\d+)-({number})-({number})-({number})", text)
+    if parts is not None and float(parts[2]) == 0:
+        decay = [int(parts[1]), float(parts[3]), float(parts[4])]
         d.write("train.sampling_model_decay", {"recipe.decay": decay}, "flat, slope, most")
     else:
         d.lose("train.sampling_model_decay", "the recipe has its own decay of the sampling average")
@@ -633,7 +671,7 @@ def _crd(d: RunDraft) -> None:
         "the advantage is of the weighted sum",
     )
     d.lose_unless("train.global_std", (True,), "the std is the batch's")
-    d.lose_unless("train.adv_clip_range", (5, 5.0), "advantages are clipped at 5")
+    _clip_at_five(d)
     d.lose("train.kl_type", "the recipe's KL is of velocities", effect=False)
 
 
@@ -832,11 +870,7 @@ _REWARDS: Mapping[str, Mapping[str, Any]] = {  # with the scale of the library's
     "ocr": {"name": "ocr"},
     "clap": {"name": "clap"},
 }
-_SCALES = {
-    "pickscore": "pickscore here is 26 times Flow-Factory's, which counts among several rewards",
-    "clip": "clip here is a cosine, a hundredth of Flow-Factory's, "
-    "which counts among several rewards",
-}
+_SCALES = {"pickscore": 26.0}  # a score here over the library's, which counts in a weighted sum
 
 
 def _rewards(d: RunDraft) -> None:
@@ -887,8 +921,6 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
         spec = dict(_REWARDS[kind.lower()])
         reason = f"flowrl's reward {spec['name']}"
         d.tell(f"{start}.reward_model", {into: spec["name"]}, reason)
-        if several and kind.lower() in _SCALES:
-            d.notes.append(f"{start}: {_SCALES[kind.lower()]}")
         if model is not None:
             spec["model"] = model
             d.tell(f"{start}.model_name_or_path", {f"{into}.{spec['name']}.model": model}, "")
@@ -952,7 +984,17 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
             [n for n in d.under(start) if n not in d.lines], "belongs to that reward", effect=False
         )
         return None
-    if weight is not None:
+    summed = several and d.value("train.advantage_aggregation") == "sum"
+    if place != "rewards":
+        d.lose(f"{start}.weight", "evaluations report each reward by itself", effect=False)
+    elif summed and kind.lower() in _SCALES:
+        scale = _SCALES[kind.lower()]
+        spec["weight"] = same_weight(1.0 if weight is None else weight, scale)
+        why = f"{spec['name']} is {scale:g} times {d.peer}'s here, and the sum is the same"
+        d.tell(f"{start}.weight", {f"{into}.{spec['name']}.weight": spec["weight"]}, why)
+        if weight is None:
+            d.notes.append(f"{start}.weight: {d.peer}'s 1 is {spec['weight']} here: {why}")
+    elif weight is not None:
         spec["weight"] = weight
         d.tell(f"{start}.weight", {f"{into}.{spec['name']}.weight": weight})
     if d.has(f"{start}.name"):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.draft import RunDraft
+from flowrl.importing.draft import RunDraft, same_weight
 from flowrl.importing.peer import Peer
 
 _VERSIONS = ("2025.07",)
@@ -35,9 +35,10 @@ _REWARDS: Mapping[str, Mapping[str, Any]] = {
     "pickscore": {"name": "pickscore"}, "clipscore": {"name": "clip"},
     "imagereward": {"name": "imagereward"}, "aesthetic": {"name": "aesthetic"},
     "ocr": {"name": "ocr"}, "video_ocr": {"name": "ocr"}, "geneval": {"name": "geneval"},
-    "jpeg_compressibility": {"name": "jpeg", "kind": "small"},
+    "jpeg_compressibility": {"name": "jpeg", "kind": "small", "unit": 500.0},
     "jpeg_incompressibility": {"name": "jpeg", "kind": "large"},
 }  # fmt: skip
+_SCALES = {"pickscore": 26.0}  # a score here over the library's, which counts in a weighted sum
 _NOTHING_HERE = {
     "run_name": "flowrl train --folder names it", "logdir": "flowrl train --folder names it",
     "save_dir": "flowrl train --folder names it", "use_wandb": "see track.with",
@@ -83,7 +84,8 @@ def _model(d: RunDraft) -> None:
     d.same("pretrained.model")
     side = d.value("resolution")
     d.write("resolution", {"model.height": side, "model.width": side}, "height and width in pixels")
-    dtype = _DTYPES.get(str(d.value("mixed_precision")))
+    d.check_choice("mixed_precision", tuple(_DTYPES))
+    dtype = _DTYPES[str(d.value("mixed_precision"))]
     d.write("mixed_precision", {"model.dtype": dtype}, "frozen weights and arithmetic")
     if d.value("use_lora"):
         d.write(
@@ -93,7 +95,9 @@ def _model(d: RunDraft) -> None:
         )
     else:
         d.write("use_lora", {"model.lora": None}, "null trains all weights")
-    if d.value("train.lora_path") is not None:
+    if d.value("train.lora_path") is not None and not d.value("use_lora"):
+        d.lose("train.lora_path", "without use_lora it is not read", effect=False)
+    elif d.value("train.lora_path") is not None:
         for name in ("rank", "alpha", "targets"):
             d.tree["model"]["lora"].pop(name, None)
         d.write(
@@ -124,7 +128,10 @@ def _model(d: RunDraft) -> None:
         {"prompts.train": f"{folder}/{train}", "prompts.held_out": f"{folder}/{test}"},
         "the training and test files of that folder",
     )
-    d.lose("prompt_fn", "the form of the prompt file says it", effect=False)
+    if d.value("prompt_fn") in ("general_ocr", "geneval"):
+        d.lose("prompt_fn", "the form of the prompt file says it", effect=False)
+    else:
+        d.lose("prompt_fn", f"prompts are read from {train}, one a line")
 
 
 def _batches(d: RunDraft) -> None:
@@ -247,7 +254,15 @@ def _dpo(d: RunDraft) -> None:
         d.lose(name, "only the order of a group's rewards counts", effect=False)
     for name in ("train.clip_range", "train.adv_clip_max"):
         d.lose(name, "the DPO loss does not read it", effect=False)
-    d.lose("train.timestep_fraction", "levels are drawn evenly", effect=False)
+    levels = max(1, int(d.value("sample.num_steps") * d.value("train.timestep_fraction")))
+    d.write(
+        "train.timestep_fraction",
+        {"recipe.levels_per_sample": levels},
+        f"int({d.value('sample.num_steps')} x {d.value('train.timestep_fraction')}) levels a pair",
+    )
+    d.notes.append(
+        "recipe.levels_per_sample: its DPO draws levels by a logit-normal density, here evenly"
+    )
     d.lose("sample.noise_level", "its DPO samples by an ODE", effect=False)
     d.lose_unless("train.cfg", (False,), "a matching loss trains without guidance")
 
@@ -303,12 +318,12 @@ def _rewards(d: RunDraft) -> None:
     for name, weight in scores.items():
         if name in _REWARDS:
             spec = {**_REWARDS[name], "weight": weight}
+            reason = f"flowrl's {spec['name']}"
+            if name in _SCALES and len(scores) > 1:
+                spec["weight"] = same_weight(weight, _SCALES[name])
+                reason += f", {_SCALES[name]:g} times {d.peer}'s: the sum is the same"
             specs.append(spec)
-            d.tell(
-                f"reward_fn.{name}",
-                {f"rewards.{spec['name']}.weight": weight},
-                f"flowrl's {spec['name']}",
-            )
+            d.tell(f"reward_fn.{name}", {f"rewards.{spec['name']}.weight": spec["weight"]}, reason)
         elif name == "deqa":
             specs.append(
                 {

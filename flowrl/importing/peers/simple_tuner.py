@@ -14,15 +14,35 @@ _DEFAULTS: Mapping[str, Any] = {
     "model_type": "full", "mixed_precision": "bf16", "learning_rate": 5e-7, "lora_rank": 16,
     "train_batch_size": 4, "gradient_accumulation_steps": 1, "max_grad_norm": 2.0, "seed": 42,
     "lr_scheduler": "sine", "lr_warmup_steps": 0, "adam_beta1": 0.9, "adam_beta2": 0.999,
+    "adam_weight_decay": 1e-2,
     f"{_METHOD}.beta": 1.0, f"{_METHOD}.auto_beta": True, f"{_METHOD}.norm_type": "sum",
     f"{_METHOD}.loss_weight": 1.0, f"{_METHOD}.sft_loss_weight": 0.0,
     f"{_METHOD}.anchor_alpha": 0.0, f"{_METHOD}.mask_dilate": 0,
 }  # fmt: skip
-_FAMILIES = {
-    "flux": "black-forest-labs/FLUX.1-dev", "sd3": "stabilityai/stable-diffusion-3.5-large",
-    "qwen_image": "Qwen/Qwen-Image", "z_image": "Tongyi-MAI/Z-Image",
-    "wan": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+# the models of a family by flavour; the first is what model_family alone means
+_FAMILIES: Mapping[str, Mapping[str, str]] = {
+    "flux": {
+        "krea": "black-forest-labs/FLUX.1-Krea-dev", "dev": "black-forest-labs/FLUX.1-dev",
+        "schnell": "black-forest-labs/FLUX.1-schnell",
+    },
+    "sd3": {
+        "medium": "stabilityai/stable-diffusion-3.5-medium",
+        "large": "stabilityai/stable-diffusion-3.5-large",
+    },
+    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
+    "z_image": {
+        "turbo-ostris-v2": "Tongyi-MAI/Z-Image-Turbo", "turbo": "Tongyi-MAI/Z-Image-Turbo",
+        "base": "Tongyi-MAI/Z-Image",
+    },
+    "wan": {
+        "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        "t2v-480p-14b-2.1": "Wan-AI/Wan2.1-T2V-14B-Diffusers",
+    },
 }  # fmt: skip
+_ADAMW = (
+    "adamw_bf16", "torch-adamw", "optimi-adamw", "bnb-adamw", "bnb-adamw-paged", "bnb-adamw8bit",
+    "bnb-adamw8bit-paged", "ao-adamw8bit",
+)  # fmt: skip
 # leaves that the patterns below would take, with the values that do not change what is trained
 _UNLIKE = {
     "lora_type": (("standard", None), "adapters are LoRA's here: LyCORIS trains other ones"),
@@ -78,18 +98,24 @@ def _model(d: RunDraft) -> None:
     if path is not None:
         d.write("pretrained_model_name_or_path", {"model.pipeline": path})
         d.lose("model_family", "the pipeline's folder says its class", effect=False)
-    elif family in _FAMILIES:
-        d.write("model_family", {"model.pipeline": _FAMILIES[family]}, "the family's model")
+        d.lose("model_flavour", "pretrained_model_name_or_path names the model", effect=False)
     else:
-        raise UserError(
-            f"model_family: the model of {family} is not known: add pretrained_model_name_or_path"
-        )
-    if d.has("model_flavour"):
-        d.lose("model_flavour", "set model.pipeline to that model")
-    dtype = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}.get(
-        str(d.value("mixed_precision")), "bfloat16"
-    )
+        flavours = _FAMILIES.get(family, {})
+        flavour = str(d.value("model_flavour") or next(iter(flavours), None))
+        if flavour not in flavours:
+            which = family if d.value("model_flavour") is None else f"{family} {flavour}"
+            raise UserError(
+                f"model_family: the model of {which} is not known: "
+                "add pretrained_model_name_or_path"
+            )
+        names = ["model_family", "model_flavour"]
+        d.write(names, {"model.pipeline": flavours[flavour]}, f"the family's {flavour}")
+    dtypes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp8": "bfloat16"}
+    d.check_choice("mixed_precision", tuple(dtypes))
+    dtype = dtypes[str(d.value("mixed_precision"))]
     d.write("mixed_precision", {"model.dtype": dtype}, "frozen weights and arithmetic")
+    if d.value("mixed_precision") == "fp8":
+        d.lose("mixed_precision", "arithmetic is in 16 bits: model.dtype is bfloat16")
     rank = d.value("lora_rank")
     d.write("lora_rank", {"model.lora.rank": rank})
     alpha = d.value("lora_alpha")
@@ -220,7 +246,7 @@ def _optimizer(d: RunDraft) -> None:
     elif d.has("lr_warmup_steps"):
         d.lose("lr_warmup_steps", "0 is none", effect=False)
     name = str(d.value("optimizer") or "adamw_bf16")
-    if name.startswith("adamw"):
+    if name in _ADAMW:
         optimizer = "adamw8bit" if "8bit" in name else "adamw"
         d.write("optimizer", {"train.optimizer": optimizer}, "AdamW with float32 masters")
     else:
@@ -230,9 +256,7 @@ def _optimizer(d: RunDraft) -> None:
         {"train.betas": [d.value("adam_beta1"), d.value("adam_beta2")]},
         "both averages",
     )
-    for name, setting in (("adam_weight_decay", "train.weight_decay"),):
-        if d.has(name):
-            d.write(name, {setting: d.value(name)})
+    d.write("adam_weight_decay", {"train.weight_decay": d.value("adam_weight_decay")})
     if d.value("use_ema"):
         d.write(
             ["use_ema", "ema_decay"],

@@ -47,6 +47,8 @@ VERL_MEANS = {
     "token-mean": "tokens", "seq-mean-token-mean": "rows", "seq-mean-token-sum": "sequences",
     "seq-mean-token-sum-norm": "length",
 }  # fmt: skip
+# losses that are means over sequences, whatever loss_agg_mode says
+_BY_SEQUENCE = ("gspo", "sapo", "geo_mean")
 _ENGINE = (
     "*.fsdp_config.*", "*.megatron.*", "*.use_remove_padding", "*.use_fused_kernels", "*.use_shm",
     "*.log_prob_*", "*.use_dynamic_bsz", "*_max_token_len_per_gpu", "*.forward_*",
@@ -404,7 +406,8 @@ def _loss(d: RunDraft) -> None:
     mean = str(d.value(f"{_ACTOR}.loss_agg_mode"))
     if mean not in VERL_MEANS:
         raise UserError(f"{_ACTOR}.loss_agg_mode: {mean} is not one of {', '.join(VERL_MEANS)}")
-    denominator: Any = VERL_MEANS[mean]
+    fixed = mode in _BY_SEQUENCE
+    denominator: Any = "rows" if fixed else VERL_MEANS[mean]
     constant = d.value(f"{_ACTOR}.loss_scale_factor")
     if denominator == "length":
         denominator = constant or d.value("data.max_response_length")
@@ -414,7 +417,12 @@ def _loss(d: RunDraft) -> None:
             "the constant length",
         )
     loss["denominator"] = denominator
-    d.tell(f"{_ACTOR}.loss_agg_mode", {"recipe.loss.denominator": denominator}, "the mean")
+    if fixed and mean != "seq-mean-token-mean":
+        if d.has(f"{_ACTOR}.loss_agg_mode"):
+            why = f"{mode} does not read it: its loss is the mean over sequences"
+            d.lose(f"{_ACTOR}.loss_agg_mode", why, effect=False)
+    else:
+        d.tell(f"{_ACTOR}.loss_agg_mode", {"recipe.loss.denominator": denominator}, "the mean")
     d.by_default.setdefault(
         "recipe.loss.denominator", (f"{_ACTOR}.loss_agg_mode", denominator, "the mean")
     )
