@@ -19,6 +19,7 @@ within the messages comes before it.
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowrl.errors import UserError
@@ -46,7 +47,7 @@ def with_prompts_found(table: PromptRows, at: str) -> PromptRows:
     table = _with_answers(table, at)
     for fits, read in _FORMS:
         if all(fits(row) for row in table.rows):
-            return PromptRows([read(row) for row in table.rows], table.places)
+            return replace(table, rows=[read(row) for row in table.rows])
     return table
 
 
@@ -71,7 +72,7 @@ def _with_answers(table: PromptRows, at: str) -> PromptRows:
         f"does not end with an assistant's message behind another one ({first})",
         stacklevel=2,
     )
-    return PromptRows([table.rows[i] for i in kept], [table.places[i] for i in kept])
+    return table.taken([table.rows[i] for i in kept], kept)
 
 
 def answer_in(value: Any) -> str | None:
@@ -122,16 +123,16 @@ def _turns(text: str) -> tuple[str, list[dict[str, str]]]:
 
 
 def _pairs(table: PromptRows, at: str) -> PromptRows:
-    made = [(_pair(row), where) for row, where in zip(table.rows, table.places, strict=True)]
-    kept = [(row, where) for row, where in made if row is not None]
+    made = [_pair(row) for row in table.rows]
+    kept = [i for i, row in enumerate(made) if row is not None]
     why = "chosen and rejected differ in more than the assistant's last turn"
     if not kept:
         raise UserError(f"{at}: {why} in every row; add the column prompt")
     if len(kept) < len(made):
-        first = next(where for row, where in made if row is None)
+        first = table.places[made.index(None)]
         out = len(made) - len(kept)
         warnings.warn(f"{at}: {out} of {len(made)} rows left out: {why} ({first})", stacklevel=2)
-    return PromptRows([row for row, _ in kept], [where for _, where in kept])
+    return table.taken([row for row in made if row is not None], kept)
 
 
 def _pair(row: Row) -> Row | None:
