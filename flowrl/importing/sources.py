@@ -14,7 +14,11 @@ from flowrl.importing.peers.flow_grpo import FLOW_GRPO
 from flowrl.importing.peers.simple_tuner import SIMPLE_TUNER
 from flowrl.importing.peers.trl import TRAINER, TRL
 from flowrl.importing.peers.verl import VERL
-from flowrl.importing.readers.python_config import config_functions, evaluated_config
+from flowrl.importing.readers.python_config import (
+    config_functions,
+    evaluated_config,
+    source_text,
+)
 from flowrl.importing.readers.shell import OPEN, Script, read_shell
 from flowrl.importing.readers.trl_script import TrlScript
 from flowrl.importing.readers.words import options, overrides
@@ -133,9 +137,7 @@ def _leaves(what: str, named: Peer | None) -> tuple[Leaves, Peer | None, list[st
             return _command(read_shell(what, "command"), Path.cwd())
         raise UserError(f"{_short(what)}: no such file; a command line goes into quotes")
     if file.suffix == ".py":
-        if named is FLOW_GRPO or (
-            named is None and "ConfigDict" in file.read_text(encoding="utf-8", errors="replace")
-        ):
+        if named is FLOW_GRPO or (named is None and "ConfigDict" in source_text(file)):
             names = ", ".join(n for n in config_functions(file) if n != "get_config")
             raise UserError(
                 f"{file}: name one of its functions, such as {file}:NAME; it has {names}"
@@ -151,11 +153,7 @@ def _leaves(what: str, named: Peer | None) -> tuple[Leaves, Peer | None, list[st
             else flattened(tree)
         )
         return _with_parts(leaves, file.parent), None, []
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot read the file: {error}") from error
-    return _command(read_shell(text, str(file)), file.parent)
+    return _command(read_shell(source_text(file), str(file)), file.parent, f"{file}: ")
 
 
 def _plain_names(leaves: Leaves) -> Leaves:
@@ -198,7 +196,7 @@ def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list
     return flattened(fields), FLOW_GRPO, notes
 
 
-def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
+def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer | None, list[str]]:
     """The first command of a script that one of the libraries runs."""
     programs = [
         (words, program)
@@ -208,7 +206,7 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
     sure = [each for each in programs if each[1][0] != "script"]
     found = sure or programs
     if not found:
-        raise UserError(_no_program(script))
+        raise UserError(at + _no_program(script))
     words, (kind, at) = found[0]
     notes = []
     if len(found) > 1:
