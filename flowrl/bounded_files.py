@@ -56,11 +56,16 @@ def bounded_json(
     return parsed_json(bounded_bytes(path, most), restored)
 
 
+def check_values(data: bytes) -> None:
+    """ValueError for a JSON text of more than _MOST_VALUES values, before a reader makes them."""
+    if len(data) > _MOST_VALUES and sum(map(data.count, _VALUES)) > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES} values")
+
+
 def parsed_json(data: bytes, restored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """The value of a JSON text in UTF-8. ValueError, also for one that is nested too deep or has
     more than _MOST_VALUES values."""
-    if len(data) > _MOST_VALUES and sum(map(data.count, _VALUES)) > _MOST_VALUES:
-        raise ValueError(f"more than {_MOST_VALUES} values")
+    check_values(data)
     try:
         return json.loads(data.decode("utf-8"), object_hook=restored)
     except RecursionError as error:

@@ -14,7 +14,7 @@ from flowrl.estimate.devices import GPU_KINDS
 from flowrl.estimate.memory import estimate, size
 from flowrl.launching.cloud import CloudPlace, kubernetes_job, sky_task
 from flowrl.launching.job import SHARDED, SINGLE, LaunchJob, shipped_file
-from flowrl.launching.slurm import SlurmLimits, slurm_script, submit_to_slurm
+from flowrl.launching.slurm import TIME, SlurmLimits, slurm_script, submit_to_slurm
 from flowrl.paths import find, own_file, own_runs, run_file
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
@@ -23,6 +23,13 @@ from flowrl.settings.read import check_plan, override, read_run
 LaunchPlace = Literal["slurm", "ray", "sky", "k8s", "accelerate"]
 _USUAL = "H100"  # the GPU whose memory decides between DDP and FSDP2
 SUBMITTED: tuple[LaunchPlace, ...] = ("slurm", "ray", "accelerate")
+_CLOUDS = ("sky", "k8s")
+_ONLY_FOR: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("time", "partition", "account", "notice"), ("slurm",)),
+    "gpu": ("sky",),
+    **dict.fromkeys(("image", "volume", "mount"), _CLOUDS),
+    "port": ("ray",),
+}
 
 
 @dataclass
@@ -124,7 +131,8 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
             f"launch {arguments.where}: give either --gpus, those of each machine, or --cpus, the "
             "processes on each without GPUs"
         )
-    if arguments.where in ("sky", "k8s") and not arguments.folder.is_relative_to(arguments.mount):
+    _check_words(arguments)
+    if arguments.where in _CLOUDS and not arguments.folder.is_relative_to(arguments.mount):
         raise UserError(
             f"launch {arguments.where}: --folder {arguments.folder} is not below "
             f"{arguments.mount}, where the "
@@ -144,9 +152,7 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
         print(f"{kind}: {reason}; --accelerate-config {other} is the other way", file=sys.stderr)
     return LaunchJob(
         config=_for_all(arguments.config, config),
-        folder=str(
-            arguments.folder if arguments.where in ("sky", "k8s") else arguments.folder.absolute()
-        ),
+        folder=str(arguments.folder if arguments.where in _CLOUDS else arguments.folder.absolute()),
         options=(*options, *(words if arguments.trust else ())),
         nodes=arguments.nodes,
         gpus=arguments.gpus or 0,
@@ -154,6 +160,35 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
         accelerate=arguments.accelerate_config,
         sharded=sharded,
     )
+
+
+def _check_words(given: LaunchArguments) -> None:
+    """UserError for an option that the place would ignore, and for words that would end a line of
+    its script or file."""
+    defaults = LaunchArguments(given.where, given.config)
+    for name, places in _ONLY_FOR.items():
+        value = getattr(given, name)
+        if given.where not in places and value != getattr(defaults, name):
+            raise UserError(
+                f"launch {given.where}: --{name} is of {' and '.join(places)}: leave it out"
+            )
+    for name in ("gpu", "image", "volume", "partition", "account"):
+        value = getattr(given, name)
+        if value and not (value.isprintable() and value == "".join(value.split())):
+            raise UserError(
+                f"launch {given.where}: --{name} {value!r} is not a name: give one without spaces"
+            )
+    if given.time and not TIME.fullmatch(given.time):
+        raise UserError(
+            f"launch slurm: --time {given.time!r} is not a time of Slurm's: give hours, minutes "
+            "and seconds, such as 24:00:00, or days before them, such as 2-12:00:00"
+        )
+    for name, word in (("", given.config), ("--folder ", str(given.folder))):
+        if not word or not word.isprintable():
+            raise UserError(
+                f"launch {given.where}: {name}{word!r} is a name that a job's script cannot hold: "
+                "choose one of letters, numbers and signs on one line"
+            )
 
 
 def sharded_by_default(run: RunSettings) -> tuple[bool, str]:

@@ -50,7 +50,7 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         origin = f"prompts from {table}"
     else:
         files = sorted(
-            p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and p.is_file()
+            p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p)
         )
         rows = [(path, *_of_file(path, where), {}) for path in files]
         origin = "prompts from " + ", ".join(
@@ -59,12 +59,26 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
     if not rows:
         raise UserError(f"{folder} has no images or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
+    for path, _, _ in rows:
+        if not _is_text(str(path)):
+            raise UserError(f"{str(path)!r}: the name of this file is not UTF-8: rename it")
     group = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompt for _, prompt, _ in rows))}
     items = [
         Item(Source(_name(path, folder), path), prompt, group[prompt], meta)
         for path, prompt, meta in rows
     ]
     return FolderItems(sorted(items, key=lambda item: item.group), origin)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a name stands for a file; a link to nowhere does, so that it is counted among the
+    files that cannot be read."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written into a table; bytes that are not UTF-8 are surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _name(path: Path, folder: Path) -> str:

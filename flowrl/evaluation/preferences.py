@@ -446,13 +446,34 @@ def with_lists(
     return [row for row, _ in groups.values()], [number for _, number in groups.values()]
 
 
+def _judged(
+    layout: PreferenceLayout, row: PreferenceRow, dimension: str, place: str, name: str
+) -> JudgedRow | None:
+    """What a layout reads in a row. UserError, beginning with `place`, for cells of other kinds
+    than the layout has."""
+    try:
+        return layout.read(row, dimension, place)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UserError(
+            f"{place}: its cells are not of layout {name} ({reason}): correct or remove the row, or "
+            "choose another --layout"
+        ) from error
+
+
+def _filled(rows: Sequence[Row]) -> list[Row]:
+    """Rows with the same columns; a line may lack what others have."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{**dict.fromkeys(names), **row} for row in rows]
+
+
 def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     """Read preferences from a file (jsonl, json, csv, tsv, parquet) or a folder of them.
 
     UserError: no such file or layout, a row without prompt, label or samples (with its number).
     """
     rows, folder = rows_of(source)
-    rows = with_columns(rows, choice.columns, str(source))
+    rows = with_columns(_filled(rows), choice.columns, str(source))
     answered = any(_holds_text(row.get(side), folder) for row in rows for side in _PAIR)
     numbers = [f"row {i + 1}" for i in range(len(rows))]
     with_prompts = with_prompts_found(PromptRows(rows, numbers), str(source))
@@ -488,7 +509,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         if str(row.get(prompt)) not in wanted:
             continue
         place = f"{source.name}, {number}"
-        judged = layout.read(row, dimension, place)
+        judged = _judged(layout, row, dimension, place, name)
         if judged is None or len(judged.media) < 2:
             unlabelled += 1
         else:

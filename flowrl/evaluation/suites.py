@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
 from flowrl.evaluation import suite_layouts as layouts
 from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
@@ -23,6 +24,8 @@ from flowrl.evaluation.tables import rows_of
 from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.prompts.files import LINE_END, utf8_text
+from flowrl.prompts.table_limits import TABLE_BYTES
 from flowrl.settings.command_line.arguments import Word
 from rewards import Scores
 
@@ -229,7 +232,11 @@ def _table(path: Path, *needed: str) -> list[SuiteRow]:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise UserError(f"{path}: no such text file")
-    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    try:
+        text = utf8_text(bounded_bytes(path, TABLE_BYTES))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return [line.strip() for line in LINE_END.split(text) if line.strip()]
 
 
 def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -11,12 +11,12 @@ from flowrl.prompts.files import (
     LINE_END,
     cell_rows,
     one_value_per_key,
-    parquet_rows,
     utf8_text,
 )
+from flowrl.prompts.parquet import parquet_rows
+from flowrl.prompts.table_limits import TABLE_BYTES, check_text_fits
 from rewards.perception.contents import file_unlike_its_name
 
-_MOST_TABLE = 2**30  # bytes of a table of texts
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -46,7 +46,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if (mismatch := file_unlike_its_name(path)) is not None:
         raise UserError(f"{path} cannot be read: it {mismatch}")
     try:
-        rows = _parquet(path) if suffix == ".parquet" else _text(path, suffix)
+        rows = parquet_rows(path) if suffix == ".parquet" else _text(path, suffix)
     except (ValueError, RecursionError, OSError) as error:  # those of json and of the decoder too
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -55,7 +55,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    text = utf8_text(bounded_bytes(path, _MOST_TABLE))
+    content = bounded_bytes(path, TABLE_BYTES)
+    check_text_fits(content)
+    text = utf8_text(content)
     if suffix in (".csv", ".tsv"):
         return list(cell_rows(text, "\t" if suffix == ".tsv" else ",").rows)
     if suffix == ".json":
@@ -80,12 +82,3 @@ def _only_list(content: dict[str, Any]) -> list[Any]:
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
     ]
     return tables[0] if len(tables) == 1 else []
-
-
-def _parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-
-    try:
-        return parquet_rows(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(str(error)) from error

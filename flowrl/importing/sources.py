@@ -14,7 +14,11 @@ from flowrl.importing.peers.flow_grpo import FLOW_GRPO
 from flowrl.importing.peers.simple_tuner import SIMPLE_TUNER
 from flowrl.importing.peers.trl import TRAINER, TRL
 from flowrl.importing.peers.verl import VERL
-from flowrl.importing.readers.python_config import config_functions, evaluated_config
+from flowrl.importing.readers.python_config import (
+    config_functions,
+    evaluated_config,
+    source_text,
+)
 from flowrl.importing.readers.shell import OPEN, Script, read_shell
 from flowrl.importing.readers.trl_script import TrlScript
 from flowrl.importing.readers.words import options, overrides, scalar
@@ -137,9 +141,7 @@ def _leaves(input_text: str, named: Peer | None) -> tuple[Leaves, Peer | None, l
             return _command(read_shell(input_text, "command"), Path.cwd())
         raise UserError(f"{_short(input_text)}: no such file; a command line goes into quotes")
     if file.suffix == ".py":
-        if named is FLOW_GRPO or (
-            named is None and "ConfigDict" in file.read_text(encoding="utf-8", errors="replace")
-        ):
+        if named is FLOW_GRPO or (named is None and "ConfigDict" in source_text(file)):
             names = ", ".join(n for n in config_functions(file) if n != "get_config")
             raise UserError(
                 f"{file}: name one of its functions, such as {file}:NAME; it has {names}"
@@ -155,11 +157,7 @@ def _leaves(input_text: str, named: Peer | None) -> tuple[Leaves, Peer | None, l
             else flattened(tree)
         )
         return _with_parts(leaves, file.parent), None, []
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot read the file: {error}") from error
-    return _command(read_shell(text, str(file)), file.parent)
+    return _command(read_shell(source_text(file), str(file)), file.parent, f"{file}: ")
 
 
 def _plain_names(leaves: Leaves) -> Leaves:
@@ -210,7 +208,7 @@ def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list
     return flattened(fields), FLOW_GRPO, notes
 
 
-def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[str]]:
+def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer | None, list[str]]:
     """The first command of a script that one of the libraries runs."""
     programs = [
         (words, program)
@@ -220,7 +218,7 @@ def _command(script: Script, folder: Path) -> tuple[Leaves, Peer | None, list[st
     sure = [program for program in programs if program[1][0] != "script"]
     candidates = sure or programs
     if not candidates:
-        raise UserError(_no_program(script))
+        raise UserError(at + _no_program(script))
     words, (kind, at) = candidates[0]
     notes = []
     if len(candidates) > 1:
@@ -326,10 +324,10 @@ def _flow_grpo_command(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer
     if path is None:
         raise UserError(f"{match.group(0)}: the file is not here: import {match.group(0)} itself")
     leaves, peer, notes = _configuration(path, match.group(2))
-    given, rest = options(words)
+    arguments, rest = options(words)
     replaced = {
         name.removeprefix("config."): value
-        for name, value in given.items()
+        for name, value in arguments.items()
         if str(value) != match.group(0)
     }
     left = [word for word in rest if word != match.group(0)]

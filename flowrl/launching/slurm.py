@@ -1,6 +1,7 @@
 """A job script for Slurm that requeues itself while the run gets on."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -38,6 +39,9 @@ fi
 echo "slurm: ended at checkpoint ${after##*/}: requeued, and goes on from there" >&2
 scontrol requeue "$SLURM_JOB_ID"
 """
+
+# the forms of sbatch's --time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]]
+TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}|UNLIMITED|INFINITE", re.I)
 
 
 @dataclass(frozen=True)

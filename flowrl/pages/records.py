@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from flowrl.bounded_files import check_values
 from flowrl.json_text import json_text
 from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.whole_file import write_whole
@@ -258,8 +259,9 @@ def _records(run: Path, kind: str) -> list[Any]:
     records: list[Any] = []
     paths = [path for path, _ in _numbered(run) if path.name.startswith(kind)]
     for path in paths[-MOST_RECORDS:]:
-        with suppress(OSError, ValidationError):
+        with suppress(OSError, ValueError):
             read = plain_bytes(run, path, MOST_RECORD_BYTES)
+            check_values(read)
             records.append(_READERS[kind].validate_json(read))
     return records
 

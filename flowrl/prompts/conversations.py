@@ -19,6 +19,7 @@ within the messages comes before it.
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flowrl.errors import UserError
@@ -46,7 +47,7 @@ def with_prompts_found(table: PromptRows, at: str) -> PromptRows:
     table = _with_answers(table, at)
     for fits, read in _FORMS:
         if all(fits(row) for row in table.rows):
-            return PromptRows([read(row) for row in table.rows], table.places)
+            return replace(table, rows=[read(row) for row in table.rows])
     return table
 
 
@@ -77,7 +78,7 @@ def _with_answers(table: PromptRows, at: str) -> PromptRows:
         f"does not end with an assistant's message behind another one ({first})",
         stacklevel=2,
     )
-    return PromptRows([table.rows[i] for i in answered], [table.places[i] for i in answered])
+    return table.taken([table.rows[i] for i in answered], answered)
 
 
 def answer_in(value: Any) -> str | None:
@@ -128,18 +129,18 @@ def _turns(text: str) -> tuple[str, list[dict[str, str]]]:
 
 
 def _pairs(table: PromptRows, at: str) -> PromptRows:
-    pairs = [(_pair(row), where) for row, where in zip(table.rows, table.places, strict=True)]
-    pairs_kept = [(row, where) for row, where in pairs if row is not None]
+    pairs = [_pair(row) for row in table.rows]
+    usable = [i for i, row in enumerate(pairs) if row is not None]
     reason = "chosen and rejected differ in more than the assistant's last turn"
-    if not pairs_kept:
+    if not usable:
         raise UserError(f"{at}: {reason} in every row; add the column prompt")
-    if len(pairs_kept) < len(pairs):
-        first = next(where for row, where in pairs if row is None)
-        out = len(pairs) - len(pairs_kept)
+    if len(usable) < len(pairs):
+        first = table.places[pairs.index(None)]
+        out = len(pairs) - len(usable)
         warnings.warn(
             f"{at}: {out} of {len(pairs)} rows left out: {reason} ({first})", stacklevel=2
         )
-    return PromptRows([row for row, _ in pairs_kept], [where for _, where in pairs_kept])
+    return table.taken([row for row in pairs if row is not None], usable)
 
 
 def _pair(row: Row) -> Row | None:

@@ -8,10 +8,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -19,21 +19,21 @@ from typing import Any, Literal
 from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
 from flowrl.paths import find
+from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
+from flowrl.prompts.table_limits import CELL, TABLE_BYTES, check_size, check_text_fits
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need
 
-_MOST_BYTES = 2**30
 _MOST_FILES = 5_000  # of a folder
 _MOST_COLUMNS = 1_000
-_MOST_ROWS = 20_000_000
-_MOST_CELLS = 200_000_000
-_AT_ONCE = 1024  # rows of a parquet file
+_AT_ONCE = 1024  # rows of a data set whose size is summed at once
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
 _EXACT_DIGITS = 15  # of a float; with more it would be another number
-_PACKED = {".tar", ".tgz", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z"}
+_PACKED = {".tar", ".tgz", ".gz", ".zip", ".zst", ".xz", ".bz2", ".7z", ".lz4"}
+_TABLES_OF_DATASETS = ("json", "csv", "text", "parquet")  # its builders
 _NO_HUB_NAME = {*_PACKED, ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 
@@ -64,7 +64,7 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         if wrong := data.unused("config", "revision"):
             raise UserError(f"{place}: {source} is a folder, which has no {wrong}: leave it out")
         _check_folder(path, source, place)
-        return _dataset(str(path), data, place)
+        return _folder(path, data, place)
     if not on_hub(source):
         official = "; configs/papers/README.md lists where to get the official prompts"
         folder_hint = "" if path.is_absolute() else f"; paths are relative to {Path.cwd()}"
@@ -82,7 +82,13 @@ def on_hub(source: str) -> bool:
 
 
 def _file(path: Path, data: DataSource, place: str) -> PromptRows:
-    source, suffix = data.source, path.suffix.lower()
+    rows = _raw(path, data.source, data.selection, place)
+    return replace(rows, rows=_finished(rows.rows, [path], data, place))
+
+
+def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRows:
+    """The rows of a file as they stand there; `source` is its name in messages."""
+    suffix = path.suffix.lower()
     if suffix not in READERS:
         suffixes = ", ".join(READERS)
         way = "unpack it, and " if suffix in _PACKED else ""
@@ -90,20 +96,27 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
             f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}"
         )
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
+        if path.stat().st_size > TABLE_BYTES:
+            raise _Damage(f"more than {TABLE_BYTES // 2**20} MiB")
         if (damage := file_unlike_its_name(path)) is not None:
             raise _Damage(f"it {damage}")
-        rows_read = READERS[suffix](path)
+        parquet = suffix == ".parquet"
+        return _read_parquet(path, selection) if parquet else READERS[suffix](path)
     except _Damage as error:
         raise UserError(f"{place}: {source} cannot be read: {error}") from error
     except OSError as error:
         raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
-    rows = _same_columns(rows_read.rows, source, place)
-    if suffix in (".csv", ".tsv"):
+
+
+def _finished(
+    rows: Sequence[Row], files: Sequence[Path], data: DataSource, place: str
+) -> Sequence[Row]:
+    """The rows of files with the same columns, and with numbers where the files are CSV."""
+    rows = _same_columns(rows, data.source, place)
+    if all(file.suffix.lower() in (".csv", ".tsv") for file in files):
         for name in set(rows[0] if rows else ()) - {data.column}:
             _convert(rows, name)
-    return PromptRows(rows, rows_read.places)
+    return rows
 
 
 def _short(error: BaseException) -> str:
@@ -131,7 +144,9 @@ def utf8_text(data: bytes) -> str:
 
 def _text(path: Path) -> str:
     try:
-        return utf8_text(bounded_bytes(path, _MOST_BYTES))
+        content = bounded_bytes(path, TABLE_BYTES)
+        check_text_fits(content)
+        return utf8_text(content)
     except ValueError as error:
         raise _Damage(str(error)) from error
 
@@ -310,54 +325,24 @@ def _float(cell: str) -> float:
     return float(cell)
 
 
-def _read_parquet(path: Path) -> PromptRows:
-    import pyarrow
-
+def _read_parquet(path: Path, selection: Selection = Selection()) -> PromptRows:
+    """The rows of a parquet file, of which only the columns that the selection uses are read."""
     try:
-        rows = parquet_rows(path)
-    except (pyarrow.ArrowException, OSError, MemoryError) as error:
-        raise _Damage(f"not valid parquet ({_short(error)})") from error
+        wanted = None
+        if selection.keep is not None:
+            names = parquet_columns(path)
+            used = (*selection.keep, *selection.where)
+            if all(any(_is_in(column, name) for name in names) for column in used):
+                wanted = [name for name in names if any(_is_in(column, name) for column in used)]
+        rows = parquet_rows(path, wanted)
     except ValueError as error:
         raise _Damage(_short(error)) from error
     return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
 
 
-def parquet_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a parquet file, of at most _MOST_ROWS rows, _MOST_CELLS cells and _MOST_BYTES
-    bytes once unpacked. A few bytes of a file may stand for any number of equal cells, so texts
-    stay packed until their sizes are known. ValueError, and the errors of pyarrow."""
-    import pyarrow
-    from pyarrow import parquet
-
-    compute: Any = import_module("pyarrow.compute")  # it makes its functions when it is imported
-    file = parquet.ParquetFile(path)
-    metadata, schema = file.metadata, file.schema_arrow
-    if metadata.num_rows > _MOST_ROWS:
-        raise ValueError(f"more than {_MOST_ROWS} rows")
-    if metadata.num_rows * metadata.num_columns > _MOST_CELLS:
-        raise ValueError(f"more than {_MOST_CELLS} cells")
-    if len(set(schema.names)) < len(schema.names):
-        raise ValueError("two columns have the same name")
-    types, plain = pyarrow.types, list[str]()
-    for field in schema:
-        if types.is_string(field.type) or types.is_binary(field.type):
-            plain.append(field.name)
-    file.close()
-
-    def unpacked(column: Any) -> int:
-        if not types.is_dictionary(column.type):
-            return int(column.nbytes)
-        lengths = compute.binary_length(column.dictionary)
-        return int(compute.sum(compute.take(lengths, column.indices)).as_py() or 0)
-
-    rows, total = list[dict[str, Any]](), 0
-    with parquet.ParquetFile(path, read_dictionary=plain) as packed:
-        for batch in packed.iter_batches(_AT_ONCE):
-            total += sum(map(unpacked, batch.columns))
-            if total > _MOST_BYTES:
-                raise ValueError(f"more than {_MOST_BYTES // 2**20} MiB once unpacked")
-            rows += batch.to_pylist()
-    return rows
+def _is_in(column: str, name: str) -> bool:
+    """Whether a column, which may be nested, belongs to the one with this name."""
+    return column == name or column.startswith(name + ".")
 
 
 READERS: dict[str, Callable[[Path], PromptRows]] = {
@@ -392,28 +377,152 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
             raise UserError(f"{place}: {table} cannot be read: it {damage}")
 
 
+def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
+    """The chosen rows of a folder. `datasets` says which files make its splits; tables are read as
+    single files are, and only other forms, such as images beside their texts, by `datasets`."""
+    from datasets import load_dataset_builder  # slow to import
+
+    at = f"{place}: {data.source}"
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        split = "" if (folder / "state.json").is_file() else "['train']"
+        raise UserError(
+            f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
+            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
+        )
+    with _reading(at, ""), TemporaryDirectory() as cache:
+        builder = load_dataset_builder(str(folder), cache_dir=cache)
+        splits = _files_of(builder)
+    if not _as_files(builder):
+        for file in sorted({file for files in splits.values() for file in files}):
+            _check_other(file, place)
+        return _dataset(str(folder), data, place)
+    split = data.split or "train"
+    pieces = _pieces(split, splits, at, lambda name: _joined(splits[name], folder, data, place))
+    table = _concatenated(pieces)
+    files = [file for names in splits.values() for file in names]
+    return data.selection.of(replace(table, rows=_finished(table.rows, files, data, place)), at)
+
+
+def _files_of(builder: Any) -> dict[str, list[Path]]:
+    """The files of each split, by a builder of `datasets`."""
+    files: Mapping[Any, Iterable[Any]] = builder.config.data_files or {}
+    return {str(name): [Path(str(file)) for file in paths] for name, paths in files.items()}
+
+
+def _as_files(builder: Any) -> bool:
+    """Whether the files of a builder are tables, without settings that its README gives them."""
+    if builder.name not in _TABLES_OF_DATASETS:
+        return False
+    about = {"name", "version", "data_dir", "data_files", "description"}
+    changed = {
+        field.name
+        for field in fields(builder.config)
+        if field.name not in about and getattr(builder.config, field.name) != _default(field)
+    }
+    suffixes = {file.suffix.lower() for files in _files_of(builder).values() for file in files}
+    return changed <= ({"sep"} if suffixes == {".tsv"} else set())
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _joined(files: Sequence[Path], folder: Path, data: DataSource, place: str) -> PromptRows:
+    """The rows of several files, one after the other; each is a file of its own in messages."""
+    tables = list[PromptRows]()
+    for file in files:
+        name = Path(os.path.relpath(file, folder)).as_posix()
+        rows = _raw(file, f"{data.source}/{name}", data.selection, place)
+        places = [f"{name}, {row}" for row in rows.places]
+        tables.append(PromptRows(rows.rows, places, [file.parent] * len(places)))
+    return _concatenated(tables)
+
+
+def _concatenated(tables: Sequence[PromptRows]) -> PromptRows:
+    return PromptRows(
+        [row for table in tables for row in table.rows],
+        [place for table in tables for place in table.places],
+        [folder for table in tables for folder in table.folders],
+    )
+
+
+def _pieces(
+    split: str, names: Iterable[str], at: str, read: Callable[[str], PromptRows]
+) -> list[PromptRows]:
+    """The rows of a split, or of a sum of parts of splits, such as "train[:100]+test". UserError
+    for a split that is not there."""
+    from datasets import ReadInstruction
+
+    names = list(names)
+    if split in names:
+        return [read(split)]
+    if split == "all":
+        return [read(name) for name in names]
+    mentioned = [re.split(r"[\[(]", part.strip())[0] for part in split.split("+")]
+    if absent := [name for name in mentioned if name not in names]:
+        raise UserError(f"{at} has no split {absent[0]!r}; it has {', '.join(names)}")
+    tables = {name: read(name) for name in dict.fromkeys(mentioned)}
+    lengths: Any = {name: len(table.rows) for name, table in tables.items()}
+    try:
+        parts: Any = ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"{at}: the split {split!r} cannot be read: {_short(error)}") from error
+    pieces = list[PromptRows]()
+    for part in parts:
+        table, chosen = tables[part.splitname], range(part.from_, part.to)
+        pieces.append(table.taken([table.rows[i] for i in chosen], chosen))
+    return pieces
+
+
+def _check_other(file: Path, place: str) -> None:
+    """UserError for a file of a folder that `datasets` would unpack without a limit."""
+    suffix = file.suffix.lower()
+    way = {".arrow": "is an Arrow file: convert it to parquet"} | dict.fromkeys(
+        _PACKED, "is an archive: unpack it, and give the folder of what it holds"
+    )
+    if suffix in way:
+        raise UserError(f"{place}: {file} {way[suffix]}")
+    if suffix not in READERS:
+        return
+    if suffix != ".parquet" and file.stat().st_size > TABLE_BYTES:
+        raise UserError(f"{place}: {file} has more than {TABLE_BYTES // 2**20} MiB")
+    if suffix == ".parquet":
+        try:
+            check_parquet(file)
+        except ValueError as error:
+            raise UserError(f"{place}: {file} cannot be read: {_short(error)}") from error
+
+
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     """The chosen rows of a folder or a hub data set, read by `datasets`."""
     from datasets import load_dataset  # slow to import
-    from datasets.exceptions import DatasetsError
 
     at = f"{place}: {data.source}"
+    way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
+    # the cache recognizes a file by its time alone, and two runs may start at once
+    with _reading(at, "" if Path(name).is_dir() else way), TemporaryDirectory() as cache:
+        data_set: Any = load_dataset(
+            name,
+            data.config,
+            split=data.split or "train",
+            revision=data.revision,
+            cache_dir=cache if Path(name).is_dir() else None,
+        )
+        return _rows_of(data_set, data, at)
+
+
+@contextmanager
+def _reading(at: str, way: str) -> Iterator[None]:
+    """Turn the errors of `datasets` into UserErrors that begin with `at` and end with the way out,
+    and silence its bars."""
+    from datasets.exceptions import DatasetsError
+
     try:
-        # the cache recognizes a file by its time alone, and two runs may start at once
-        with _no_progress_bars(), TemporaryDirectory() as cache:
-            data_set: Any = load_dataset(
-                name,
-                data.config,
-                split=data.split or "train",
-                revision=data.revision,
-                cache_dir=cache if Path(name).is_dir() else None,
-            )
-            return _rows_of(data_set, data, at)
+        with _no_progress_bars():
+            yield
     except UserError:
         raise
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-        way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
-        way = "" if Path(name).is_dir() else way
         raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
 
 
@@ -448,5 +557,10 @@ def _rows_of(data_set: Any, data: DataSource, at: str) -> PromptRows:
     if select.keep is not None:
         tops = dict.fromkeys(name.partition(".")[0] for name in select.keep)
         data_set = data_set.select_columns([name for name in tops if name in data_set.column_names])
-    table = PromptRows(data_set.select(chosen).to_list(), [f"row {i + 1}" for i in chosen])
+    chosen_rows, size = data_set.select(chosen), 0
+    if data_set.data.nbytes > TABLE_BYTES:
+        for batch in chosen_rows.with_format("arrow").iter(_AT_ONCE):
+            size += batch.nbytes + CELL * batch.num_columns * batch.num_rows
+        check_size(size)
+    table = PromptRows(chosen_rows.to_list(), [f"row {i + 1}" for i in chosen])
     return Selection(keep=select.keep).of(table, at)

@@ -97,17 +97,18 @@ class PromptSet:
         for name in (column, *data.columns.values()):
             check_column(table.rows, name, at)
         inside = "" if column in ("prompt", "text") else f", {column}"
-        folder = find(data.source).parent  # images are relative to the file
+        # images are relative to the file
+        folders = table.folders or [find(data.source).parent] * len(table.rows)
         texts = [
             _prompt(spoken_in(row, column), f"{at}, {where}{inside}", data.drop_reply, folder)
-            for row, where in zip(table.rows, table.places, strict=True)
+            for row, where, folder in zip(table.rows, table.places, folders, strict=True)
         ]
         named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]
-        rows = zip(table.rows, named, table.places, strict=True)
+        rows = zip(table.rows, named, table.places, folders, strict=True)
         try:
             meta = tuple(
                 PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
-                for row, new, where in rows
+                for row, new, where, folder in rows
             )
         except NotGranted as error:
             raise UserError(f"{at}: {error}") from error

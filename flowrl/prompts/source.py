@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +16,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Rows with the place of each in its file, such as "line 3"."""
+    """Rows with the place of each in its file, such as "line 3".
+
+    folders  of each row, to which its files are relative; empty: all have that of the table
+    """
 
     rows: Sequence[Row]
     places: Sequence[str]
+    folders: Sequence[Path] = ()
+
+    def taken(self, rows: Sequence[Row], chosen: Sequence[int]) -> "PromptRows":
+        """These rows, which stood at the places `chosen`."""
+        folders = [self.folders[i] for i in chosen] if self.folders else ()
+        return PromptRows(rows, [self.places[i] for i in chosen], folders)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Selection:
         rows = [table.rows[i] for i in chosen]
         if self.keep is not None:
             rows = [{name: cell(row, name) for name in self.keep} for row in rows]
-        return PromptRows(rows, [table.places[i] for i in chosen])
+        return table.taken(rows, chosen)
 
 
 @dataclass(frozen=True)

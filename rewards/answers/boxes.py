@@ -13,8 +13,13 @@ _FORMULA = re.compile(
     re.DOTALL,
 )
 _DIGITS = r"\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+"
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = "|".join(_SCALES)
+# a mixed number (3 1/2), a power of ten (4.5e3, 2 x 10^5), a fraction, a percentage, 12 million
 _NUMBER = re.compile(
-    rf"(?<![\w.])[-+]?\$?(?:{_DIGITS})(?:\s*/\s*\d+)?(?:\s?\\?%)?(?!\w)|(?:{_DIGITS})"
+    rf"(?<![\w.])[-+\u2212]?\$?(?:\d+\s+\d+\s*/\s*\d+"
+    rf"|(?:{_DIGITS})(?:[eE][-+]?\d+|\s?[\u00d7*]\s?10(?:\^|\*\*)\{{?[-+\u2212]?\d+\}}?"
+    rf"|(?:\^|\*\*)\{{?[-+\u2212]?\d+\}}?|\s*/\s*\d+|\s?\\?%|\s(?:{_SCALE})\b)?)(?!\w)|(?:{_DIGITS})"
 )
 
 
@@ -131,6 +136,13 @@ _UPRIGHT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*([ei])\s*\}|\{\\rm
 _SPACING = re.compile(r"(?<!\\)\\[,!;: ]|\\q?quad\b|~|\\(?:left|right|displaystyle)(?![a-zA-Z])")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?)[eE]([+-]?\d+)(?!\w)")
+_MIXED = re.compile(r"(?<![\d.,/^_{(])([-+]?\d+)\s+(\d+)\s*/\s*(\d+)(?![\d./])")
+_SCALED = re.compile(
+    rf"(?<![\w.,])(\d+(?:,\d{{3}})*(?:\.\d+)?)\s*(\\text\s*\{{)?\s*({_SCALE})\b", re.IGNORECASE
+)
+_WORDS_AFTER = re.compile(
+    r"([-+]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\d*\\frac\{\d+\}\{\d+\}))((?:\s+[A-Za-z]{4,})+)"
+)
 _BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*/)")
 _ARRAY = re.compile(
     r"(?:\\left\s*)?[\[(]\s*\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}\s*(?:\\right\s*)?[\])]"
@@ -149,13 +161,18 @@ def simplified(answer: str) -> str:
     matrix, \mathrm{e} a number, and 90°, √2, x² and ½ are their TeX."""
     answer = _ARRAY.sub(_matrix, _as_tex(answer))
     text = answer.replace(r"\$", "").replace(r"\text{\$}", "").strip().strip("$")
-    text = text.replace("{,}", ",").translate(DASHES)
+    text = text.replace("{,}", ",").replace("**", "^").translate(DASHES)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
     text = _SPACING.sub(" ", text)
     text = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\(?:textbf|textit|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "", text)
+    text = re.sub(r"\\varnothing(?![a-zA-Z])", r"\\emptyset", text)
     text = _REPEATING.sub(_fraction, text)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _SCALED.sub(_scaled, text)
+    if (words := _WORDS_AFTER.fullmatch(text.strip())) is not None:
+        text = rf"{words[1]}\text{{{words[2]}}}"  # a unit, not a product of letters
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", _BARE_POINT.sub("", text))
     text = text.replace("{bmatrix}", "{pmatrix}")
     text = re.sub(r"\\mid(?![a-zA-Z])", "|", text)
@@ -180,6 +197,60 @@ def other_base(answer: str, right: str) -> bool:
     """Whether both name a base, as in 25_8, and differ: parsers read the digits alone."""
     matches = [_BASED.fullmatch(simplified(one).replace(" ", "")) for one in (answer, right)]
     return all(matches) and len({(match[1], int(match[2])) for match in matches if match}) > 1
+
+
+def _scaled(match: re.Match[str]) -> str:
+    number, power = match[1].replace(",", ""), _SCALES[match[3].lower()]
+    return rf"{number} \times 10^{{{power}}} {match[2] or ''}"
+
+
+# Units that answers name, by their forms. A number with one of them is no answer with another.
+_UNITS = {
+    form: unit
+    for unit, forms in {
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "m": "m meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "in inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mi": "mi mile miles",
+        "mg": "mg milligram milligrams",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "lb": "lb lbs pound pounds",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
+        "year": "year years",
+        "ml": "ml milliliter milliliters millilitre millilitres",
+        "l": "l liter liters litre litres",
+        "dollar": "dollar dollars",
+        "cent": "cent cents",
+        "degree": "degree degrees",
+        "radian": "rad radian radians",
+    }.items()
+    for form in forms.split()
+}
+_UNIT = re.compile(r"[-+]?[\d.,]+\s*(?:\\text\s*\{)?\s*([A-Za-z]+)\s*\}?(?:\s*\^\s*\{?\d\}?)?")
+
+
+def other_unit(answer: str, right: str) -> bool:
+    """Whether both are numbers with a unit, and the units differ: parsers drop units."""
+    units = [_unit(one) for one in (answer, right)]
+    return None not in units and units[0] != units[1]
+
+
+def _unit(answer: str) -> str | None:
+    """The unit of a number; None without one."""
+    if r"\$" in answer:
+        return "dollar"
+    match = _UNIT.fullmatch(simplified(answer))
+    return None if match is None else _UNITS.get(match[1].lower())
 
 
 def _fraction(match: re.Match[str]) -> str:

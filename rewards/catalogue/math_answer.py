@@ -4,7 +4,8 @@ The answer is the content of the last box; with `find: any`, in a text without a
 last `<answer>` tag, without one the last formula ($...$, $$...$$, \\(...\\), \\[...\\]), and
 without one the last number. The package math-verify parses and compares: 0.5, 1/2 and a TeX
 fraction are equal, as are sets, intervals, matrices and expressions that simplify to each other;
-numbers must also agree for their size, to half a percent where one is rounded. Answers with the
+numbers must also agree for their size, to half a percent where one is rounded. 3 1/2 is a mixed
+number, 12 million a number, x < 3 the interval below 3; 5 cm is 5, but not 5 m. Answers with the
 same text are equal too, which is what counts where a right answer is no mathematics: 12:00,
 Evelyn; where it is the letter of a choice, `E: a whale` is E. A completion without an answer
 scores 0, as does a comparison that takes longer than `seconds`. A sample whose right answer cannot
@@ -27,6 +28,7 @@ from rewards.answers.boxes import (
     has_content,
     last_answer,
     other_base,
+    other_unit,
     right_answer,
     same_choice,
     same_text,
@@ -76,7 +78,10 @@ class MathAnswer:
             equal[gold, text] = answer is not None and (
                 same_text(answer, right) or same_choice(answer, right)
             )
-            if answer is not None and not equal[gold, text] and not other_base(answer, right):
+            another = answer is not None and (
+                other_base(answer, right) or other_unit(answer, right)
+            )
+            if answer is not None and not equal[gold, text] and not another:
                 asked.append(
                     ((gold, text), {"gold": simplified(right), "text": simplified(answer)})
                 )

@@ -51,6 +51,20 @@ def test_a_folder_is_scored_and_a_torn_file_is_named(tmp_path, capsys):
     assert "4 files" in capsys.readouterr().out
 
 
+def test_what_a_folder_cannot_give_is_said(tmp_path, capsys):
+    """A link to nowhere, as a hub's cache leaves behind, is counted; no table holds a name that is
+    no text."""
+    save(tmp_path / "a.png", 51)
+    (tmp_path / "b.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "c.png").symlink_to(tmp_path / "c.png")
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 0
+    assert [row["file"] for row in table(tmp_path / "scores")] == ["a.png", "b.png", "c.png"]
+    assert "not scored: b.png: no such file" in capsys.readouterr().out
+    save(tmp_path / "d\udcff.png", 51)
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness", "--out", tmp_path / "o") == 2
+    assert "d\\udcff.png': the name of this file is not UTF-8: rename it" in capsys.readouterr().err
+
+
 def test_the_sheet_shows_the_best_first(tmp_path):
     for name, shade in (("x", 30), ("y", 250), ("z", 140)):
         save(tmp_path / f"{name}.png", shade, size=(128, 128))

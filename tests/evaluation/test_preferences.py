@@ -264,6 +264,20 @@ def test_videos_are_read_where_pyav_is(tmp_path):
     assert found.media[1] is None and "torn.mp4" in found.broken
 
 
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("cell", ["x", 1, ["a", "b"], {"a": 1}, None])
+def test_a_line_may_lack_every_column_and_a_cell_be_of_any_kind(tmp_path, layout, cell):
+    form = LAYOUTS[layout]
+    names = [*form.columns, *([form.dimension] if form.dimension else []), "prompt"]
+    first = dict.fromkeys(names, cell)
+    for second in ({"other": 1}, *({k: cell for k in names if k != name} for name in names)):
+        path = write(tmp_path, "v.jsonl", [first, second])
+        try:
+            load_preferences(path, ReadOptions(layout=layout))
+        except UserError as error:
+            assert str(error).strip() and "\n" not in str(error)
+
+
 def test_labels():
     assert [preference_label(x, "here") for x in ("Left", "same", 0.75, "1")] == [
         1.0,

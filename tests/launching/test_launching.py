@@ -202,8 +202,40 @@ def test_adapters_that_a_gpu_holds_are_not_sharded(capsys, run, options, file):
         (("slurm", "demo", "--folder", "r", "--gpus", "1", "--accelerate-config", "x.yaml"),
          "no such file"),
         (("docker", "demo", "--folder", "r", "--gpus", "1"), "WHERE"),
+        *(
+            (
+                (place, "demo", "--folder", "/runs/r", "--gpus", "1", f"--{name}", value),
+                f"--{name} is of",
+            )
+            for name, value, places in (
+                ("time", "1:00:00", ("slurm",)),
+                ("partition", "a", ("slurm",)),
+                ("account", "a", ("slurm",)),
+                ("notice", "60", ("slurm",)),
+                ("gpu", "A100", ("sky",)),
+                ("image", "a", ("sky", "k8s")),
+                ("volume", "a", ("sky", "k8s")),
+                ("mount", "/r", ("sky", "k8s")),
+                ("port", "4000", ("ray",)),
+            )
+            for place in ("slurm", "ray", "sky", "k8s", "accelerate")
+            if place not in places
+        ),
+        (("slurm", "demo", "--folder", "r", "--gpus", "1", "--time", "a day"), "such as 24:00:00"),
+        (("slurm", "demo", "--folder", "r", "--gpus", "1", "--partition", "a\nb"), "not a name"),
+        (("slurm", "demo", "--folder", "r", "--gpus", "1", "--account", "a b"), "not a name"),
+        (("k8s", "demo", "--folder", "/runs/r", "--gpus", "1", "--image", "a b"), "not a name"),
+        (("slurm", "a\nb.yaml", "--folder", "r", "--gpus", "1"), "cannot hold"),
+        (("slurm", "demo", "--folder", "r\n#", "--gpus", "1"), "cannot hold"),
     ],
 )  # fmt: skip
 def test_what_no_machine_could_start_is_refused(capsys, words, sentence):
     code, out, err = printed(capsys, *words)
     assert (code, out) == (2, "") and sentence in err
+
+
+@pytest.mark.parametrize("time", ["30", "30:00", "24:00:00", "2-12", "2-12:30", "2-12:30:00"])
+def test_a_time_of_slurm_stands_in_the_script(capsys, time):
+    words = ("slurm", "demo", "--folder", "r", "--cpus", "1", "--time", time)
+    code, out, _ = printed(capsys, *words)
+    assert code == 0 and f"#SBATCH --time={time}\n" in out

@@ -1,5 +1,6 @@
 """One reader for data as it is: nested columns, chats, choices of rows, several data sets."""
 
+import gzip
 import json
 import pickle
 import re
@@ -16,7 +17,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.evaluation.tables import rows_of
-from flowrl.prompts import Chat, PromptSet, on_hub
+from flowrl.prompts import Chat, PromptSet, on_hub, parquet
 from flowrl.run.watch.judges import seen_in_training
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import RECIPE_SETTINGS, LanguageSettings, PipelineSettings
@@ -210,6 +211,62 @@ def test_a_folder_has_splits_and_no_revision(tmp_path):
     assert read({"source": str(tmp_path), "split": "test"}).texts == ("test",)
     sentence = refused({"source": str(tmp_path), "revision": "main"})
     assert "is a folder, which has no revision: leave it out" in sentence
+
+
+def test_a_folder_is_read_as_its_files_are(tmp_path):
+    """Cells, places and paths of a folder's tables are those of single files."""
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "data" / "a.png")
+    (tmp_path / "data" / "train-0.csv").write_text("prompt,code,n,image\na,007,1,a.png\n")
+    (tmp_path / "data" / "train-1.csv").write_text("prompt,code,n,image\nb,7,2,\n")
+    (tmp_path / "data" / "test-0.csv").write_text("prompt,n\nc,x\nd,y\n")
+    source = {"source": str(tmp_path)}
+    found = read(source)
+    assert found.texts == ("a", "b")
+    assert [(row["code"], row["n"]) for row in found.meta] == [("007", 1), ("7", 2)]
+    assert found.meta[0]["image"] == str(tmp_path / "data" / "a.png")
+    assert found.meta[1].place.endswith(f"{tmp_path}, data/train-1.csv, line 2")
+    for split, texts in (("test[1:]+train[:1]", "da"), ("all", "abcd"), ("test[:50%]", "c")):
+        assert "".join(read(source | {"split": split}).texts) == texts
+    assert_in("has no split 'nope'; it has train, test", refused(source | {"split": "nope"}))
+    assert_in("the split 'test.x:y.' cannot be read", refused(source | {"split": "test[x:y]"}))
+
+
+def test_a_readme_says_how_a_folder_is_read(tmp_path):
+    splits = "data_files: [{split: train, path: q.csv}]"
+    (tmp_path / "README.md").write_text(
+        f'---\nconfigs: [{{config_name: default, {splits}, sep: ";"}}]\n---\n'
+    )
+    (tmp_path / "q.csv").write_text("prompt;n\na;1\n")
+    assert read({"source": str(tmp_path)}).meta == ({"prompt": "a", "n": 1},)
+
+
+def test_forms_that_datasets_unpacks_without_a_limit_are_refused(tmp_path):
+    rows = datasets.Dataset.from_list([{"prompt": "a"}])
+    rows.save_to_disk(tmp_path / "saved")
+    sentence = refused({"source": str(tmp_path / "saved")})
+    assert_in("was written by save_to_disk, .*to_parquet", sentence)
+    datasets.load_from_disk(tmp_path / "saved").to_parquet(tmp_path / "train.parquet")
+    assert read({"source": str(tmp_path / "train.parquet")}).texts == ("a",)
+    datasets.DatasetDict(train=rows).save_to_disk(tmp_path / "several")
+    assert_in(
+        r"load_from_disk\(FOLDER\)\['train'\]", refused({"source": str(tmp_path / "several")})
+    )
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "a.json").write_text("{}")
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        (packed / name).write_bytes(gzip.compress(b'{"prompt": "a"}\n'))
+    assert_in(r"a\.jsonl\.gz.*unpack it", refused({"source": str(packed)}))
+
+
+def test_keep_reads_no_other_column_of_a_parquet_file(tmp_path, monkeypatch):
+    rows = [{"prompt": "a", "level": 1, "more": "x" * 99}, {"prompt": "b", "level": 2, "more": ""}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = {"source": str(tmp_path / "a.parquet"), "where": {"level": 2}, "keep": ["prompt"]}
+    monkeypatch.setattr(parquet, "TABLE_BYTES", 70)
+    assert read(source).meta == ({"prompt": "b"},)
+    assert_in("once unpacked", refused(source | {"keep": ["prompt", "more"]}))
 
 
 def two(folder: Path, **weights: float) -> list[dict[str, Any]]:

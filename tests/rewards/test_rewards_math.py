@@ -28,6 +28,59 @@ def reward():
     made.workers.close()
 
 
+MIXED_NUMBERS_AND_UNITS = [  # right answer, answer in a box, whether it is right
+    *(("3 1/2", answer, True) for answer in ("7/2", "3.5", r"3\frac{1}{2}", "3 1/2")),
+    *(("3 1/2", answer, False) for answer in ("2", "31/2", r"\frac{31}{2}", "1/2", "3")),
+    ("-3 1/2", "-3.5", True),
+    ("-3 1/2", "-2.5", False),
+    ("1 3/4 cups", "1.75", True),
+    ("2, 3 1/2", "3.5, 2", True),
+    *(("1,000,000", answer, True) for answer in (r"1\text{ million}", "1 million", "10**6")),
+    ("12 million", "12", False),
+    ("12", r"12\text{ million}", False),
+    ("2500", "2.5 thousand", True),
+    ("5 dollars", r"\$5", True),
+    ("5 dollars", "5", True),
+    ("5 cents", r"\$5", False),
+    ("5 cm", r"5\text{ cm}", True),
+    ("5 cm", "5 m", False),
+    ("5 cm", r"5\ \mathrm{m}", False),
+    ("5 cm", "5", True),
+    ("5 feet", r"5\text{ ft}", True),
+    ("5 minutes", "5 hours", False),
+    ("7 apples", "7 pears", True),  # words that are no units
+    (r"(-\infty,3)", "x<3", True),
+    (r"(-\infty,3]", "x<3", False),
+    ("[1,2)", r"1\le x<2", True),
+    ("x>2", r"(2,\infty)", True),
+    ("x>2", r"[2,\infty)", False),
+    (r"\emptyset", r"\varnothing", True),
+    (r"\emptyset", "0", False),
+]
+LAST_NUMBERS = [  # text without a box, the number that it ends with, one that it does not
+    ("The answer is 3 1/2.", "3.5", "1/2"),
+    ("It is 4.5e3", "4500", "3"),
+    ("It is 2 \u00d7 10^5.", "200000", "5"),
+    ("It is 2*10**5", "200000", "5"),
+    ("It is 10^6", "1000000", "6"),
+    ("It is \u22127.", "-7", "7"),
+    ("It is 12 million.", "12000000", "12"),
+    ("In 2024 1/3 of 9 is 3", "3", "1/3"),
+    ("From 1-5", "5", "-5"),
+    ("It is 5%", "0.05", "0.5"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "right"), MIXED_NUMBERS_AND_UNITS)
+def test_mixed_numbers_scales_units_and_solution_sets(reward, gold, answer, right):
+    assert reward(of([rf"So it is $\boxed{{{answer}}}$."], [gold])).tolist() == [float(right)]
+
+
+@pytest.mark.parametrize(("text", "right", "wrong"), LAST_NUMBERS)
+def test_a_number_is_read_whole_where_there_is_no_box(reward, text, right, wrong):
+    assert reward(of([text] * 2, [right, wrong])).tolist() == [1.0, 0.0]
+
+
 RIGHT = [
     (r"so it is $\boxed{\frac{1}{2}}$", "0.5"),
     ("The answer is 7.", 7),

@@ -506,10 +506,10 @@ def _trained_levels(d: RunDraft) -> int:
     steps, reach = d.value("train.num_inference_steps"), d.value("train.timestep_range")
     low, high = (0.0, reach) if not isinstance(reach, list) else reach
     count = d.value("train.num_train_timesteps") or max(1, int(steps * (high - low)))
-    why = "noise levels per sample"
+    reason = "noise levels per sample"
     if not d.value("train.num_train_timesteps"):
-        why += f", int({steps} x {high - low:.6g}): the steps in timestep_range"
-    d.write("train.num_train_timesteps", {"recipe.levels_per_sample": count}, why)
+        reason += f", int({steps} x {high - low:.6g}): the steps in timestep_range"
+    d.write("train.num_train_timesteps", {"recipe.levels_per_sample": count}, reason)
     return int(count)
 
 
@@ -990,10 +990,10 @@ def _reward(d: RunDraft, start: str, place: str, several: bool) -> dict[str, Any
     elif summed and kind.lower() in _SCALES:
         scale = _SCALES[kind.lower()]
         spec["weight"] = same_weight(1.0 if weight is None else weight, scale)
-        why = f"{spec['name']} is {scale:g} times {d.peer}'s here, and the sum is the same"
-        d.tell(f"{start}.weight", {f"{into}.{spec['name']}.weight": spec["weight"]}, why)
+        reason = f"{spec['name']} is {scale:g} times {d.peer}'s here, and the sum is the same"
+        d.tell(f"{start}.weight", {f"{into}.{spec['name']}.weight": spec["weight"]}, reason)
         if weight is None:
-            d.notes.append(f"{start}.weight: {d.peer}'s 1 is {spec['weight']} here: {why}")
+            d.notes.append(f"{start}.weight: {d.peer}'s 1 is {spec['weight']} here: {reason}")
     elif weight is not None:
         spec["weight"] = weight
         d.tell(f"{start}.weight", {f"{into}.{spec['name']}.weight": weight})

@@ -419,8 +419,8 @@ def _loss(d: RunDraft) -> None:
     loss["denominator"] = denominator
     if fixed and mean != "seq-mean-token-mean":
         if d.has(f"{_ACTOR}.loss_agg_mode"):
-            why = f"{mode} does not read it: its loss is the mean over sequences"
-            d.lose(f"{_ACTOR}.loss_agg_mode", why, effect=False)
+            reason = f"{mode} does not read it: its loss is the mean over sequences"
+            d.lose(f"{_ACTOR}.loss_agg_mode", reason, effect=False)
     else:
         d.tell(f"{_ACTOR}.loss_agg_mode", {"recipe.loss.denominator": denominator}, "the mean")
     d.by_default.setdefault(

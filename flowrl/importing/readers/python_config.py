@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError
 from flowrl.importing.leaves import Secret, Unresolved
 
@@ -56,12 +57,17 @@ class _Return(Exception):
         self.value = value
 
 
+def source_text(path: Path) -> str:
+    """The text of a file of settings. UserError for one that cannot be read or is too long."""
+    try:
+        return bounded_bytes(path, 4 * _MOST_CHARACTERS).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read the file: {error}") from error
+
+
 def python_tree(path: Path) -> ast.Module:
     """The syntax tree of a Python file. UserError for a file that cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UserError(f"{path}: cannot read the file: {error}") from error
+    text = source_text(path)
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{path}: more than {_MOST_CHARACTERS} characters, too many for settings")
     try:

@@ -1,0 +1,119 @@
+"""Read parquet files of strangers within limits. A few bytes of a file may stand for any number of
+equal cells, so the header's counts are checked first, and texts stay packed, at any depth, until
+their sizes are known."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flowrl.prompts.parquet_pages import pages_of
+from flowrl.prompts.table_limits import CELL, TABLE_BYTES, TABLE_CELLS, TABLE_ROWS, check_size
+
+_AT_ONCE = 1024  # rows
+_TOO_LARGE = f"more than {TABLE_BYTES // 2**20} MiB once unpacked"
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """The names of the columns of a parquet file, from its header. ValueError for another file."""
+    from pyarrow import parquet
+
+    with _valid(), parquet.ParquetFile(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def parquet_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a parquet file, with these columns; None: all. ValueError, before memory is taken
+    for them, if they have more than TABLE_ROWS rows, TABLE_CELLS cells (entries of lists count) or
+    TABLE_BYTES bytes once unpacked, or more than half of this machine's free memory, and for a file
+    that is not parquet."""
+    with _valid():
+        return [row for batch in _batches(path, columns) for row in batch.to_pylist()]
+
+
+def check_parquet(path: Path) -> None:
+    """Raise what `parquet_rows` raises for the file, without keeping its rows."""
+    with _valid():
+        for _ in _batches(path, None):
+            pass
+
+
+@contextmanager
+def _valid() -> Iterator[None]:
+    """Turn the errors of pyarrow into ValueError."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, MemoryError) as error:
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(f"not valid parquet ({message})") from error
+
+
+def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
+    """The rows, some at once, with texts as dictionaries."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        texts = _checked_pages(file, path, columns)
+    names, total = None if columns is None else list(columns), 0
+    with parquet.ParquetFile(path, read_dictionary=texts) as packed:
+        for batch in packed.iter_batches(_AT_ONCE, columns=names):
+            total += sum(map(_unpacked, batch.columns))
+            if total > TABLE_BYTES:
+                raise ValueError(_TOO_LARGE)
+            yield batch
+
+
+def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list[str]:
+    """Check the counts of a file's header and of its pages, and return the paths of its texts."""
+    header, names = file.metadata, file.schema_arrow.names
+    if header.num_rows > TABLE_ROWS:
+        raise ValueError(f"more than {TABLE_ROWS} rows")
+    if len(set(names)) < len(names):
+        raise ValueError("two columns have the same name")
+    texts, cells, size = list[str](), 0, 0
+    with path.open("rb") as content:
+        for index in range(header.num_columns):
+            leaf = header.schema.column(index)
+            if columns is not None and not any(_within(leaf.path, name) for name in columns):
+                continue
+            groups = (header.row_group(group) for group in range(header.num_row_groups))
+            pages = [pages_of(content, group.column(index)) for group in groups]
+            values = sum(page.values for page in pages)
+            cells += max(values, header.num_rows)
+            size += max(values * leaf.length, sum(page.size for page in pages))
+            if leaf.physical_type == "BYTE_ARRAY":
+                texts.append(leaf.path)
+    if cells > TABLE_CELLS:
+        raise ValueError(f"more than {TABLE_CELLS} cells")
+    if size > TABLE_BYTES:
+        raise ValueError(_TOO_LARGE)
+    check_size(size + cells * CELL)
+    return texts
+
+
+def _within(path: str, name: str) -> bool:
+    """Whether a leaf's path belongs to a column."""
+    return path == name or path.startswith(name + ".")
+
+
+def _unpacked(array: Any) -> int:
+    """The bytes of an array's content once its texts are unpacked."""
+    import pyarrow
+
+    compute: Any = import_module("pyarrow.compute")  # it makes its functions when it is imported
+    types, kind = pyarrow.types, array.type
+    if types.is_dictionary(kind):
+        if types.is_primitive(kind.value_type):
+            return len(array) * int(kind.value_type.bit_width) // 8
+        lengths = compute.binary_length(array.dictionary)
+        return int(compute.sum(compute.take(lengths, array.indices)).as_py() or 0)
+    if types.is_struct(kind):
+        return sum(_unpacked(array.field(index)) for index in range(kind.num_fields))
+    if types.is_map(kind):
+        return _unpacked(array.keys) + _unpacked(array.items)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _unpacked(array.flatten())
+    return int(array.nbytes)
