@@ -162,32 +162,33 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
     )
 
 
-def _check_words(given: LaunchArguments) -> None:
+def _check_words(arguments: LaunchArguments) -> None:
     """UserError for an option that the place would ignore, and for words that would end a line of
     its script or file."""
-    defaults = LaunchArguments(given.where, given.config)
+    defaults = LaunchArguments(arguments.where, arguments.config)
     for name, places in _ONLY_FOR.items():
-        value = getattr(given, name)
-        if given.where not in places and value != getattr(defaults, name):
+        value = getattr(arguments, name)
+        if arguments.where not in places and value != getattr(defaults, name):
             raise UserError(
-                f"launch {given.where}: --{name} is of {' and '.join(places)}: leave it out"
+                f"launch {arguments.where}: --{name} is of {' and '.join(places)}: leave it out"
             )
     for name in ("gpu", "image", "volume", "partition", "account"):
-        value = getattr(given, name)
+        value = getattr(arguments, name)
         if value and not (value.isprintable() and value == "".join(value.split())):
             raise UserError(
-                f"launch {given.where}: --{name} {value!r} is not a name: give one without spaces"
+                f"launch {arguments.where}: --{name} {value!r} is not a name: give one without "
+                "spaces"
             )
-    if given.time and not TIME.fullmatch(given.time):
+    if arguments.time and not TIME.fullmatch(arguments.time):
         raise UserError(
-            f"launch slurm: --time {given.time!r} is not a time of Slurm's: give hours, minutes "
-            "and seconds, such as 24:00:00, or days before them, such as 2-12:00:00"
+            f"launch slurm: --time {arguments.time!r} is not a time of Slurm's: give hours, "
+            "minutes and seconds, such as 24:00:00, or days before them, such as 2-12:00:00"
         )
-    for name, word in (("", given.config), ("--folder ", str(given.folder))):
+    for name, word in (("", arguments.config), ("--folder ", str(arguments.folder))):
         if not word or not word.isprintable():
             raise UserError(
-                f"launch {given.where}: {name}{word!r} is a name that a job's script cannot hold: "
-                "choose one of letters, numbers and signs on one line"
+                f"launch {arguments.where}: {name}{word!r} is a name that a job's script cannot "
+                "hold: choose one of letters, numbers and signs on one line"
             )
 
 

@@ -456,8 +456,8 @@ def _judged(
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UserError(
-            f"{place}: its cells are not of layout {name} ({reason}): correct or remove the row, or "
-            "choose another --layout"
+            f"{place}: its cells are not of layout {name} ({reason}): correct or remove the "
+            "row, or choose another --layout"
         ) from error
 
 
