@@ -13,13 +13,15 @@ from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
 from tests.support.warm import small
 
-CONFIG: list[Path] = []  # the run file of `asked`
-
 
 @pytest.fixture(scope="module")
 def asked(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> flowrl.Run:
-    """A run of four iterations whose callback asks for an evaluation, a checkpoint and the end."""
-    folder = tmp_path_factory.mktemp("asked")
+    return asked_run(pipeline, tmp_path_factory.mktemp("asked"))
+
+
+def asked_run(pipeline: Path, folder: Path) -> flowrl.Run:
+    """A run of four iterations whose callback asks for an evaluation, a checkpoint and the end. Its
+    file is `folder`/tiny.yaml."""
     settings = small(pipeline, folder)
     settings["evaluate"]["every"] = settings["checkpoint"]["every"] = 4
     seen: list[tuple[str, int]] = []
@@ -29,8 +31,7 @@ def asked(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> flowrl.Ru
         if event.kind == "iteration":
             {1: event.evaluate, 2: event.save, 3: event.stop}[event.iteration]()
 
-    CONFIG[:] = [write(settings, folder)]
-    run = flowrl.Run(CONFIG[0]).train(folder=folder / "run", callbacks=asks)
+    run = flowrl.Run(write(settings, folder)).train(folder=folder / "run", callbacks=asks)
     assert seen == [
         ("evaluation", 0), ("checkpoint", 0), ("iteration", 1), ("evaluation", 1),
         ("iteration", 2), ("checkpoint", 2), ("iteration", 3), ("evaluation", 3), ("checkpoint", 3),
@@ -48,9 +49,11 @@ def test_callbacks_ask_between_two_iterations(asked: flowrl.Run) -> None:
 
 
 def test_a_stopped_run_is_finished_for_a_job_and_goes_on_when_resumed(
-    asked: flowrl.Run, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = flowrl.Run(CONFIG[0]).train(folder=asked.begun, resume="auto")
+    (folder := tmp_path / "asked").mkdir()
+    asked = asked_run(pipeline, folder)
+    again = flowrl.Run(folder / "tiny.yaml").train(folder=asked.begun, resume="auto")
     assert "has finished" in capsys.readouterr().out and again.done
     assert len(flowrl.Run(asked.begun).resume().metrics) == 5
     settings = small(pipeline, tmp_path)

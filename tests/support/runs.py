@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def tree(pipeline: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> 
     texts = ("a red ball", "a blue cube on the table", "two small dogs", "a cat left of a ball")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return {
-        "recipe": recipe,
+        "recipe": deepcopy(recipe),  # a test may change the settings of its run
         "model": {"pipeline": str(pipeline), "lora": {"rank": 4, "alpha": 8}, "device": "cpu"},
         "prompts": {"train": str(prompts), "held_out": str(prompts), "per_iteration": 2},
         "rewards": [{"name": "brightness"}],

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def tree(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> dic
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "own.py").write_text(REWARD)
     return {
-        "recipe": recipe,
+        "recipe": deepcopy(recipe),  # a test may change the settings of its run
         "model": {"language": str(model), "lora": None, "device": "cpu"},
         "prompts": {"train": str(prompts), "held_out": str(prompts), "per_iteration": 3},
         "rewards": [{"name": f"{folder / 'own.py'}:share"}],
