@@ -18,7 +18,6 @@ import json
 import math
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -192,17 +191,15 @@ def command(name: str, job: Job) -> list[str]:
 
 @contextmanager
 def started(name: str, words: Sequence[str]) -> Iterator[Peer]:
-    """A peer whose process has begun; its first answer says that it is ready for turns. It and what
-    it has started are ended with the block."""
+    """A peer whose process has begun; its first answer says that it is ready for turns. It is ended
+    with the block, or with the stage, whose process group it belongs to."""
     with subprocess.Popen(
-        words, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+        words, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield Peer(name, process)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
 
 
 def packed() -> list[str]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -182,6 +183,8 @@ def test_a_peer_does_an_iteration_for_each_line():
         with pytest.raises(UserError, match="no answer within 0 s"):
             peer.turn(0.2)
     assert peer.process.wait(60) < 0  # killed with the block
+    with peers.started("peer", peer_words()) as peer:  # and with the group of its stage
+        assert os.getpgid(peer.process.pid) == os.getpgid(0)
 
 
 def test_a_peer_that_fails_costs_only_its_line(tmp_path, monkeypatch):
