@@ -117,7 +117,9 @@ def _counters(
 
 def _gumbel(counters: Tensor) -> Tensor:
     """Gumbel noise of these counters, which are overwritten."""
-    part = shifted_right(mixed_(counters), 24).float().add_(0.5).mul_(-(2.0**-40))
+    part = shifted_right(mixed_(counters), 24).float()
+    # -(part + 0.5) / 2^40 in one pass: powers of two scale what is rounded, and round nothing
+    torch.add(torch.tensor(-(2.0**-41)), part, alpha=-(2.0**-40), out=part)
     return part.clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
 
 

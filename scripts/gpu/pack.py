@@ -2,16 +2,19 @@
 
     python scripts/gpu/pack.py            # .gpu/wheels, .gpu/commit.json, and a report
     python scripts/gpu/pack.py --check    # what is there already; nothing is downloaded
+    python scripts/gpu/pack.py --peer flow_grpo=FOLDER   # also sources of a peer, from a checkout
 
 The machine has Python, torch, transformers and many packages, and reaches no registry
 (scripts/gpu/there.json lists them, with the versions that are known). What flowrl and its scripts
 need beyond that is downloaded as wheels for that Python, at the versions of constraints.txt. Each
-wheel's own needs are held against both. Exit code 1: a need is met by neither, or the tree and
-`.gpu` are larger than what travels.
+wheel's own needs are held against both. A peer (scripts/gpu/peers.py) travels if its own trainer
+has done an iteration here with the packages of that machine. Exit code 1: a need is met by neither,
+a peer has not done that, or the tree and `.gpu` are larger than what travels.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -30,9 +33,11 @@ from packaging.utils import canonicalize_name  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
 from scripts.gpu.lines import COMMIT, PACKED, git, tree_state  # noqa: E402
+from scripts.gpu.peers import PEERS, SAME, SOURCES, packed  # noqa: E402
 
 THERE = Path(__file__).with_name("there.json")
 WHEELS = PACKED / "wheels"
+SIZES = Path(__file__).with_name("packed.json")  # committed, for docs/first_hour_on_a_gpu.md
 MOST = 64 * 2**20  # bytes that travel in a call
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64",
              "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
@@ -119,10 +124,11 @@ def carried(folder: Path) -> dict[str, str]:
 
 
 def unmet(folder: Path, there: Machine) -> list[tuple[str, Requirement, str]]:
-    """The needs of flowrl and of each wheel that are not met there for certain: who needs it, what,
-    and its verdict. Extras are left out."""
+    """The needs of flowrl, of each peer and of each wheel that are not met there for certain: who
+    needs it, what, and its verdict. Extras are left out."""
     have = carried(folder)
     wanted = [("flowrl", need) for need in project_needs()]
+    wanted += [(name, Requirement(need)) for name in packed() for need in SOURCES[name].needs]
     for wheel in sorted(folder.glob("*.whl")):
         name, _, needs = needs_of(wheel)
         wanted += [(name, need) for need in needs]
@@ -163,14 +169,58 @@ def gather(there: Machine) -> None:
 
 
 def sizes() -> dict[str, int]:
-    """Bytes of the tree that git knows, and of what is carried beside it."""
+    """Bytes of the tree that git knows, and of wheels and peers, which are carried beside it."""
     names = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     files = [PROJECT / name for name in names if name]
     beside = [path for path in PACKED.rglob("*") if path.is_file()]
+    peers = [path for path in beside if path.is_relative_to(PEERS)]
     return {
         "tree": sum(path.stat().st_size for path in files if path.is_file()),
-        ".gpu": sum(path.stat().st_size for path in beside),
+        "wheels": sum(path.stat().st_size for path in beside if path not in peers),
+        "peers": sum(path.stat().st_size for path in peers),
     }
+
+
+def add_peer(name: str, checkout: Path) -> None:
+    """Copy what a peer's trainer needs from a checkout of its repository, in the place of what was
+    there. UserError for an unknown peer, or a folder that is no checkout with those files."""
+    if name not in SOURCES:
+        raise UserError(f"--peer: {name!r} is not known; choose from {', '.join(SOURCES)}")
+    try:
+        commit = git("-C", str(checkout.absolute()), "rev-parse", "HEAD").strip()
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"--peer {name}={checkout}: not a checkout: git clone it first") from error
+    target = PEERS / name
+    shutil.rmtree(target, ignore_errors=True)
+    for pattern in SOURCES[name].files:
+        named = git("-C", str(checkout.absolute()), "ls-files", "-z", pattern).split("\0")
+        files = [file for file in named if file and (checkout / file).is_file()]
+        if not files:
+            raise UserError(f"--peer {name}={checkout}: it has no {pattern}: is it {name}?")
+        for file in files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkout / file, target / file)
+    (target / "source.json").write_text(json.dumps({"commit": commit}))
+
+
+def peer_faults(there: Machine) -> list[str]:
+    """The packed peers whose own trainer has not done an iteration here, of these sources and with
+    the packages of the machine."""
+    faults = list[str]()
+    for name in packed():
+        again = f"python -m scripts.gpu.peers {name} --try, with the packages of there.json"
+        file = PEERS / name / "tried.json"
+        if not file.is_file():
+            faults.append(f"peer {name}: it has not been tried: {again}")
+            continue
+        tried = json.loads(file.read_text())
+        source = json.loads((PEERS / name / "source.json").read_text())
+        other = [p for p in SAME if tried["versions"].get(p) != there.packages[p]]
+        if tried["commit"] != source["commit"]:
+            faults.append(f"peer {name}: other sources were tried: {again}")
+        elif other:
+            faults.append(f"peer {name}: tried with another {', '.join(other)}: {again}")
+    return faults
 
 
 def report(there: Machine) -> list[str]:
@@ -180,6 +230,7 @@ def report(there: Machine) -> list[str]:
         for owner, need, found in unmet(WHEELS, there)
         if found != "unknown"
     ]
+    faults += peer_faults(there)
     found = sizes()
     if sum(found.values()) > MOST:
         faults.append(f"{sum(found.values()) / 2**20:.1f} MiB travel, and 64 MiB may")
@@ -189,11 +240,16 @@ def report(there: Machine) -> list[str]:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="download nothing")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=FOLDER")
     given = parser.parse_args(words)
     there = machine()
     try:
+        for name, _, folder in (word.partition("=") for word in given.peer):
+            add_peer(name, Path(folder))
         if not given.check:
             gather(there)
+            rounded = {name: round(size / 2**20, 1) for name, size in sizes().items()}
+            SIZES.write_text(json.dumps(rounded) + "\n")
         state: dict[str, Any] = tree_state()
         PACKED.mkdir(exist_ok=True)
         COMMIT.write_text(json.dumps(state))

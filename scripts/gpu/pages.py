@@ -4,11 +4,13 @@
     python scripts/gpu/pages.py --add .gpu/lines.jsonl   # the lines of a visit join them first
 
 docs/results/speed.md has the figures, each beside its prediction; README.md, the index of results
-and docs/first_hour_on_a_gpu.md say in a sentence what has run. A test fails if a page differs from
-what this writes.
+and docs/first_hour_on_a_gpu.md say in a sentence what has run. The last also has the predicted
+seconds of each stage (predicted.json) and the size of what travels (packed.json, which
+scripts/gpu/pack.py writes). A test fails if a page differs from what this writes.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +21,12 @@ sys.path.insert(0, str(PROJECT))
 
 from flowrl.errors import UserError  # noqa: E402
 from scripts.gpu.lines import Line, Lines, read_lines  # noqa: E402
+from scripts.gpu.stages import STAGES, predictions  # noqa: E402
 
 KNOWN = PROJECT / "docs" / "results" / "gpu.jsonl"
+SIZES = Path(__file__).with_name("packed.json")
+MOST = 64  # MiB that travel in a call
+STAGE_HEAD = "| stage | call | predicted | is ended after |\n|---|---|---|---|"
 SEEN_HEAD = "| what | found |\n|---|---|"
 HEAD = "| stage | what | measured | predicted |\n|---|---|---|---|"
 ABOUT = ("card", "torch", "cuda", "cudnn", "commit", "differs")  # what a visit's lines share
@@ -69,6 +75,29 @@ def opening(lines: Sequence[Line]) -> str:
 
 def first_hour(lines: Sequence[Line]) -> str:
     return f"{cards(lines)} {has(lines)} run flowrl ([figures](results/speed.md#on-a-gpu))"
+
+
+def stages(_: Sequence[Line]) -> str:
+    """The predicted seconds of each stage, those of a call, and the size of what travels."""
+    predicted, rows = predictions(), [STAGE_HEAD]
+    for stage in STAGES:
+        own = predicted[stage.name]
+        call = "both" if stage.needed else stage.call
+        rows.append(
+            f"| `{stage.name}` | {call} | {own['seconds']:.0f} s | {stage.limit(own):.0f} s |"
+        )
+    calls = [
+        sum(predicted[s.name]["seconds"] for s in STAGES if s.needed or s.call == call)
+        for call in (1, 2)
+    ]
+    packed = json.loads(SIZES.read_text())
+    whole = sum(packed.values())
+    parts = ", ".join(f"{name} {size:.1f} MiB" for name, size in packed.items())
+    return (
+        "\n".join(rows) + f"\n\nThe stages of call 1 take {calls[0] / 60:.1f} minutes by these "
+        f"predictions, those of call 2 {calls[1] / 60:.1f}. {whole:.1f} of {MOST} MiB travel: "
+        f"{parts}."
+    )
 
 
 def section(lines: Sequence[Line]) -> str:
@@ -156,7 +185,7 @@ PARTS = {  # by page: the part's name, and what writes it
     "README.md": {"gpu": readme},
     "docs/results/index.md": {"gpu": index},
     "docs/results/speed.md": {"gpu": opening, "gpu visits": section},
-    "docs/first_hour_on_a_gpu.md": {"gpu": first_hour},
+    "docs/first_hour_on_a_gpu.md": {"gpu": first_hour, "gpu stages": stages},
 }
 
 
@@ -168,7 +197,7 @@ def written(page: str, text: str, lines: Sequence[Line]) -> str:
         _, closed, after = rest.partition(end)
         if not found or not closed:
             raise UserError(f"{page}: it lacks {start} or {end}: put them where the part belongs")
-        block = "\n" if name == "gpu visits" else ""
+        block = "" if name == "gpu" else "\n"  # a table, or words within a sentence
         text = f"{before}{start}{block}{make(lines)}{block}{end}{after}"
     return text
 

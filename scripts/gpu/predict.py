@@ -15,14 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from torch import nn
+
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from flowrl.estimate.devices import parse_devices  # noqa: E402
 from flowrl.estimate.memory import estimate  # noqa: E402
-from flowrl.estimate.time import estimate_time  # noqa: E402
+from flowrl.estimate.time import estimate_time, iteration_work  # noqa: E402
+from flowrl.models.description import describe  # noqa: E402
 from flowrl.settings import RunSettings  # noqa: E402
 from scripts.gpu import stage_beside, stage_flux, stage_savings, stage_wan  # noqa: E402
+from scripts.gpu.peers import SOURCES  # noqa: E402
 from scripts.gpu.stage_attention import BACKENDS, GRID_SECONDS, SIZES  # noqa: E402
 from scripts.gpu.stage_noise import ROWS, VOCABULARY  # noqa: E402
 from scripts.gpu.stages import PREDICTED, Predicted  # noqa: E402
@@ -36,6 +40,7 @@ TINY = 5.0  # of the first updates of a tiny model
 COLD = 80.0  # of compiling a block without and with gradients
 RATES = {"copy rate": 4.3e12, "product in bfloat16 rate": 780e12, "product in float32 rate": 50e12}
 LAUNCH = 5e-6
+SIDE = 512  # pixels of the images that are sampled beside the peers
 KERNELS = {"cuDNN": 0.6, "flash": 0.5, "efficient": 0.3, "plain": 0.05}  # of the peak
 CLOSE = 0.01  # relative difference of a check: figures are rounded
 
@@ -113,16 +118,38 @@ def attention() -> Predicted:
 
 
 def beside() -> Predicted:
-    run = run_of(SD35)
+    run = run_of(SD35, stage_beside.EQUAL)
     whole = seconds_of(run)
-    iterations = 3 + 2 * stage_beside.TURNS  # a first, a recorded one, one for the peak
+    peers = {name: beside_whole(run, name, whole) for name in SOURCES}
+    # a first iteration, a recorded one, one for the peak, and those beside the peers
+    iterations = 3 + 2 * stage_beside.TURNS + stage_beside.PEER_TURNS
+    turns = (1 + stage_beside.PEER_TURNS) * sum(peers.values())
     return {
-        "seconds": IMPORTS + CONTEXT + MADE + iterations * whole
+        "seconds": 2 * (IMPORTS + CONTEXT + MADE) + iterations * whole + turns
         + two_precisions(SD35, stage_beside.SMALLER),
         "iteration seconds": whole,
         "iteration GiB": peak_of(run),
         "plain loop ratio": 1.05,
+        **{f"{name} seconds": seconds for name, seconds in peers.items()},
+        **{f"{name} ratio": whole / seconds for name, seconds in peers.items()},
     }  # fmt: skip
+
+
+def beside_whole(run: RunSettings, peer: str, whole: float) -> float:
+    """A peer's iteration. flow_grpo casts weights that it holds in float32 in every call, which
+    reads and writes six bytes each; Flow-Factory lets T5 encode 256 tokens where the others encode
+    128, beside those of CLIP and of the image."""
+    if peer == "flow_factory":
+        image, clip = (SIDE // 16) ** 2, 77
+        return whole * (image + clip + 256) / (image + clip + 128)
+    known = describe(run.model)
+    assert known is not None
+    layers = [m for m in known.component("transformer").modules() if isinstance(m, nn.Linear)]
+    work, rows = iteration_work(run), run.train.call_sizes["sampling"]
+    assert isinstance(rows, int)
+    calls = (work.sampling + work.training + work.frozen) / rows
+    weights = sum(layer.weight.numel() for layer in layers)
+    return whole + calls * 6 * weights / RATES["copy rate"]
 
 
 def savings() -> Predicted:
@@ -152,7 +179,7 @@ def noise() -> Predicted:
     """Bytes that kernels read and write, over the bandwidth that such a card has shown."""
     numbers = ROWS * VOCABULARY
     return {"seconds": IMPORTS + CONTEXT + 12,
-            "noise of a token, by kernels seconds": 312 * numbers / RATES["copy rate"],
+            "noise of a token, by kernels seconds": 304 * numbers / RATES["copy rate"],
             "noise of a token, compiled seconds": 4 * numbers / RATES["copy rate"],
             "noise of a token, in one kernel seconds": 8 * numbers / RATES["copy rate"],
             }  # fmt: skip

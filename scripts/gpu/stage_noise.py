@@ -1,7 +1,7 @@
 """The noise of sampled tokens by one kernel instead of some thirty, if its bits are the same.
 
 `samplers.tokens.gumbel` hashes a 64-bit counter for each token of the vocabulary and row, by
-PyTorch's elementwise kernels, each of which reads and writes everything: 320 bytes a number. One
+PyTorch's elementwise kernels, each of which reads and writes everything: 304 bytes a number. One
 kernel writes 8. Two ways are tried: PyTorch's compiler, and CUDA's by `torch.cuda.jiterator`.
 flowrl uses neither until a GPU has shown the same bits.
 """

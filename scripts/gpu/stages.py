@@ -41,7 +41,9 @@ class Stage:
 STAGES = (
     Stage("start", "imports, a tiny update, what the device can do, its ceilings", 75, needed=True),
     Stage("attention", "gradients of attention by backend, dtype, width, length and mask", 100),
-    Stage("beside", "SD3.5-medium's size: an iteration beside plain loops of its calls", 150),
+    Stage(
+        "beside", "SD3.5-medium's size: beside plain loops of its calls, and other trainers", 240
+    ),
     Stage("flux", "FLUX.1-dev's size: an iteration, its peak, its densities", 150),
     Stage("wan", "Wan 2.1 14B's size: an iteration, its peak", 150, call=2),
     Stage("noise", "noise of sampled tokens by one kernel, and whether its bits hold", 75, call=2),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
+from samplers import tokens
 from samplers.completions import Completions, Segments, TextRollout
 from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
@@ -38,6 +39,32 @@ def test_a_row_s_noise_depends_on_nothing_but_its_key_position_and_token():
     assert torch.equal(several[2:3], gumbel(rows(5)[2:3], 7, 30))
     assert torch.equal(several[:, :20], gumbel(rows(5), 7, 20))
     assert not torch.equal(several, gumbel(rows(5), 8, 30))
+
+
+def by_steps(integers: torch.Tensor) -> torch.Tensor:
+    """The noise of 40-bit integers, one rounding after another."""
+    share = (integers.float() + 0.5) * 2.0**-40
+    return -torch.log(-torch.log1p((-share).clamp(min=2.0**-24 - 1)))
+
+
+def test_the_noise_has_the_bits_of_its_formula(monkeypatch):
+    """A hash by Python's own integers, and then the formula step by step, also at the ends."""
+
+    def hashed(key: int, counter: int) -> int:
+        z = (key + counter * 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return (z ^ z >> 31) >> 24
+
+    keys, position, words = rows(3), 5, 4000
+    integers = [
+        [hashed(key, position * 2**20 + token + 1) for token in range(words)]
+        for key in keys.tolist()
+    ]
+    assert torch.equal(gumbel(keys, position, words), by_steps(torch.tensor(integers)))
+    ends = torch.cat([torch.arange(70_000), 2**40 - 1 - torch.arange(70_000)])
+    monkeypatch.setattr(tokens, "mixed_", lambda z: z)
+    assert torch.equal(tokens._gumbel(ends << 24), by_steps(ends))
 
 
 def test_tokens_are_drawn_with_their_probabilities():

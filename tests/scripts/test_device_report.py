@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from flowrl.paths import PROJECT
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from tests.support import every_recipe, runs, tiny_lm, tiny_pipelines_video
 from tests.support.pretended_cuda import compiled
+from tests.support.pretended_cuda.tensors import HOST
 
 Reported = Callable[[str], dict[str, Any]]
 ALL_WEIGHTS = {"lora": None}
@@ -374,3 +376,20 @@ def test_two_processes_mix_no_devices(pipeline, tmp_path):
         assert each["syncs_per_call"]["sampling"] == 0, each["by_line"]
         assert each["syncs_per_update"] <= 2 + 2 / each["updates"], each["by_line"]
     assert found[0]["calls"] == found[1]["calls"]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_backward_pass_of_rms_norm_is_autograd_s(weighted):
+    """torch has it for a GPU only, and chooses it where it is built with CUDA."""
+    x = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.linspace(-1, 2, 8, requires_grad=True) if weighted else None
+    out = torch.nn.functional.rms_norm(x, [8], weight, 1e-6)
+    gradient = torch.linspace(-1, 1, out.numel()).view_as(out)
+    inputs = [x] if weight is None else [x, weight]
+    wanted = torch.autograd.grad(out, inputs, gradient)
+    _, inverse = torch.ops.aten._fused_rms_norm(x.detach(), [8], weight, 1e-6)
+    backward = HOST["_fused_rms_norm_backward"]
+    made = backward(gradient, x.detach(), [8], inverse.detach(), weight, [True, True])
+    for one, other in zip(made, wanted, strict=False):
+        torch.testing.assert_close(one, other)
+    assert backward(gradient, x.detach(), [8], inverse, weight, [False, False]) == (None, None)

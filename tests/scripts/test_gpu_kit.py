@@ -2,12 +2,16 @@
 
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +24,10 @@ from flowrl.paths import PROJECT
 from samplers.noise import row_keys
 from samplers.tokens import gumbel
 from scripts.gpu import lines as kept_lines
-from scripts.gpu import pack, pages, run, stage_noise, stages, subjects
+from scripts.gpu import pack, pages, peers, run, stage_beside, stage_noise, stages, subjects
 from scripts.gpu.lines import Lines, read_lines, spread
 from scripts.gpu.stages import START, Stage
+from scripts.gpu.trial import Trial
 from tests.support.pretended_cuda import compiled
 
 LINE = (  # a stage's process without torch: two lines, with a fault between them
@@ -140,6 +145,115 @@ def test_a_copy_without_git_knows_its_commit(tmp_path, monkeypatch):
     assert kept_lines.tree_state() == {"commit": "c", "differs": "d"}
 
 
+PEER = (  # a trainer with an endless loop, as peers have
+    "import sys, time\n"
+    "sys.path.insert(0, '.')\n"
+    "from scripts.gpu.peers import EnoughTurns, Turns\n"
+    "turns, fault = Turns(sys.stdin, sys.stdout, 'cpu'), sys.argv[1]\n"
+    "try:\n"
+    "    for number in range(99):\n"
+    "        turns.boundary()\n"
+    "        if fault == 'ends' and number == 1: sys.exit('out of memory')\n"
+    "        if fault == 'hangs': time.sleep(60)\n"
+    "        if fault == 'prints': print('a word between the answers', flush=True)\n"
+    "        turns.rows[False] += 80\n"
+    "        turns.sampled()\n"
+    "        turns.rows[True] += 31 if fault == 'fewer' else 32\n"
+    "except EnoughTurns:\n"
+    "    print('enough', file=sys.stderr)\n"
+)
+
+
+def peer_words(fault: str = "") -> list[str]:
+    return [sys.executable, "-c", PEER, fault]
+
+
+def test_a_peer_does_an_iteration_for_each_line():
+    with peers.started("peer", peer_words()) as peer:
+        assert peer.answer(60) == {"ready": True}
+        for _ in range(2):
+            turn = peer.turn(60)
+            assert (turn["rows"], turn["graded"], turn["GiB"]) == (80, 32, None)
+            assert 0 <= turn["sampling"] <= turn["seconds"]
+            assert turn["seconds"] == pytest.approx(turn["sampling"] + turn["update"])
+        peer.process.stdin.close()  # as when this program has ended: no further turn
+        assert peer.process.wait(60) == 0
+    with peers.started("peer", peer_words("hangs")) as peer:
+        peer.answer(60)
+        with pytest.raises(UserError, match="no answer within 0 s"):
+            peer.turn(0.2)
+    assert peer.process.wait(60) < 0  # killed with the block
+    with peers.started("peer", peer_words()) as peer:  # and with the group of its stage
+        assert os.getpgid(peer.process.pid) == os.getpgid(0)
+
+
+def test_a_peer_that_fails_costs_only_its_line(tmp_path, monkeypatch):
+    names = ("ends", "prints", "fewer", "equal", "absent")
+    monkeypatch.setattr(stage_beside, "SOURCES", dict.fromkeys(names))
+    commands = {name: peer_words(name) for name in names[:-1]}
+    counts = {False: 80, True: 32}
+    floor = SimpleNamespace(
+        iteration=lambda: 1.0, counts=Counter(), rows=lambda graded: counts[graded]
+    )
+    trial = Trial("beside", tmp_path, {})
+    stage_beside.beside_peers(trial, commands, floor)
+    lines = trial.lines.read()
+    why = {line["what"]: line["why"] for line in lines if line["kind"] == "tried"}
+    assert set(why) == {"ends", "prints", "absent"}
+    assert "has ended" in why["ends"] and why["absent"] == "it did not travel"
+    measured = {line["what"]: line["figures"] for line in lines if line["kind"] == "measured"}
+    assert set(measured) == {"fewer", "equal"}
+    assert measured["equal"]["spread"]["number"] == stage_beside.PEER_TURNS
+    assert measured["equal"]["ratio"] > 1  # flowrl's second over the peer's fraction of one
+    assert trial.failed == ["fewer: rows of the denoiser"]
+
+
+def test_a_peer_travels_once_its_trainer_has_done_an_iteration_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "PEERS", tmp_path / "peers")
+    monkeypatch.setattr(peers, "PEERS", tmp_path / "peers")
+    checkout = tmp_path / "checkout"
+    for name in ("src/trainer.py", "src/data.bin", "LICENSE", "other.py"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(name)
+    with pytest.raises(UserError, match="not a checkout"):
+        pack.add_peer("flow_factory", tmp_path)
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+        kept_lines.git("-C", str(checkout), *words)
+    with pytest.raises(UserError, match="is not known; choose from flow_grpo"):
+        pack.add_peer("nothing", checkout)
+    with pytest.raises(UserError, match="it has no config"):
+        pack.add_peer("flow_grpo", checkout)
+    pack.add_peer("flow_factory", checkout)
+    folder = tmp_path / "peers" / "flow_factory"
+    copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert copied == {"src/trainer.py", "LICENSE", "source.json"}
+    there, commit = pack.machine(), json.loads((folder / "source.json").read_text())["commit"]
+
+    def faults(**tried) -> list[str]:
+        (folder / "tried.json").write_text(json.dumps(tried))
+        return pack.peer_faults(there)
+
+    (fault,) = pack.peer_faults(there)
+    assert "has not been tried: python -m scripts.gpu.peers flow_factory --try" in fault
+    same = {name: there.packages[name] for name in peers.SAME}
+    assert faults(commit=commit, versions=same) == []
+    assert "other sources" in faults(commit="other", versions=same)[0]
+    assert "another accelerate" in faults(commit=commit, versions=same | {"accelerate": "0"})[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(peers.SOURCES))
+def test_a_packed_peer_does_an_iteration_of_a_tiny_model(name):
+    """Of its own trainer, where scripts/gpu/pack.py has put its sources."""
+    needs = [need.replace("-", "_") for need in peers.SOURCES[name].needs]
+    if name not in peers.packed() or not all(find_spec(need) for need in needs):
+        pytest.skip(f"{name} is not packed, or lacks {needs}")
+    result = peers.attempt(name)
+    assert result["figures"]["graded"] == 2 * 8 * 2  # guided: eight samples of two trained steps
+    assert result["figures"]["rows"] == 2 * (8 * 3 + 8 * 2)  # sampled, and those of the anchor
+
+
 def test_every_stage_is_predicted_and_may_take_three_times_that():
     known = stages.predictions()
     for stage in stages.STAGES:
@@ -165,6 +279,7 @@ def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
 @pytest.fixture
 def machine(monkeypatch):
     monkeypatch.setattr(pack, "project_needs", lambda: [Requirement("mine>=2")])
+    monkeypatch.setattr(pack, "packed", list)
     return pack.Machine("3.12.3", {"torch": "2.11.0", "rich": None})
 
 
@@ -180,13 +295,16 @@ def test_a_need_is_met_by_a_wheel_or_by_what_is_there(machine, need, found):
     assert pack.verdict(Requirement(need), machine, {"mine": "2.1"}) == found
 
 
-def test_needs_of_wheels_are_held_against_the_machine(machine, tmp_path):
+def test_needs_of_wheels_are_held_against_the_machine(machine, tmp_path, monkeypatch):
     wheel(tmp_path, "mine", "2.1", "torch>=2", "absent>=1", 'other; extra == "x"',
           'old; python_version < "3.12"')  # fmt: skip
     unmet = pack.unmet(tmp_path, machine)
     assert [(owner, str(need), found) for owner, need, found in unmet] == [
         ("mine", "absent>=1", "lacking")
     ]
+    with monkeypatch.context() as peer:
+        peer.setattr(pack, "packed", lambda: ["flow_grpo"])
+        assert "ml-collections" in {str(need) for _, need, _ in pack.unmet(tmp_path, machine)}
     wheel(tmp_path, "absent", "0.5")
     assert [found for *_, found in pack.unmet(tmp_path, machine)] == ["wrong"]
     wheel(tmp_path, "absent", "0.6")
@@ -200,6 +318,9 @@ def test_needs_of_wheels_are_held_against_the_machine(machine, tmp_path):
 
 def test_the_tree_leaves_room_for_the_wheels():
     assert pack.sizes()["tree"] < pack.MOST - 16 * 2**20
+    packed = json.loads(pack.SIZES.read_text())
+    assert sum(packed.values()) < pack.MOST / 2**20 == pages.MOST
+    assert packed.keys() == pack.sizes().keys()
     there = pack.machine()
     assert there.packages["torch"] == "2.11.0" and there.environment["python_version"] == "3.12"
 

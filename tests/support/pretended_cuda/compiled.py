@@ -25,6 +25,12 @@ def load() -> None:
     ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
 
 
+def guard_again() -> None:
+    """Put the device's guard back, once torch has been imported: one that is built with CUDA has
+    registered its own."""
+    ctypes.CDLL(str(library())).guard_again()
+
+
 def library() -> Path:
     """The compiled file. NoCompiler, in one sentence, where there is none and none can be made."""
     if (compiler := shutil.which("g++")) is None:

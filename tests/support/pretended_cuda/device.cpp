@@ -38,6 +38,9 @@ namespace c10::impl {
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 }
 
+// A torch that is built with CUDA brings a guard of its own, which it registers after this one.
+extern "C" void guard_again() { c10::impl::DeviceGuardImplRegistrar(CUDA, new Guard()); }
+
 namespace at {
 struct CUDAHooks : public CUDAHooksInterface {
   explicit CUDAHooks(CUDAHooksArgs) {}
@@ -52,6 +55,10 @@ struct CUDAHooks : public CUDAHooksInterface {
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
   void setCurrentDevice(DeviceIndex) const override {}
   bool isPinnedPtr(const void*) const override { return false; }
+  long versionCuDNN() const override { return 0; }  // attention asks, in a torch built with CUDA
+  long versionRuntimeCuDNN() const override { return 0; }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks)
+// preferred to those of a torch that is built with CUDA
+C10_REGISTER_CLASS_WITH_PRIORITY(
+    CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 }  // namespace at

@@ -7,9 +7,11 @@ from unittest.mock import patch
 
 import torch
 from torch import distributed
+from torch.nn import functional
 from torch.optim import optimizer as optimizers  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import _foreach_utils
 
+from tests.support.pretended_cuda import compiled
 from tests.support.pretended_cuda.ledger import Ledger
 from tests.support.pretended_cuda.tensors import LEDGER, CudaTensor, OnDevice
 
@@ -62,6 +64,7 @@ class _Queue:
 
 def install() -> Ledger:
     """Make cuda:0 exist in this process, for good; `compiled.load()` comes before torch."""
+    compiled.guard_again()
     memory = {
         "mem_get_info": lambda *_: (MEMORY - LEDGER.live, MEMORY),
         "memory_allocated": lambda *_: LEDGER.live,
@@ -84,6 +87,9 @@ def install() -> Ledger:
     quiet = {name: (lambda *_, **__: None) for name in NOTHING}
     for name, replacement in (known | quiet | memory).items():
         patch.object(torch.cuda, name, replacement).start()
+    patch.object(torch.backends.cudnn, "is_available", lambda: False).start()
+    if torch.version.cuda is not None:
+        patch.object(functional, "scaled_dot_product_attention", _attention).start()
     patch.object(distributed, "init_process_group", _by_gloo).start()
     patch.object(torch, "Event", _Queue).start()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device) is made, then copied
@@ -94,6 +100,18 @@ def install() -> Ledger:
     patch.object(torch.autograd, "backward", _noted(torch.autograd.backward)).start()
     OnDevice().__enter__()
     return LEDGER
+
+
+def _attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Attention by its formula: a torch that is built with CUDA would ask the driver for a kernel,
+    and there is none."""
+    if not torch.backends.cuda.math_sdp_enabled():
+        raise RuntimeError("No available kernel: the pretended device has attention's formula only")
+    return torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 def _by_gloo(_backend=None, *args, **named):

@@ -133,7 +133,7 @@ def run(func, args, kwargs):
         named["device"] = CPU
     if pinned:
         named["pin_memory"] = False
-    out = func(*given, **named)
+    out = HOST.get(name, func)(*given, **named)
     if pinned:
         _pin_storage(out)
     if LEDGER.on and onto and name not in FREE:
@@ -146,6 +146,24 @@ def run(func, args, kwargs):
         return out
     known = {id(each.host): each for each in there}  # operations in place return their input
     return tree_map(lambda x: known[id(x)] if id(x) in known else _sent(x), out)
+
+
+def _rms_norm_backward(gradient, x, shape, inverse, weight, wanted):
+    """Gradients of x and of the weight, for y = weight x / rms(x); `inverse` is 1 / rms(x)."""
+    dims = tuple(range(-len(shape), 0))
+    scaled, outer = x.float() * inverse.float(), gradient.float()
+    inner = outer if weight is None else outer * weight.float()
+    of_x = inverse.float() * (inner - scaled * (inner * scaled).mean(dims, keepdim=True))
+    leading = tuple(range(x.ndim - len(shape)))
+    of_weight = (outer * scaled).sum(leading) if leading else outer * scaled
+    return (
+        of_x.to(x.dtype) if wanted[0] else None,
+        None if weight is None or not wanted[1] else of_weight.to(weight.dtype),
+    )
+
+
+# operations that torch has for a GPU only, and that a torch built with CUDA chooses
+HOST = {"_fused_rms_norm_backward": _rms_norm_backward}
 
 
 def _host(value):
