@@ -312,7 +312,7 @@ def _of_program(
 
 
 def _nameless(words: Sequence[str]) -> list[str]:
-    """Notes on the words of a command that name no leaf, so that none is lost in silence."""
+    """Notes on the words of a command that name no leaf, so that no word is lost in silence."""
     return [f"{guarded('', word)!r}: a word without a name" for word in words if word]
 
 

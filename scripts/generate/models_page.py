@@ -25,7 +25,7 @@ PAGE = PROJECT / "docs" / "models.md"
 LADDER = ("RTX-4090", "L40S", "H100", "H200", "8xH100")
 TIMED, UTILISATION = "8xH100", 0.4
 OURS = "Nobody published"
-HEAD = """# Configurations for the models people have
+HEAD = """# Models: configurations for SDXL, SD3, FLUX, Qwen-Image, Wan and others
 
 <!-- Written by scripts/generate/models_page.py from configs/models and `flowrl plan`. -->
 

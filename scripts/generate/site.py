@@ -37,7 +37,10 @@ ARXIV = re.compile(r"(<a\b.*?</a>|<h[1-6]\b.*?</h[1-6]>)|\barXiv:(\d{4}\.\d{4,5}
 NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
 # the search finds their words after those of the guides
-BEHIND_GUIDES = ("reference.md", "changelog.md", "contributing.md", "architecture.md")
+BEHIND_GUIDES = (
+    *("reference.md", "changelog.md", "contributing.md", "architecture.md"),
+    *("security.md", "log.md", "files.md"),
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,4 +1,4 @@
-"""How a start ended, in its run's folder: a record of the reason, and the page as of then."""
+"""The end of a start in its run's folder: a record of the reason, and the page as of then."""
 
 from contextlib import suppress
 from pathlib import Path
