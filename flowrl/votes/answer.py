@@ -213,7 +213,8 @@ def _interval(e: MeanInterval) -> str:
     return f"95 % interval {_percent(e.low)} to {_percent(e.high)}"
 
 
-def _count(n: int, unit: str) -> str:
+def count_of(n: int, unit: str) -> str:
+    """`1 vote`, `2 votes`."""
     return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
 
 
@@ -223,14 +224,14 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
     if found.consistency.n:
         c = found.consistency
         own = (
-            f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}, 95 % interval {c.low:.2f} to "
-            f"{c.high:.2f}"
+            f"own consistency {c.value:.2f}, {count_of(c.n, 'repeat')}, 95 % interval {c.low:.2f} "
+            f"to {c.high:.2f}"
             if c.low < c.high  # a resample of few prompts may have no spread
-            else f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}"
+            else f"own consistency {c.value:.2f}, {count_of(c.n, 'repeat')}"
         )
     if not found.pairs:
-        return [f"no vote so far: {_count(found.skipped, 'pair')} skipped{early}"]
-    size = f"{_count(found.pairs, 'pair')} of {_count(found.prompts, 'prompt')}"
+        return [f"no vote so far: {count_of(found.skipped, 'pair')} skipped{early}"]
+    size = f"{count_of(found.pairs, 'pair')} of {count_of(found.prompts, 'prompt')}"
     lines = []
     if found.preferred is not None:
         first = plan.sides[0]
@@ -240,7 +241,7 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
             f"({_interval(found.preferred)}, prompts resampled; ties half; {own}{early})"
         )
     else:
-        lines.append(f"{size} voted on ({_count(found.ties, 'tie')}; {own}{early})")
+        lines.append(f"{size} voted on ({count_of(found.ties, 'tie')}; {own}{early})")
     if found.consistency.n and found.consistency.value > 0.5:
         c = found.consistency.value
         lines.append(
@@ -251,8 +252,8 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
         e = found.alpha
         interval = f", 95 % interval {e.low:.2f} to {e.high:.2f}" if e.low == e.low else ""
         lines.append(
-            f"raters agree with Krippendorff's alpha {e.value:.2f} on {_count(e.n, 'shared pair')}"
-            f"{interval} (1: always, 0: as by chance)"
+            f"raters agree with Krippendorff's alpha {e.value:.2f} on "
+            f"{count_of(e.n, 'shared pair')}{interval} (1: always, 0: as by chance)"
         )
     for name, (side, right) in found.rewards.items():
         text = f"{name} agrees with people on {_percent(right.value)} % ({_interval(right)})"
@@ -261,8 +262,8 @@ def _sentences(found: VoteAnswer, plan: VotePlan) -> list[str]:
             text = text.replace(f"and {name} ", "and ", 1)
         lines.append(text if right.n else f"{name} scored none of these samples")
     notes = [
-        _count(found.both_bad, "pair") + " called both bad" if found.both_bad else "",
-        _count(found.skipped, "showing") + " skipped" if found.skipped else "",
+        count_of(found.both_bad, "pair") + " called both bad" if found.both_bad else "",
+        count_of(found.skipped, "showing") + " skipped" if found.skipped else "",
     ]
     if any(notes):
         lines.append(", ".join(filter(None, notes)))

@@ -217,6 +217,10 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
             objective.value, theta, jac=objective.gradient, hess=objective.hessian,
             method="trust-exact", options={"gtol": 1e-8, "maxiter": MOST_STEPS},
         ).x  # fmt: skip
+        if not votes.won[:, :2].any():
+            theta[: objective.design.shape[1]] = (
+                0.0  # only ties tell no direction: not even rounding
+            )
         theta = _polished(objective, theta)
     beta = float(theta[r]) if votes.sided else 0.0
     log_nu = float(theta[-1]) if votes.tied else -np.inf
