@@ -122,16 +122,23 @@ class Resamples:
         low, high = self.interval(self.means(values, cluster))
         return MeanInterval(float(values[scored].mean()), low, high, int(scored.sum()))
 
-    def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
-        """`estimate` for values in 0..1. If all are 0 or all are 1, the bootstrap has no spread,
-        and the far end is the exact bound for that many independent prompts."""
+    def within(
+        self, values: Values, cluster: Int[np.ndarray, " p"], least: float, most: float
+    ) -> MeanInterval:
+        """`estimate` for values in least..most. If all of them are equal, the bootstrap has no
+        spread, and the ends are exact bounds for that many independent prompts: with this
+        confidence at least a share r of all prompts has the value, and the others are anywhere."""
         mean = self.estimate(values, cluster)
-        if mean.n and mean.value in (0.0, 1.0):
-            prompts = len(np.unique(cluster[~np.isnan(values)]))
-            reach = ((1 - self.level) / 2) ** (1 / prompts)
-            ends = (reach, 1.0) if mean.value == 1.0 else (0.0, 1 - reach)
-            return MeanInterval(mean.value, *ends, mean.n)
+        scored = ~np.isnan(values)
+        if mean.n and np.ptp(values[scored]) == 0:
+            reach = ((1 - self.level) / 2) ** (1 / len(np.unique(cluster[scored])))
+            low, high = (reach * mean.value + (1 - reach) * end for end in (least, most))
+            return MeanInterval(mean.value, low, high, mean.n)
         return mean
+
+    def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
+        """`within` for values in 0..1."""
+        return self.within(values, cluster, 0.0, 1.0)
 
 
 def rank_correlations(

@@ -162,8 +162,8 @@ def _ranks(
     cluster = np.array([number[p.items[rows[0]].prompt] for rows in groups])
     tau, rho = rank_correlations(score, p.rank, groups)
     return {
-        "kendall": resamples.estimate(tau, cluster),
-        "spearman": resamples.estimate(rho, cluster),
+        "kendall": resamples.within(tau, cluster, -1.0, 1.0),
+        "spearman": resamples.within(rho, cluster, -1.0, 1.0),
         "groups": len(groups),
         "sizes": sorted({len(rows) for rows in groups}),
     }
@@ -191,7 +191,7 @@ def _differences(
         {
             "first": first,
             "second": second,
-            **resamples.estimate(credit[first] - credit[second], p.cluster)._asdict(),
+            **resamples.within(credit[first] - credit[second], p.cluster, -1.0, 1.0)._asdict(),
         }
         for i, first in enumerate(ordered)
         for second in ordered[i + 1 :]

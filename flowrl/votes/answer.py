@@ -215,7 +215,8 @@ def _interval(e: MeanInterval) -> str:
     return f"95 % interval {_percent(e.low)} to {_percent(e.high)}"
 
 
-def _count(n: int, unit: str) -> str:
+def count_of(n: int, unit: str) -> str:
+    """`1 vote`, `2 votes`."""
     return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
 
 
@@ -225,14 +226,14 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
     if answer.consistency.n:
         c = answer.consistency
         consistency = (
-            f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}, 95 % interval {c.low:.2f} to "
-            f"{c.high:.2f}"
+            f"own consistency {c.value:.2f}, {count_of(c.n, 'repeat')}, 95 % interval {c.low:.2f} "
+            f"to {c.high:.2f}"
             if c.low < c.high  # a resample of few prompts may have no spread
-            else f"own consistency {c.value:.2f}, {_count(c.n, 'repeat')}"
+            else f"own consistency {c.value:.2f}, {count_of(c.n, 'repeat')}"
         )
     if not answer.pairs:
-        return [f"no vote so far: {_count(answer.skipped, 'pair')} skipped{early}"]
-    size = f"{_count(answer.pairs, 'pair')} of {_count(answer.prompts, 'prompt')}"
+        return [f"no vote so far: {count_of(answer.skipped, 'pair')} skipped{early}"]
+    size = f"{count_of(answer.pairs, 'pair')} of {count_of(answer.prompts, 'prompt')}"
     lines = []
     if answer.preferred is not None:
         first = plan.sides[0]
@@ -242,7 +243,7 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
             f"({_interval(answer.preferred)}, prompts resampled; ties half; {consistency}{early})"
         )
     else:
-        lines.append(f"{size} voted on ({_count(answer.ties, 'tie')}; {consistency}{early})")
+        lines.append(f"{size} voted on ({count_of(answer.ties, 'tie')}; {consistency}{early})")
     if answer.consistency.n and answer.consistency.value > 0.5:
         c = answer.consistency.value
         lines.append(
@@ -253,8 +254,8 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
         e = answer.alpha
         interval = f", 95 % interval {e.low:.2f} to {e.high:.2f}" if e.low == e.low else ""
         lines.append(
-            f"raters agree with Krippendorff's alpha {e.value:.2f} on {_count(e.n, 'shared pair')}"
-            f"{interval} (1: always, 0: as by chance)"
+            f"raters agree with Krippendorff's alpha {e.value:.2f} on "
+            f"{count_of(e.n, 'shared pair')}{interval} (1: always, 0: as by chance)"
         )
     for name, (side, right) in answer.rewards.items():
         text = f"{name} agrees with people on {_percent(right.value)} % ({_interval(right)})"
@@ -263,8 +264,8 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
             text = text.replace(f"and {name} ", "and ", 1)
         lines.append(text if right.n else f"{name} scored none of these samples")
     notes = [
-        _count(answer.both_bad, "pair") + " called both bad" if answer.both_bad else "",
-        _count(answer.skipped, "showing") + " skipped" if answer.skipped else "",
+        count_of(answer.both_bad, "pair") + " called both bad" if answer.both_bad else "",
+        count_of(answer.skipped, "showing") + " skipped" if answer.skipped else "",
     ]
     if any(notes):
         lines.append(", ".join(filter(None, notes)))

@@ -94,6 +94,23 @@ class VotesUsed:
     def __len__(self) -> int:
         return len(self.label)
 
+    def add(self, pairs: AskedPairs, votes: Sequence[UsedVote], head: LinearHead) -> None:
+        """Use votes on pairs, and compare those on random pairs with the fit before them, `head`.
+        UserError for a vote on a pair that was not asked about."""
+        scores, rows = head.scores(pairs.features), list[int]()
+        for vote in votes:
+            if vote.asked != pairs.iteration or not 0 <= vote.pair < len(pairs.rows):
+                raise UserError("ask: a recorded vote is on no pair of its iteration")
+            a, b = 2 * vote.pair, 2 * vote.pair + 1
+            rows += [a, b]
+            self.label.append(vote.label)
+            self.side.append(vote.side)
+            self.prompts.append(pairs.prompts[vote.pair])
+            if pairs.at_random[vote.pair]:
+                said = (np.sign(scores[a] - scores[b]) + 1) / 2
+                self.agreed.append(1 - abs(float(said) - vote.label))
+        self.features = np.concatenate([self.features, pairs.features[rows]])
+
     def pairs(self, before: VotedPairs | None) -> VotedPairs:
         """These votes after earlier ones."""
         count = len(self)
@@ -166,7 +183,9 @@ class RunVotes:
         source = folder if settings.replay is None else find(settings.replay) / ASK
         if settings.replay is not None and not (source / USED).is_file():
             raise UserError(f"ask.replay: {settings.replay} has no recorded votes ({ASK}/{USED})")
-        earlier = _earlier(settings, reward) if main and settings.earlier is not None else None
+        earlier = None
+        if main and settings.earlier is not None:
+            earlier = earlier_votes(find(settings.earlier), reward)
         taste = TASTES["large"]
         person = SimulatedPerson(
             lambda image, _: taste.of(image), taste.temperature, seed=session.run.train.seed
@@ -298,21 +317,7 @@ class RunVotes:
         if not votes:
             return
         assert self.pending is not None
-        pairs, head = self.pending, self.reward.fitted.head
-        scores = head.scores(pairs.features)
-        rows, new = list[int](), self.used
-        for vote in votes:
-            if vote.asked != pairs.iteration or not 0 <= vote.pair < len(pairs.rows):
-                raise UserError("ask: a recorded vote is on no pair of its iteration")
-            a, b = 2 * vote.pair, 2 * vote.pair + 1
-            rows += [a, b]
-            new.label.append(vote.label)
-            new.side.append(vote.side)
-            new.prompts.append(pairs.prompts[vote.pair])
-            if pairs.at_random[vote.pair]:
-                said = (np.sign(scores[a] - scores[b]) + 1) / 2
-                new.agreed.append(1 - abs(float(said) - vote.label))
-        new.features = np.concatenate([new.features, pairs.features[rows]])
+        self.used.add(self.pending, votes, self.reward.fitted.head)
 
     def refitted(self) -> LinearHead:
         """A head that is fitted to all votes, on the main process. Its scores are 0 where the first
@@ -426,10 +431,8 @@ def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
         raise UserError(f"{path} is damaged ({error})") from error
 
 
-def _earlier(settings: AskSettings, reward: FittedScores) -> VotedPairs:
-    """Votes before the run, with the features of its reward."""
-    assert settings.earlier is not None
-    path = find(settings.earlier)
+def earlier_votes(path: Path, reward: FittedScores) -> VotedPairs:
+    """Votes before the run, a table or a folder of them, with the features of its reward."""
     folder = path if path.is_dir() else path.parent
     if (folder / EVENTS).is_file() and (folder / PLAN).is_file():
         write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))

@@ -24,7 +24,7 @@ from flowrl.pages.reward_page import report_rewards
 from flowrl.pages.stack import from_template
 from flowrl.paths import find
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.votes.answer import write_results
+from flowrl.votes.answer import count_of, write_results
 from flowrl.votes.log import EVENTS, VoteLog
 from flowrl.votes.plan import VotePlan
 from rewards.catalogue.fitted import feature_settings, load_columns
@@ -122,6 +122,11 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         arguments.layout, images=arguments.images, columns=column_names(arguments.columns)
     )
     preferences = load_preferences(find(str(table)), choice)
+    if (preferences.label == 0.5).all():
+        raise UserError(
+            f"fit-reward: {table}: every vote is a tie, so nothing says which sample is better: "
+            "vote on pairs that differ more"
+        )
     try:
         columns = load_columns(sources)
         if preferences.texts != ("text" in columns.kinds):
@@ -363,14 +368,15 @@ def _resamples(pairs: VotedPairs) -> tuple[Resamples, np.ndarray]:
 def gain_of_doubling(pairs: VotedPairs) -> MeanInterval:
     """Accuracy with all votes minus accuracy with half of them, on the same held-out votes."""
     resamples, cluster = _resamples(pairs)
-    return resamples.estimate(_credits(pairs, 1.0) - _credits(pairs, 0.5), cluster)
+    return resamples.within(_credits(pairs, 1.0) - _credits(pairs, 0.5), cluster, -1.0, 1.0)
 
 
 def _fit_sentence(pairs: VotedPairs, head: LinearHead) -> str:
     ties = int((pairs.label == 0.5).sum())
     text = (
-        f"fitted to {len(pairs.a)} votes on pairs of {len(set(pairs.prompts))} prompts, {ties} of "
-        f"them ties; {pairs.features.shape[1]} features, ridge {head.model.ridge:g}"
+        f"fitted to {count_of(len(pairs.a), 'vote')} on pairs of "
+        f"{count_of(len(set(pairs.prompts)), 'prompt')}, {ties} of them ties; "
+        f"{count_of(pairs.features.shape[1], 'feature')}, ridge {head.model.ridge:g}"
     )
     if pairs.side.any():
         text += f"; the left side has {head.model.beta:+.2f} log-odds"
@@ -382,8 +388,8 @@ def _trust_sentences(
 ) -> list[str]:
     if accuracy is None:
         return [
-            f"{len(prompts)} prompts are too few to hold any out: nobody knows how good the reward "
-            "is; its ridge is the number of its features"
+            f"{count_of(len(prompts), 'prompt')}, too few to hold any out: nobody knows how good "
+            "the reward is; its ridge is the number of its features"
         ]
     lines = [
         f"on prompts that it has not seen it agrees with people on {100 * accuracy.value:.0f} % of "

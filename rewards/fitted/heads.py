@@ -59,6 +59,12 @@ class VotedPairs:
         """Folds that have a pair."""
         return sorted({int(fold) for fold in self.fold})
 
+    @cached_property
+    def held_out_ridges(self) -> Mapping[int, float]:
+        """For each fold the ridge that is chosen on the other folds."""
+        others = {fold: self.where(self.fold != fold) for fold in self.folds}
+        return {fold: choose_ridge(pairs).ridge for fold, pairs in others.items()}
+
     def where(self, chosen: Bool[np.ndarray, " p"]) -> "VotedPairs":
         rows = np.flatnonzero(chosen)
         prompts = [self.prompts[row] for row in rows.tolist()]
@@ -164,9 +170,8 @@ def held_out_heads(pairs: VotedPairs, part: float = 1.0) -> Mapping[int, LinearH
             "votes of a single prompt, or of too few, cannot be held out: vote on more prompts"
         )
     heads = {}
-    for fold in pairs.folds:
+    for fold, ridge in pairs.held_out_ridges.items():
         rest = pairs.where(pairs.fold != fold)
-        ridge = choose_ridge(rest).ridge
         heads[fold] = LinearHead.fit(_some_prompts(rest, part), ridge)
     return heads
 

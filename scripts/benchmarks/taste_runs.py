@@ -11,6 +11,8 @@ page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
     votes-50, votes-100, votes-200   the reward fitted to the first so many votes
     cautious-200                     the same with `cautious: 1`
     hidden                           the hidden taste itself, at the scale of the votes' log-odds
+    hidden-matched                   the same at the spread of the reward fitted to 200 votes on the
+                                     samples voted on, so the rule beside it counts as much
     dpo-200                          DPO on the pairs of all votes
     ready                            the ready-made reward that agrees best with the votes
 
@@ -46,7 +48,10 @@ COUNTS = (50, 100, 200)
 CLIP = {"name": "clip", "model": "flowrl/demo/shapes-clip"}
 STRICT = {"name": "shapes", "kind": "strict"}
 READY = (CLIP, {"name": "shapes", "kind": "graded"}, STRICT)
-METHODS = ("hidden", "votes-200", "dpo-200", "ready", "votes-100", "votes-50", "cautious-200")
+METHODS = (
+    "hidden", "votes-200", "hidden-matched", "dpo-200", "ready", "votes-100", "votes-50",
+    "cautious-200",
+)  # fmt: skip
 HELD_OUT = "configs/prompts/shapes_held_out.jsonl"
 
 
@@ -56,6 +61,8 @@ class Arguments:
     tastes: tuple[str, ...] = tuple(TASTES)
     seeds: tuple[int, ...] = (0, 1, 2)
     methods: tuple[str, ...] = METHODS
+    agreement: bool = True
+    """Also measure how often the fits agree with the hidden taste."""
     report_only: bool = False
 
 
@@ -129,15 +136,24 @@ class Study:
         }
         return json.loads(max(known, key=lambda name: known[name]))
 
+    def log_odds(self) -> float:
+        """Spread of the reward fitted to all votes, over the taste's, on the pairs voted on."""
+        samples, pairs, _ = _read(self.voted())
+        fit = rewards.load("fitted", path=str(self.fitted(VOTES)))
+        taste = torch.tensor([TASTES[self.taste].of(image) for image in samples.media])
+        one, other = (np.square(_margins(x, pairs)).mean() for x in (fit(samples), taste))
+        return float(np.sqrt(one / other))
+
     def rewards_of(self, method: str) -> list[dict[str, Any]]:
         """The rewards of training."""
         kind, _, count = method.partition("-")
         if kind == "ready":
             return [self.known("ready reward", self.ready)]
         if kind == "hidden":
-            scale = TASTES[self.taste].temperature
             own: dict[str, Any] = {"name": f"flowrl/demo/taste.py:{self.taste}"}
-            own["weight"] = 0.5 / scale
+            own["weight"] = 0.5 / TASTES[self.taste].temperature
+            if count == "matched":
+                own["weight"] = 0.5 * self.known("log-odds of a unit of taste", self.log_odds)
         else:
             own = {"name": "fitted", "path": str(self.fitted(int(count))), "weight": 0.5}
             own |= {"cautious": 1} if kind == "cautious" else {}
@@ -147,7 +163,7 @@ class Study:
         """Train, and return the hidden taste and the rule before and after."""
         run = self.folder / f"run-{method}"
         words = [
-            "--seed", self.seed, "--held_out_rewards",
+            "--train.seed", self.seed, "--held_out_rewards",
             json.dumps([{"name": f"flowrl/demo/taste.py:{self.taste}"}, STRICT]),
         ]  # fmt: skip
         if method.startswith("dpo"):
@@ -155,7 +171,7 @@ class Study:
             words += ["--given.file", self.voted() / "votes.jsonl"]
         else:
             file = "demo_votes"
-            words += ["--rewards", json.dumps(self.rewards_of(method))]
+            words += ["--rewards", json.dumps(self.rewards_of(method)), "--evaluate.every", 20]
         if (run / "checkpoints").exists():
             flowrl("train", "--resume", run)
         else:
@@ -210,8 +226,10 @@ def report(studies: Sequence[Study]) -> None:
     for taste in dict.fromkeys(study.taste for study in studies):
         own = [study for study in studies if study.taste == taste]
         print(f"\n{taste}, {len(own)} seeds; mean (95 % interval over seeds)\n")
-        print("| method | taste before | taste after | gain | of hidden's | rule after |")
-        print("|---|---|---|---|---|---|")
+        print(
+            "| method | taste before | taste after | gain | of hidden's | of hidden-matched's | "
+            "rule after |\n|---|---|---|---|---|---|---|"
+        )
         for method in METHODS:
             done = [study.found for study in own if method in study.found]
             if not done:
@@ -221,17 +239,22 @@ def report(studies: Sequence[Study]) -> None:
                 for name in ("taste before", "taste after", "rule after")
             ]
             gains = [b - a for a, b in zip(cells[0], cells[1], strict=True)]
-            shares = [
-                _gain(found[method]) / _gain(found["hidden"]) for found in done if "hidden" in found
-            ]
-            share = interval(shares) if shares else "-"
+            shares = " | ".join(
+                _share(done, method, other) for other in ("hidden", "hidden-matched")
+            )
             before, after, rule = (interval(cell) for cell in cells)
-            print(f"| {method} | {before} | {after} | {interval(gains)} | {share} | {rule} |")
+            print(f"| {method} | {before} | {after} | {interval(gains)} | {shares} | {rule} |")
         names = [f"agreement-{count}" for count in COUNTS] + ["agreement of ready"]
         for name in names:
             values = [study.found[name] for study in own if name in study.found]
             if values:
                 print(f"{name}: {interval(values)}")
+
+
+def _share(done: Sequence[dict[str, Any]], method: str, other: str) -> str:
+    """A method's gain over another one's, of each seed that has both."""
+    shares = [_gain(found[method]) / _gain(found[other]) for found in done if other in found]
+    return interval(shares) if shares else "-"
 
 
 def _gain(ends: dict[str, float]) -> float:
@@ -242,7 +265,11 @@ def main(given: Arguments) -> None:
     torch.set_num_threads(1)
     given.out = given.out.resolve()
     studies = [Study.of(given.out, t, seed) for t in given.tastes for seed in given.seeds]
-    for study in () if given.report_only else studies:
+    # a method of all studies before the next one, so that a stopped study is even
+    for method in () if given.report_only else given.methods:
+        for study in studies:
+            study.known(method, lambda s=study, m=method: s.gain(m))
+    for study in studies if given.agreement and not given.report_only else ():
         for count in COUNTS:
             path = study.fitted(count)
             study.known(
@@ -253,10 +280,6 @@ def main(given: Arguments) -> None:
             "agreement of ready",
             lambda s=study: s.agreement(_load(s.known("ready reward", s.ready))),
         )
-    # a method of all studies before the next one, so that a stopped study is even
-    for method in () if given.report_only else given.methods:
-        for study in studies:
-            study.known(method, lambda s=study, m=method: s.gain(m))
     results = [{"taste": s.taste, "seed": s.seed, **s.found} for s in studies]
     (given.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     report(studies)

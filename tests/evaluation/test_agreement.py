@@ -114,6 +114,21 @@ def test_without_a_wrong_verdict_the_interval_is_the_exact_bound():
     assert nothing.n == 0 and np.isnan(nothing.value)
 
 
+@pytest.mark.parametrize(("least", "most", "value"), [(-1, 1, 0.5), (-1, 1, 0.0), (0, 1, 0.5)])
+def test_equal_values_are_no_certainty(least, most, value):
+    """The bootstrap of equal values has no spread. At its ends the interval's mean is that of
+    prompts that have the value with the probability with which ten of ten do in one case of 20."""
+    resamples = Resamples.draw(10, 100, 0.9, 0)
+    e = resamples.within(np.full(30, value), np.arange(30) % 10, least, most)
+    assert e.value == value
+    for end, other in ((e.low, least), (e.high, most)):
+        share = (end - other) / (value - other)
+        assert share**10 == pytest.approx(0.05)
+    spread = np.arange(30) % 10 / 10
+    one, two = (f(spread, np.arange(30) % 10) for f in (resamples.estimate, resamples.share))
+    assert one == two, "values that differ have the bootstrap's interval"
+
+
 def test_rank_correlations_by_counting_pairs():
     rng = np.random.default_rng(1)
     score, rank = rng.integers(0, 4, 40).astype(float), rng.integers(1, 5, 40).astype(float)
