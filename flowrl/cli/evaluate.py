@@ -55,7 +55,7 @@ def evaluate_weights(
     """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
     difference from the base model's. `live`: rewards that are Python objects."""
     if given.out is not None:
-        check_output_file(given.out)
+        check_output_file(given.out, begins=b"{")
     chosen = GivenModel.of(given, options, "evaluate")
     run = chosen.run
     suite = None if given.suite is None else load_suite(given.suite)

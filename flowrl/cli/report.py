@@ -37,7 +37,7 @@ def print_report(given: Report) -> Path:
     """Write the page of a run, print its path and return it. UserError if it cannot be written."""
     out = given.out or given.run / REPORT
     if given.run.is_dir():  # otherwise the reader of the folder says what is wrong
-        check_output_file(out)
+        check_output_file(out, begins=b"<")
     try:
         written = write_report(given.run, out)
     except OSError as error:
@@ -49,7 +49,7 @@ def print_report(given: Report) -> Path:
 def print_comparison(given: Compare) -> Path:
     """Write the page of several runs, print its path and return it. UserError if it cannot be
     written."""
-    check_output_file(given.out)
+    check_output_file(given.out, begins=b"<")
     try:
         write_comparison(given.runs, given.out)
     except OSError as error:

@@ -292,7 +292,7 @@ def list_suites(arguments: Suites) -> None:
         return
     suite = load_suite(arguments.name)
     if arguments.out is not None:
-        check_output_file(arguments.out)
+        check_output_file(arguments.out, begins=b"{")
         arguments.out.write_text("".join(json_text(row) + "\n" for row in suite.rows))
         print(f"{len(suite.rows)} prompts: {arguments.out}")
         return
