@@ -196,7 +196,9 @@ def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list
     return flattened(fields), FLOW_GRPO, notes
 
 
-def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer | None, list[str]]:
+def _command(
+    script: Script, folder: Path, place: str = ""
+) -> tuple[Leaves, Peer | None, list[str]]:
     """The first command of a script that one of the libraries runs."""
     programs = [
         (words, program)
@@ -206,7 +208,7 @@ def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer |
     sure = [each for each in programs if each[1][0] != "script"]
     found = sure or programs
     if not found:
-        raise UserError(at + _no_program(script))
+        raise UserError(place + _no_program(script))
     words, (kind, at) = found[0]
     notes = []
     if len(found) > 1:

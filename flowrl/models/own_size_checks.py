@@ -120,7 +120,7 @@ class OwnSizeChecks:
         if frames % factor != 1:  # as the call rounds it
             frames = frames // factor * factor + 1
         meta = torch.device("meta")
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "image": torch.zeros(1, 3, _SIDE, _SIDE, device=meta),
             "batch_size": 1,
             "num_channels_latents": self._channels,
@@ -132,7 +132,7 @@ class OwnSizeChecks:
             "generator": None,
         }
         try:
-            self._pipe.prepare_latents(**{n: v for n, v in given.items() if n in parameters})
+            self._pipe.prepare_latents(**{n: v for n, v in arguments.items() if n in parameters})
         except (*FAILURES, RuntimeError) as error:
             return error
         return None
@@ -155,8 +155,8 @@ class OwnSizeChecks:
 def _latent_channels(described: Description) -> int:
     """The channels of a decoder's latents; 16 where its configuration does not say."""
     config = described.configs.get("vae", {})
-    found = (config.get(name) for name in ("z_dim", "latent_channels"))
-    return next((value for value in found if isinstance(value, int)), 16)
+    channels = (config.get(name) for name in ("z_dim", "latent_channels"))
+    return next((value for value in channels if isinstance(value, int)), 16)
 
 
 def _skeleton(described: Description) -> Any:

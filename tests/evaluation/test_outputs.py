@@ -53,7 +53,7 @@ def test_commands_keep_what_they_did_not_write(
 def test_counts_that_no_memory_holds_are_refused(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert flowrl("evaluate", tmp_path, option, 10**12) == 2
+    assert flowrl("evaluate", tmp_path, option, str(10**12)) == 2
     assert (
         f"{option}: input should be less than or equal to {MOST_COUNTED}" in capsys.readouterr().err
     )

@@ -26,7 +26,7 @@ LIST = 2_000_000
 LIMITS = {
     "a_long_list": {"MOST_CELLS": 1_000_000},
     "a_list_whose_header_lies": {"MOST_CELLS": 1_000_000},
-    "wide_values": {"MOST_BYTES": 2**26},
+    "wide_values": {"MOST_TABLE_BYTES": 2**26},
 }
 
 
