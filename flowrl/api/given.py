@@ -92,6 +92,9 @@ class Given:
         if self.recipe is not None:
             tree["recipe"] = self.recipe
         if "recipe" not in tree:
+            if self.file is not None:
+                example = "`recipe: {name: nft, steps: 8}`"
+                raise UserError(f"{source}: recipe: missing; write one, such as {example}")
             raise UserError(f"{PLACE}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
         if self.model is not None:
             named = model_settings(self.model, self.tokenizer, tree["recipe"], files)

@@ -55,7 +55,7 @@ def evaluate_weights(
     """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
     difference from the base model's. `live`: rewards that are Python objects."""
     if arguments.out is not None:
-        check_output_file(arguments.out)
+        check_output_file(arguments.out, begins=b"{")
     chosen = GivenModel.of(arguments, options, "evaluate")
     run = chosen.run
     suite = None if arguments.suite is None else load_suite(arguments.suite)

@@ -37,7 +37,7 @@ def print_report(arguments: Report) -> Path:
     """Write the page of a run, print its path and return it. UserError if it cannot be written."""
     out = arguments.out or arguments.run / REPORT
     if arguments.run.is_dir():  # otherwise the reader of the folder says what is wrong
-        check_output_file(out)
+        check_output_file(out, begins=b"<")
     try:
         written = write_report(arguments.run, out)
     except OSError as error:
@@ -49,7 +49,7 @@ def print_report(arguments: Report) -> Path:
 def print_comparison(arguments: Compare) -> Path:
     """Write the page of several runs, print its path and return it. UserError if it cannot be
     written."""
-    check_output_file(arguments.out)
+    check_output_file(arguments.out, begins=b"<")
     try:
         write_comparison(arguments.runs, arguments.out)
     except OSError as error:

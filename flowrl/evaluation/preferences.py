@@ -449,15 +449,15 @@ def with_lists(
 def _judged(
     layout: PreferenceLayout, row: PreferenceRow, dimension: str, place: str, name: str
 ) -> JudgedRow | None:
-    """What a layout reads in a row. UserError, beginning with `place`, for cells of other kinds
+    """Read a row by a layout. UserError, beginning with `place`, for cells of other kinds
     than the layout has."""
     try:
         return layout.read(row, dimension, place)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UserError(
-            f"{place}: its cells are not of layout {name} ({reason}): correct or remove the "
-            "row, or choose another --layout"
+            f"{place}: its cells are not of layout {name} ({reason}): correct or remove the row, "
+            "or choose another --layout"
         ) from error
 
 

@@ -36,7 +36,7 @@ from flowrl.evaluation.reward_report import (
 from flowrl.json_text import json_text
 from flowrl.paths import find, new_numbered
 from flowrl.settings import RewardSpec
-from flowrl.settings.command_line.arguments import Word
+from flowrl.settings.command_line.arguments import MOST_COUNTED, Word
 from rewards import Judge, Reward
 from rewards.fitted.scoring import KnowsPrompts
 from rewards.types import parts_of
@@ -187,6 +187,8 @@ def _check(
     for name, value in vars(arguments).items():
         if name in least and value < least[name]:
             raise UserError(f"--{name} must be at least {least[name]}, not {value}")
+        if name == "resamples" and value > MOST_COUNTED:
+            raise UserError(f"--{name} must be at most {MOST_COUNTED}, not {value}")
     if arguments.prompts is not None and arguments.prompts < 1:
         raise UserError(f"--prompts must be at least 1, not {arguments.prompts}")
     check_specs(rewards, "--rewards")

@@ -25,7 +25,7 @@ from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.files import LINE_END, utf8_text
-from flowrl.prompts.table_limits import TABLE_BYTES
+from flowrl.prompts.table_limits import MOST_TABLE_BYTES
 from flowrl.settings.command_line.arguments import Word
 from rewards import Scores
 
@@ -233,7 +233,7 @@ def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise UserError(f"{path}: no such text file")
     try:
-        text = utf8_text(bounded_bytes(path, TABLE_BYTES))
+        text = utf8_text(bounded_bytes(path, MOST_TABLE_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     return [line.strip() for line in LINE_END.split(text) if line.strip()]
@@ -292,7 +292,7 @@ def list_suites(arguments: Suites) -> None:
         return
     suite = load_suite(arguments.name)
     if arguments.out is not None:
-        check_output_file(arguments.out)
+        check_output_file(arguments.out, begins=b"{")
         arguments.out.write_text("".join(json_text(row) + "\n" for row in suite.rows))
         print(f"{len(suite.rows)} prompts: {arguments.out}")
         return

@@ -14,7 +14,7 @@ from flowrl.prompts.files import (
     utf8_text,
 )
 from flowrl.prompts.parquet import parquet_rows
-from flowrl.prompts.table_limits import TABLE_BYTES, check_text_fits
+from flowrl.prompts.table_limits import MOST_TABLE_BYTES, check_text_fits
 from rewards.perception.contents import file_unlike_its_name
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -55,7 +55,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path, suffix: str) -> list[dict[str, Any]]:
-    content = bounded_bytes(path, TABLE_BYTES)
+    content = bounded_bytes(path, MOST_TABLE_BYTES)
     check_text_fits(content)
     text = utf8_text(content)
     if suffix in (".csv", ".tsv"):

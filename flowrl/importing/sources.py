@@ -208,7 +208,9 @@ def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list
     return flattened(fields), FLOW_GRPO, notes
 
 
-def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer | None, list[str]]:
+def _command(
+    script: Script, folder: Path, place: str = ""
+) -> tuple[Leaves, Peer | None, list[str]]:
     """The first command of a script that one of the libraries runs."""
     programs = [
         (words, program)
@@ -218,7 +220,7 @@ def _command(script: Script, folder: Path, at: str = "") -> tuple[Leaves, Peer |
     sure = [program for program in programs if program[1][0] != "script"]
     candidates = sure or programs
     if not candidates:
-        raise UserError(at + _no_program(script))
+        raise UserError(place + _no_program(script))
     words, (kind, at) = candidates[0]
     notes = []
     if len(candidates) > 1:

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from flowrl.errors import UserError
 from flowrl.models.description import Description
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
@@ -17,6 +19,12 @@ from flowrl.models.diffusers.call.traits.checks import OURS, needed_images
 from flowrl.settings.sections.run import SIZES
 
 _ANY = 1024  # pixels: a multiple of what all pipelines ask for
+_SIDE = 128  # pixels of an image whose latents are prepared
+_USUAL_FRAMES = (17, 33, 49)  # one of them is right for every factor that decoders have
+_MOST_FRAMES = 1001  # whose latents are prepared: each takes a call of the encoder's layers
+_TEMPORAL_FACTORS = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+# pipelines whose image is the first frame of latents, of which the loop moves only the others
+_FIRST_FRAME_HELD = ("LTXImageToVideoPipeline", "LTX2ImageToVideoPipeline")
 _PROMPT = "a"
 
 
@@ -29,6 +37,7 @@ class OwnSizeChecks:
     def __init__(self, described: Description, call: Mapping[str, Any]) -> None:
         """`call`: arguments of the pipeline's call, without sizes."""
         self.name = described.pipeline or ""
+        self._channels = _latent_channels(described)
         self._pipe = _skeleton(described)
         self._given: dict[str, Any] = {}
         self._anyway: str | None = None  # what the call says at any size
@@ -48,6 +57,8 @@ class OwnSizeChecks:
         named = {name: value for name, value in sizes.items() if value is not None}
         error = self._tried(named)
         if error is None or str(error) == self._anyway:
+            error = self._tried_frames(named.get("num_frames"))
+        if error is None:
             return None
         return f"{self.name} refuses {_shown(named)}: {' '.join(str(error).split())[:300]}"
 
@@ -80,6 +91,52 @@ class OwnSizeChecks:
         self._anyway = str(plain)
         return plain is not None and isinstance(odd, ValueError) and str(odd) != self._anyway
 
+    def _tried_frames(self, frames: int | None) -> Exception | None:
+        """The error of this number of frames beside an image, whose latents the pipeline prepares
+        without weights. None where it could not prepare those of a usual number."""
+        if frames is None or frames > _MOST_FRAMES:
+            return None
+        factor = next(
+            (getattr(self._pipe, n) for n in _TEMPORAL_FACTORS if n in dir(self._pipe)), 1
+        )
+        if self.name in _FIRST_FRAME_HELD and (frames - 1) // factor < 1:
+            return ValueError(
+                f"the image is the first frame of its latents, and {frames} frames have no other: "
+                f"`num_frames` has to be at least {factor + 1}"
+            )
+        error = self._prepared(frames)
+        if error is None or all(self._prepared(usual) is not None for usual in _USUAL_FRAMES):
+            return None
+        return error
+
+    def _prepared(self, frames: int) -> Exception | None:
+        """The error of preparing latents of these frames and an image, on the meta device."""
+        if "prepare_latents" not in dir(self._pipe):
+            return None
+        parameters = inspect.signature(self._pipe.prepare_latents).parameters
+        factor = getattr(self._pipe, _TEMPORAL_FACTORS[0], 0)
+        if not {"image", "num_frames", "height", "width"} <= set(parameters) or not factor:
+            return None
+        if frames % factor != 1:  # as the call rounds it
+            frames = frames // factor * factor + 1
+        meta = torch.device("meta")
+        arguments: dict[str, Any] = {
+            "image": torch.zeros(1, 3, _SIDE, _SIDE, device=meta),
+            "batch_size": 1,
+            "num_channels_latents": self._channels,
+            "height": _SIDE,
+            "width": _SIDE,
+            "num_frames": frames,
+            "dtype": torch.float32,
+            "device": meta,
+            "generator": None,
+        }
+        try:
+            self._pipe.prepare_latents(**{n: v for n, v in arguments.items() if n in parameters})
+        except (*FAILURES, RuntimeError) as error:
+            return error
+        return None
+
     @property
     def _taken(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self._check).parameters
@@ -93,6 +150,13 @@ class OwnSizeChecks:
         except FAILURES as error:
             return error
         return None
+
+
+def _latent_channels(described: Description) -> int:
+    """The channels of a decoder's latents; 16 where its configuration does not say."""
+    config = described.configs.get("vae", {})
+    channels = (config.get(name) for name in ("z_dim", "latent_channels"))
+    return next((value for value in channels if isinstance(value, int)), 16)
 
 
 def _skeleton(described: Description) -> Any:

@@ -21,7 +21,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
-from flowrl.prompts.table_limits import CELL, TABLE_BYTES, check_size, check_text_fits
+from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need
 
@@ -96,8 +96,8 @@ def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRow
             f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}"
         )
     try:
-        if path.stat().st_size > TABLE_BYTES:
-            raise _Damage(f"more than {TABLE_BYTES // 2**20} MiB")
+        if path.stat().st_size > MOST_TABLE_BYTES:
+            raise _Damage(f"more than {MOST_TABLE_BYTES // 2**20} MiB")
         if (damage := file_unlike_its_name(path)) is not None:
             raise _Damage(f"it {damage}")
         parquet = suffix == ".parquet"
@@ -144,7 +144,7 @@ def utf8_text(data: bytes) -> str:
 
 def _text(path: Path) -> str:
     try:
-        content = bounded_bytes(path, TABLE_BYTES)
+        content = bounded_bytes(path, MOST_TABLE_BYTES)
         check_text_fits(content)
         return utf8_text(content)
     except ValueError as error:
@@ -484,8 +484,8 @@ def _check_other(file: Path, place: str) -> None:
         raise UserError(f"{place}: {file} {way[suffix]}")
     if suffix not in READERS:
         return
-    if suffix != ".parquet" and file.stat().st_size > TABLE_BYTES:
-        raise UserError(f"{place}: {file} has more than {TABLE_BYTES // 2**20} MiB")
+    if suffix != ".parquet" and file.stat().st_size > MOST_TABLE_BYTES:
+        raise UserError(f"{place}: {file} has more than {MOST_TABLE_BYTES // 2**20} MiB")
     if suffix == ".parquet":
         try:
             check_parquet(file)
@@ -513,8 +513,8 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
 
 @contextmanager
 def _reading(at: str, way: str) -> Iterator[None]:
-    """Turn the errors of `datasets` into UserErrors that begin with `at` and end with the way out,
-    and silence its bars."""
+    """Turn the errors of `datasets` into UserErrors that begin with `at` and end with `way`, and
+    silence its bars."""
     from datasets.exceptions import DatasetsError
 
     try:
@@ -558,9 +558,9 @@ def _rows_of(data_set: Any, data: DataSource, at: str) -> PromptRows:
         tops = dict.fromkeys(name.partition(".")[0] for name in select.keep)
         data_set = data_set.select_columns([name for name in tops if name in data_set.column_names])
     chosen_rows, size = data_set.select(chosen), 0
-    if data_set.data.nbytes > TABLE_BYTES:
+    if data_set.data.nbytes > MOST_TABLE_BYTES:
         for batch in chosen_rows.with_format("arrow").iter(_AT_ONCE):
             size += batch.nbytes + CELL * batch.num_columns * batch.num_rows
-        check_size(size)
+        check_rows_fit(size)
     table = PromptRows(chosen_rows.to_list(), [f"row {i + 1}" for i in chosen])
     return Selection(keep=select.keep).of(table, at)

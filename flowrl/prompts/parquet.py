@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.prompts.parquet_pages import pages_of
-from flowrl.prompts.table_limits import CELL, TABLE_BYTES, TABLE_CELLS, TABLE_ROWS, check_size
+from flowrl.prompts.table_limits import (
+    CELL,
+    MOST_CELLS,
+    MOST_TABLE_BYTES,
+    MOST_TABLE_ROWS,
+    check_rows_fit,
+)
 
 _AT_ONCE = 1024  # rows
-_TOO_LARGE = f"more than {TABLE_BYTES // 2**20} MiB once unpacked"
+_TOO_LARGE = f"more than {MOST_TABLE_BYTES // 2**20} MiB once unpacked"
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -24,10 +30,11 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a parquet file, with these columns; None: all. ValueError, before memory is taken
-    for them, if they have more than TABLE_ROWS rows, TABLE_CELLS cells (entries of lists count) or
-    TABLE_BYTES bytes once unpacked, or more than half of this machine's free memory, and for a file
-    that is not parquet."""
+    """The rows of a parquet file, with these columns; None: all.
+
+    ValueError, before memory is taken for them, if they have more than MOST_TABLE_ROWS rows,
+    MOST_CELLS cells (entries of lists count) or MOST_TABLE_BYTES bytes once unpacked, or take more
+    than half of this machine's free memory, and for a file that is not parquet."""
     with _valid():
         return [row for batch in _batches(path, columns) for row in batch.to_pylist()]
 
@@ -61,7 +68,7 @@ def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
     with parquet.ParquetFile(path, read_dictionary=texts) as packed:
         for batch in packed.iter_batches(_AT_ONCE, columns=names):
             total += sum(map(_unpacked, batch.columns))
-            if total > TABLE_BYTES:
+            if total > MOST_TABLE_BYTES:
                 raise ValueError(_TOO_LARGE)
             yield batch
 
@@ -69,8 +76,8 @@ def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
 def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list[str]:
     """Check the counts of a file's header and of its pages, and return the paths of its texts."""
     header, names = file.metadata, file.schema_arrow.names
-    if header.num_rows > TABLE_ROWS:
-        raise ValueError(f"more than {TABLE_ROWS} rows")
+    if header.num_rows > MOST_TABLE_ROWS:
+        raise ValueError(f"more than {MOST_TABLE_ROWS} rows")
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
     texts, cells, size = list[str](), 0, 0
@@ -86,11 +93,11 @@ def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list
             size += max(values * leaf.length, sum(page.size for page in pages))
             if leaf.physical_type == "BYTE_ARRAY":
                 texts.append(leaf.path)
-    if cells > TABLE_CELLS:
-        raise ValueError(f"more than {TABLE_CELLS} cells")
-    if size > TABLE_BYTES:
+    if cells > MOST_CELLS:
+        raise ValueError(f"more than {MOST_CELLS} cells")
+    if size > MOST_TABLE_BYTES:
         raise ValueError(_TOO_LARGE)
-    check_size(size + cells * CELL)
+    check_rows_fit(size + cells * CELL)
     return texts
 
 

@@ -18,7 +18,7 @@ _UNPACKED, _PACKED, _COUNTED = 2, 3, (5, 8)
 
 
 class Pages(NamedTuple):
-    """Of the pages of a column chunk: values, and bytes once they are decompressed."""
+    """Sums over the pages of a column chunk: values, and bytes once they are decompressed."""
 
     values: int
     size: int

@@ -2,16 +2,16 @@
 
 import psutil
 
-TABLE_BYTES = 2**30  # of a file, and of its rows once unpacked
-TABLE_ROWS = 20_000_000
-TABLE_CELLS = 200_000_000
+MOST_TABLE_BYTES = 2**30  # of a file, and of its rows once unpacked
+MOST_TABLE_ROWS = 20_000_000
+MOST_CELLS = 200_000_000
 CELL = 64  # bytes of a value in Python beside its content, about
 _SHARE = 0.5  # of the free memory that the rows of a table may take
 _SMALL = 2**26  # bytes that no machine lacks
 _MARKS = (b",", b"[", b"{", b"\n")  # of a text, each of which may begin a value
 
 
-def check_size(size: int) -> None:
+def check_rows_fit(size: int) -> None:
     """ValueError if rows of about `size` bytes take more than half of the free memory."""
     if size <= _SMALL:
         return
@@ -26,4 +26,4 @@ def check_size(size: int) -> None:
 def check_text_fits(data: bytes) -> None:
     """The same for the values of a table of text (JSON, CSV)."""
     if len(data) > _SMALL // CELL:
-        check_size(len(data) + CELL * sum(map(data.count, _MARKS)))
+        check_rows_fit(len(data) + CELL * sum(map(data.count, _MARKS)))

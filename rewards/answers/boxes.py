@@ -1,4 +1,4 @@
-r"""The mathematical answer in a text: the last box, else the last formula, else the last number;
+r"""The mathematical answer in a text: the last box, else GSM8K's mark, the last formula or number;
 and the forms in which data sets write right answers.
 """
 
@@ -63,6 +63,8 @@ def last_answer(text: str, boxed: bool) -> str | None:
         return box
     if tags := _TAG.findall(text):
         return _in_tag(tags[-1])
+    if marked := _MARKED.findall(text):
+        return marked[-1].strip()
     formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(text)]
     if formulas:
         return formulas[-1].strip()
@@ -70,6 +72,10 @@ def last_answer(text: str, boxed: bool) -> str | None:
     return numbers[-1].strip() if numbers else None
 
 
+# GSM8K's last line, #### 72; a heading of Markdown has words behind its signs
+_MARKED = re.compile(
+    r"^####[ \t]*\$?([-+\u2212]?\$?\d[\d,./]*(?:\s?\\?%)?)\$?[ \t]*$", re.MULTILINE
+)
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _WORD = re.compile(r"(?<!\\)\b[A-Za-z]{3,}")
 

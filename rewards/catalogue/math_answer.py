@@ -1,16 +1,17 @@
 """1 if the answer in a text is mathematically equal to the right answer, otherwise 0.
 
 The answer is the content of the last box; with `find: any`, in a text without a box, that of the
-last `<answer>` tag, without one the last formula ($...$, $$...$$, \\(...\\), \\[...\\]), and
-without one the last number. The package math-verify parses and compares: 0.5, 1/2 and a TeX
-fraction are equal, as are sets, intervals, matrices and expressions that simplify to each other;
-numbers must also agree for their size, to half a percent where one is rounded. 3 1/2 is a mixed
-number, 12 million a number, x < 3 the interval below 3; 5 cm is 5, but not 5 m. Answers with the
-same text are equal too, which is what counts where a right answer is no mathematics: 12:00,
-Evelyn; where it is the letter of a choice, `E: a whale` is E. A completion without an answer
-scores 0, as does a comparison that takes longer than `seconds`. A sample whose right answer cannot
-be matched by any text, or is not read in time, is unscored, with a warning. Worker processes do
-the work and are killed when they are late; no signals are used, so any thread may call the reward.
+last `<answer>` tag, without one of the last line `#### 72`, without one the last formula ($...$,
+$$...$$, \\(...\\), \\[...\\]), and without one the last number. The package math-verify parses and
+compares: 0.5, 1/2 and a TeX fraction are equal, as are sets, intervals, matrices and expressions
+that simplify to each other; numbers must also agree for their size, to half a percent where one is
+rounded. 3 1/2 is a mixed number, 12 million a number, x < 3 the interval below 3; 5 cm is 5, but
+not 5 m. Answers with the same text are equal too, which is what counts where a right answer is no
+mathematics: 12:00, Evelyn; where it is the letter of a choice, `E: a whale` is E. A completion
+without an answer scores 0, as does a comparison that takes longer than `seconds`. A sample whose
+right answer cannot be matched by any text, or is not read in time, is unscored, with a warning.
+Worker processes do the work and are killed when they are late; no signals are used, so any thread
+may call the reward.
 """
 
 import warnings
@@ -194,7 +195,7 @@ def load(
     seconds: float = 5.0,
     processes: int = 2,
 ) -> Reward:
-    r"""find       any: the last box, else the last formula, else the last number; boxed: TeX's
+    r"""find       any: the last box, tag or ####, else formula, else number; boxed: TeX's
                   \boxed{} only
     column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####; or
                a list of answers that all belong to it

@@ -178,6 +178,13 @@ def test_evaluate_takes_no_zeros(capsys, run_folder):
         assert f"evaluate: {option}: input should be greater than or equal to 1, not '0'" in said
 
 
+@pytest.mark.parametrize("command", ["plan", "prove", "train"])
+def test_a_file_without_a_recipe_is_named(capsys, tmp_path, command):
+    (tmp_path / "cut.yaml").write_text("model: {pipeline: flowrl/demo/shapes-sd3}\n")
+    said = refusal(capsys, command, tmp_path / "cut.yaml")
+    assert "cut.yaml: recipe: missing" in said
+
+
 def test_samples_never_replace_files(capsys, run_folder, tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file")

@@ -1,5 +1,6 @@
 """Shell scripts, command lines and Python configurations as leaves, without running them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from flowrl.importing.leaves import Secret, Unresolved, flattened
 from flowrl.importing.readers.python_config import evaluated_config
 from flowrl.importing.readers.shell import OPEN, read_shell
 from flowrl.importing.readers.words import options, overrides, scalar
+from flowrl.importing.sources import read_source
+from tests.support import fuzz
 
 PYTHON = """
 import ml_collections
@@ -17,6 +20,19 @@ def one():
     {body}
     return c
 """
+
+
+@pytest.mark.parametrize("suffix", [".py", ".sh", ".yaml", ".json"])
+@pytest.mark.parametrize("harm", ["a terabyte", "empty", "not UTF-8"])
+def test_a_file_that_is_none_of_a_peer_is_one_sentence_with_its_name(
+    tmp_path: Path, suffix: str, harm: str
+) -> None:
+    file = tmp_path / f"run{suffix}"
+    file.write_bytes(b"\xff\xfe" if harm == "not UTF-8" else b"")
+    if harm == "a terabyte":
+        os.truncate(file, 2**40)
+    with fuzz.watched(), pytest.raises(UserError, match=rf"run\{suffix}"):
+        read_source(str(file), "trl==1.16.0")
 
 
 @pytest.mark.parametrize(

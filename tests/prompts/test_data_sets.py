@@ -264,7 +264,7 @@ def test_keep_reads_no_other_column_of_a_parquet_file(tmp_path, monkeypatch):
     rows = [{"prompt": "a", "level": 1, "more": "x" * 99}, {"prompt": "b", "level": 2, "more": ""}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = {"source": str(tmp_path / "a.parquet"), "where": {"level": 2}, "keep": ["prompt"]}
-    monkeypatch.setattr(parquet, "TABLE_BYTES", 70)
+    monkeypatch.setattr(parquet, "MOST_TABLE_BYTES", 70)
     assert read(source).meta == ({"prompt": "b"},)
     assert_in("once unpacked", refused(source | {"keep": ["prompt", "more"]}))
 

@@ -24,9 +24,9 @@ ROWS, LARGE = 1000, "x" * 3_000_000  # 3 GB once unpacked
 LIST = 2_000_000
 # smaller limits, so that files above them are written soon
 LIMITS = {
-    "a_long_list": {"TABLE_CELLS": 1_000_000},
-    "a_list_whose_header_lies": {"TABLE_CELLS": 1_000_000},
-    "wide_values": {"TABLE_BYTES": 2**26},
+    "a_long_list": {"MOST_CELLS": 1_000_000},
+    "a_list_whose_header_lies": {"MOST_CELLS": 1_000_000},
+    "wide_values": {"MOST_TABLE_BYTES": 2**26},
 }
 
 

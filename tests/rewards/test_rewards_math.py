@@ -68,6 +68,10 @@ LAST_NUMBERS = [  # text without a box, the number that it ends with, one that i
     ("In 2024 1/3 of 9 is 3", "3", "1/3"),
     ("From 1-5", "5", "-5"),
     ("It is 5%", "0.05", "0.5"),
+    ("2 + 40 = 42\n#### 42\nas step 3 shows", "42", "3"),
+    ("#### 3\nno:\n#### $1,042\nin 7 days", "1042", "7"),
+    ("#### Step 3\nIt is 42.", "42", "3"),
+    ("#### 1. Plan\nIt is 42.", "42", "1"),
 ]
 
 

@@ -18,7 +18,10 @@ T = TypeVar("T")
 _POSITIONAL = "positional"
 _ONE_DASH = re.compile(r"-[A-Za-z][\w-]*")  # neither a number nor a prompt of several words
 Word = Annotated[T, _POSITIONAL]
-AtLeastOne = Annotated[int, Field(ge=1)]
+MOST_COUNTED = (
+    1_000_000  # of what is counted out in memory: samples, prompts, steps, pixels of a side
+)
+AtLeastOne = Annotated[int, Field(ge=1, le=MOST_COUNTED)]
 KeyFormat = Literal["diffusers", "comfyui", "kohya"]
 
 
@@ -77,7 +80,7 @@ class SampleArguments:
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
-    base_steps: Annotated[int, Field(ge=0)] = 0
+    base_steps: Annotated[int, Field(ge=0, le=MOST_COUNTED)] = 0
     """Number of last denoising steps that use the base weights (hybrid inference), which hides
     over-optimisation; 0: none."""
     steer: Literal["no", "best", "importance", "particles"] = "no"
@@ -140,7 +143,7 @@ class EvaluateArguments:
     """Height in pixels; the run's evaluate.height if absent."""
     width: AtLeastOne | None = None
     """Width in pixels; the run's evaluate.width if absent."""
-    base_steps: Annotated[int, Field(ge=0)] = 0
+    base_steps: Annotated[int, Field(ge=0, le=MOST_COUNTED)] = 0
     """Number of last denoising steps that use the base weights (hybrid inference), which hides
     over-optimisation; 0: none."""
     pass_at: tuple[AtLeastOne, ...] = ()
