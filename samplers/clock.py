@@ -64,7 +64,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Clock:
+class PartClock:
     """Own levels of each part before each step, and at the end: `levels` [steps + 1][parts].
 
     `sizes` are the numbers of entries of the parts, in the state's order. ValueError for levels
@@ -107,7 +107,7 @@ class Clock:
 
     @property
     def moved(self) -> str:
-        """How the parts move, in words."""
+        """The way in which the parts move, in words."""
         counts = {
             sum(at > to for at, to in zip(*ends, strict=True)) for ends in pairwise(self.levels)
         }
@@ -131,8 +131,8 @@ class Clock:
     def move(self, sigma: Float[Tensor, " n"]) -> Move:
         """The steps that begin at these levels, in their dtype and on their device."""
         step = self.index(sigma)
-        own, clock = torch.tensor(self.levels).double(), torch.tensor(self.sigmas).double()
-        at, to = own[step], own[step + 1]
+        levels, clock = torch.tensor(self.levels).double(), torch.tensor(self.sigmas).double()
+        at, to = levels[step], levels[step + 1]
         fall = (clock[step] - clock[step + 1])[:, None]
         dtype = lift(sigma).dtype
         return Move(*(uploaded(of.to(dtype), sigma.device) for of in (at, to, fall)))
@@ -165,7 +165,7 @@ class Clocked:
     """
 
     kernel: Kernel
-    clock: Clock
+    clock: PartClock
 
     affine = False  # its numbers are those of entries, not of rows
 
@@ -197,13 +197,12 @@ class Clocked:
         return Gaussian(mean.reshape(x.shape), std.reshape(sigma.shape))
 
     def _part(self, x: Tensor, v: Tensor, move: Move, part: int) -> Gaussian:
-        """The step of one part [n e], from its own velocity."""
+        """The step of one part [n e], from its own velocity, which is 0 at rest."""
         moves, drawn = move.moves[:, part], move.drawn[:, part]
         at = torch.where(moves, move.at[:, part], SOME_LEVEL)
         to = torch.where(moves, move.to[:, part], LOWER_LEVEL)
         noisy = self.kernel(x, v, at, torch.where(drawn, to, at / 2))
-        plain = euler(x, v, at, to)
-        mean = torch.where(drawn[:, None], noisy.mean, torch.where(moves[:, None], plain, x))
+        mean = torch.where(drawn[:, None], noisy.mean, euler(x, v, at, to))
         return Gaussian(mean, torch.where(drawn, noisy.std, torch.zeros_like(noisy.std)))
 
     def bound(self, sigmas: Sequence[float]) -> "Clocked":
@@ -219,7 +218,7 @@ class Clocked:
         """The entries that a noisy step draws: the others have no density."""
         return self.clock.entries(self.clock.move(sigma).drawn)
 
-    def scales(self, sigma: Float[Tensor, " n"]) -> "Scales":
+    def scales(self, sigma: Float[Tensor, " n"]) -> "EntryScales":
         """The numbers of the step for each entry; those of entries that are not drawn have no
         meaning."""
         move, stds, slopes = self.clock.move(sigma), list[Tensor](), list[Tensor]()
@@ -232,12 +231,12 @@ class Clocked:
             stds.append(std[:, None])
             slopes.append(mean)
         fall = move.at - move.to
-        return Scales(
+        return EntryScales(
             *(self.clock.entries(of) for of in (*(torch.cat(o, 1) for o in (stds, slopes)), fall))
         )
 
 
-class Scales(NamedTuple):
+class EntryScales(NamedTuple):
     """Std of a step, d mean / d own velocity, and the fall of the own level, by entry [n d]."""
 
     std: Float[Tensor, "n d"]
@@ -245,7 +244,7 @@ class Scales(NamedTuple):
     fall: Float[Tensor, "n d"]
 
 
-def on_clock(plan: Plan, clock: Clock) -> Plan:
+def on_clock(plan: Plan, clock: PartClock) -> Plan:
     """The plan with its kernel taken part by part, for a model whose parts have these levels.
 
     A noisy step that draws no part, since the parts that it moves end at the data, becomes a step
@@ -261,8 +260,8 @@ def on_clock(plan: Plan, clock: Clock) -> Plan:
         raise ValueError(f"its solver {plan.solver} reads one level for all parts: leave it out")
     if plan.route != PlainRoute():
         raise ValueError(
-            "it looks at samples on their way, or moves them, and that needs one level for all "
-            "parts: leave out what steers, scores or thins samples on their way"
+            "it looks at samples in the middle, or moves them, and that needs one level for all "
+            "parts: leave out what steers, scores or thins them there"
         )
     if plan.kernel is None:
         return plan

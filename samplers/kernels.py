@@ -350,6 +350,6 @@ def mean_over(
         return values.flatten(1).mean(1) if layout is None else layout.means(values)
     counted = torch.where(free, values, torch.zeros_like(values))
     if layout is not None:  # a part without such entries has 0
-        some = layout.means(free.to(counted))
-        return layout.means(counted) / torch.where(some > 0, some, torch.ones_like(some))
+        counts = layout.means(free.to(counted))
+        return layout.means(counted) / torch.where(counts > 0, counts, torch.ones_like(counts))
     return counted.flatten(1).sum(1) / free.flatten(1).sum(1)

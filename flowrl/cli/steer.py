@@ -99,7 +99,7 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     if how.method == "particles":
         if policy.schedule(trial.steps).clock is not None:
             raise UserError(
-                f"--steer particles looks at clean samples on the way, and {policy.name} steps "
+                f"--steer particles predicts clean samples in the middle, and {policy.name} steps "
                 "parts of its state at levels of their own: use --steer best"
             )
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from flowrl.likelihoods.transition import KlForm, Transition
 from samplers import CPS, Chain, FlowSDE, Latents, Ode, Plan, Tree, Window, roll
-from samplers.clock import Clock, Clocked, on_clock
+from samplers.clock import PartClock, on_clock
 from samplers.kernels import Gaussian, Kernel, mean_log_prob
 from samplers.layout import Layout
-from samplers.planners import Flash
-from samplers.solvers import DPM2M
 
 SIZES = (2, 3, 4)
 OWN = (0.96, 0.7, 0.4, 0.0)  # the levels of every part
@@ -22,10 +20,12 @@ IN_TURN = tuple(
     (*(0.0,) * part, level, *(OWN[0],) * (2 - part)) for part in range(3) for level in OWN
 )
 # one after the other: the last level of a part is the state before the first step of the next
-TURNS = Clock(SIZES, tuple(dict.fromkeys(IN_TURN)))
+TURNS = PartClock(SIZES, tuple(dict.fromkeys(IN_TURN)))
 # each part a step behind the one before it
-WAVE = Clock(SIZES, tuple(tuple(OWN[max(0, min(3, k - p))] for p in range(3)) for k in range(6)))
-TOGETHER = Clock(SIZES, tuple((level,) * 3 for level in OWN))
+WAVE = PartClock(
+    SIZES, tuple(tuple(OWN[max(0, min(3, k - p))] for p in range(3)) for k in range(6))
+)
+TOGETHER = PartClock(SIZES, tuple((level,) * 3 for level in OWN))
 CLOCKS = {"in turn": TURNS, "a wave": WAVE, "together": TOGETHER}
 ETA = 0.7
 
@@ -34,7 +34,7 @@ ETA = 0.7
 class Network:
     """A velocity of each part that reads the whole state and the part's own level."""
 
-    clock: Clock
+    clock: PartClock
     weight: Tensor
 
     def own(self, x: Tensor, levels: tuple[float, ...]) -> Tensor:
@@ -49,18 +49,18 @@ class Network:
         return self.clock.velocity(torch.cat(rows), sigma)
 
 
-def network(clock: Clock) -> Network:
+def network(clock: PartClock) -> Network:
     size = sum(clock.sizes)
     return Network(clock, torch.randn(size, size, generator=torch.Generator().manual_seed(2)) / 3)
 
 
-def sampled(clock: Clock, kernel: Kernel, velocity: Network) -> tuple[Plan, Latents]:
+def sampled(clock: PartClock, kernel: Kernel, velocity: Network) -> tuple[Plan, Latents]:
     plan = on_clock(Chain(kernel, 3)(clock.sigmas, 0, 0)[0], clock)
     layout = Layout(("a", "b", "c"), tuple((n,) for n in clock.sizes))
     return plan, Latents((sum(clock.sizes),), layout=layout)
 
 
-def parts(clock: Clock) -> list[slice]:
+def parts(clock: PartClock) -> list[slice]:
     ends = [sum(clock.sizes[:k]) for k in range(len(clock.sizes) + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
 
@@ -200,45 +200,6 @@ def test_a_branch_copies_all_parts() -> None:
     early = parts(TURNS)[0]  # clean before the second split: siblings share it
     assert torch.equal(rollout.x0[0, early], rollout.x0[1, early])
     assert not torch.equal(rollout.x0[1, early], rollout.x0[2, early])
-
-
-REFUSED = {
-    "flash": (
-        lambda: Window(FlowSDE(ETA), 2, size=2, flash=Flash())(TURNS.sigmas, 0, 0)[0],
-        "other levels than the model's",
-    ),
-    "a solver": (lambda: Ode(solver=DPM2M())(TURNS.sigmas, 0, 0)[0], "reads one level for all"),
-    "a branch where a part ends": (
-        lambda: Tree(FlowSDE(ETA), at=(2,))(TURNS.sigmas, 0, 0)[0],
-        r"step 2 ends a part of the state.*the steps \[0, 1, 3, 4, 6, 7\] can",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_plans_that_need_one_level_are_refused(case: str) -> None:
-    plan, reason = REFUSED[case]
-    with pytest.raises(ValueError, match=reason):
-        on_clock(plan(), TURNS)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "levels", "reason"),
-    [
-        ((2,), ((1.0, 1.0), (0.0, 0.0)), "a level of each"),
-        ((2, 2), ((1.0, 1.0), (0.0, 0.1)), "from at most 1 to 0"),
-        ((2, 2), ((1.0, 1.0), (1.0, 1.0), (0.0, 0.0)), "step 0: a part must move down"),
-        ((2, 2), ((0.5, 1.0), (0.6, 0.5), (0.0, 0.0)), "step 0: a part must move down"),
-    ],
-)
-def test_levels_that_make_no_clock_are_refused(sizes, levels, reason) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Clock(sizes, levels)
-
-
-def test_a_clocked_kernel_has_the_levels_of_its_clock_alone() -> None:
-    with pytest.raises(ValueError, match="parts of this model's states have levels"):
-        Clocked(FlowSDE(ETA), TURNS).bound((1.0, 0.5, 0.0))
 
 
 def test_a_density_leaves_out_entries_without_noise() -> None:

@@ -32,7 +32,7 @@ from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
-from samplers.clock import Clock
+from samplers.clock import PartClock
 
 
 def prove_pipeline(session: Session, proof: StartProof) -> None:
@@ -230,7 +230,7 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
     return images
 
 
-def check_clock(likelihood: object, clock: Clock, model: str) -> None:
+def check_clock(likelihood: object, clock: PartClock, model: str) -> None:
     """UserError for a recipe that needs one level for all of a state, where a model's parts have
     levels of their own."""
     if not isinstance(likelihood, Transition):

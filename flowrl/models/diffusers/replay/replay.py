@@ -46,7 +46,7 @@ class Replay:
     form: PipelineForm = "classic"  # in which the pipeline is driven
     guider: str = ""  # class of a modular pipeline's guider
     drawn: bool = False  # the decoder draws noise, so samples are decoded one by one
-    moved: str = ""  # how parts move that are at levels of their own, as `Clock.moved` says it
+    moved: str = ""  # how parts move that are at levels of their own, as `PartClock.moved` says it
 
     @cached_property  # read for every call
     def to_way(self) -> Way:

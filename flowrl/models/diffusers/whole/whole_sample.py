@@ -28,7 +28,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
 from samplers import Latents, Velocity, roll
 from samplers.adapt import scale
-from samplers.clock import Clock
+from samplers.clock import PartClock
 from samplers.kernels import per_row
 from samplers.layout import Layout
 from samplers.noise import cpu_noise
@@ -200,7 +200,7 @@ class WholeSample:
 
         return self._own_call(step)[0]
 
-    def _stepped_in_turn(self, clock: Clock, velocity: Velocity) -> Tensor:
+    def _stepped_in_turn(self, clock: PartClock, velocity: Velocity) -> Tensor:
         """The same where steps move parts of the state. A part may be a view of the loop's latents,
         of which its scheduler keeps those of earlier steps: so states are written into them."""
         loop, layout, visits = self.policy.loop, self.policy.layout, clock.sigmas

@@ -88,10 +88,10 @@ class Clockwork:
             }
             outputs = {part: torch.zeros_like(state) for part, state in before.items()}
             outputs |= {part: call.output for part, call in by_part.items()}
-            state, following = pack(layout, before), pack(layout, now)
+            state, following = packed_parts(layout, before), packed_parts(layout, now)
             whole.append(
                 calls[0]._replace(
-                    output=pack(layout, outputs),
+                    output=packed_parts(layout, outputs),
                     sample=state,
                     state=state,
                     following=None if None in ended else following,
@@ -123,7 +123,7 @@ class Clockwork:
         )
 
 
-def pack(layout: Layout, parts: Mapping[int, Tensor]) -> Tensor:
+def packed_parts(layout: Layout, parts: Mapping[int, Tensor]) -> Tensor:
     return layout.pack([parts[p] for p in range(len(layout.names))])
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a state enter a loop that steps them one after the other.
+"""Entry of the parts of a state into a loop that steps them one after the other.
 
 They enter in outputs of `prepare_latents`: all of them in one, or a chunk in each of several. Which
 numbers of these outputs a call of `step` receives is found by marks: states do not move in a visit,
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call.drive.latents import BASE, PREPARE, filled
+from flowrl.models.diffusers.call.drive.latents import BASE, PREPARE, with_numbers
 from flowrl.models.diffusers.call.drive.patches import Patch
 from flowrl.models.diffusers.call.drive.received import Received
 from samplers.layout import Layout
@@ -45,7 +45,7 @@ class ClockedEntry:
                     f"{type(pipe).__name__} prepares its states more often than at load"
                 )
             ours, theirs = self.places[call]
-            put = filled(prepared, x.flatten(1)[:, ours.to(x.device)], theirs)
+            put = with_numbers(prepared, x.flatten(1)[:, ours.to(x.device)], theirs)
             return put if dtype is None else put.to(dtype)
 
         return [replaced(pipe, self.method, self.place, fill)]
@@ -83,9 +83,9 @@ def entry_of(
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
             continue
         sizes = [one[place][0].numel() for one in outputs]
-        found = _positions(visit, sizes, pipe, method, place)
-        if found is not None:
-            return _entry(found, sizes, place, method, type(pipe).__name__)
+        positions = _positions(visit, sizes, pipe, method, place)
+        if positions is not None:
+            return _entry(positions, sizes, place, method, type(pipe).__name__)
     raise UserError(
         f"{type(pipe).__name__}: its steps receive parts of a state that do not come from the "
         f"output of {method}"
@@ -129,8 +129,8 @@ def _positions(
     for step, numbers in zip(seen, calls, strict=True):
         parts.setdefault(tuple(numbers.long().tolist()), tuple(step.sample.shape[1:]))
     together = [number for part in parts for number in part]
-    apart = len(together) == len(set(together))
-    return parts if apart and max(together) < sum(sizes) else None
+    separate = len(together) == len(set(together))
+    return parts if separate and max(together) < sum(sizes) else None
 
 
 def _entry(

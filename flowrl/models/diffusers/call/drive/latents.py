@@ -80,11 +80,11 @@ class Entry:
         return put
 
     def fill(self, prepared: Tensor, x: Tensor) -> Tensor:
-        """The prepared state filled with our numbers."""
-        return filled(prepared, x, self.index)
+        """The prepared state with_numbers with our numbers."""
+        return with_numbers(prepared, x, self.index)
 
 
-def filled(prepared: Tensor, x: Tensor, index: Tensor | None) -> Tensor:
+def with_numbers(prepared: Tensor, x: Tensor, index: Tensor | None) -> Tensor:
     """A prepared state with numbers x [n *d] at positions `index` of its rows; None: everywhere, in
     the same order."""
     flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)

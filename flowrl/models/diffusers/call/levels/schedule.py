@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from samplers.adapt import Prediction, level
-from samplers.clock import Clock
+from samplers.clock import PartClock
 
 # "inverted" is a flow whose scheduler counts from 0, noise, to 1 (Mochi): its output is -v
 ModelOutput = Literal["flow", "inverted"] | Prediction
@@ -50,7 +50,7 @@ class PipelineSchedule:
     trig: bool = False
     rising: bool = False
     beside: Mapping[str, "PipelineSchedule"] = field(default_factory=dict)
-    clock: Clock | None = None
+    clock: PartClock | None = None
 
     @property
     def preserving(self) -> bool:
@@ -117,7 +117,7 @@ class PipelineSchedule:
             for part in moved:
                 places[part] += 1
             levels.append(tuple(p.sigmas[k] for p, k in zip(parts, places, strict=True)))
-        clock = Clock(tuple(sizes), tuple(levels))
+        clock = PartClock(tuple(sizes), tuple(levels))
         times = torch.tensor(clock.sigmas[:-1]) * parts[0].train
         visits = clock.sigmas[:-1]
         return cls(clock.sigmas, times, parts[0].train, visits, clock=clock)

@@ -46,7 +46,7 @@ from flowrl.models.diffusers.call.traits.discovery import (
 from flowrl.models.diffusers.call.traits.missing_texts import MissingTexts
 from samplers import Scheduler
 from samplers.adapt import flow_velocity, from_vp, scale, to_vp
-from samplers.clock import Clock
+from samplers.clock import PartClock
 from samplers.host import on_host, sent
 from samplers.layout import Layout
 from samplers.part_levels import (
@@ -388,7 +388,7 @@ class Loop:
         )
         return self.read(state, output, sigma, clock=clock)
 
-    def _clock(self, steps: int) -> Clock | None:
+    def _clock(self, steps: int) -> PartClock | None:
         return self.start(steps).schedule.clock
 
     def read(
@@ -397,7 +397,7 @@ class Loop:
         output: Tensor,
         sigma: Tensor,
         sign: int = 1,
-        clock: Clock | None = None,
+        clock: PartClock | None = None,
     ) -> Tensor:
         """Convert the model output of a step at a loop state to the flow's velocity; with `sign` -1
         to that of the opposite output of a flow, or to the opposite velocity. `clock` is the
