@@ -92,6 +92,7 @@ def test_densities_and_gradients_are_those_of_a_loop_over_parts(name: str, kerne
     once = torch.ones(3, columns)
     for rows in Transition().rows(rollout, once, once > 0):
         ours = Transition().evaluate(model, rows).logp[:, 0]
+        assert rows.old is not None
         assert torch.equal(ours.detach(), rows.old.logp[:, 0])  # the policy that sampled
         step = clock.index(rows.sigma)[0]
         at, to = clock.levels[step], clock.levels[step + 1]

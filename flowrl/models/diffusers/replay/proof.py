@@ -130,6 +130,8 @@ class Subject:
     def recorded(self) -> tuple[list[Received], Decoded, bool]:
         """The pipeline's own call: its steps, its media, and whether it draws no noise."""
         whole_steps = self.loop.driver.clockwork is not None
+        if whole_steps:  # the order of its parts' calls depends on the number of steps
+            self.loop.start(self.steps)
         steps, media, repeatable = self._record()
         if self.schedule.clock is not None and not whole_steps:  # its parts are known only now
             steps, media, repeatable = self._record()

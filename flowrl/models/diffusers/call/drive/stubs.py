@@ -32,12 +32,12 @@ class Stubs:
     def of_decoders(self, parts: Mapping[str, Any]) -> list[Patch]:
         """Patches that make decoders return zeros, where only states and predictions matter: for
         loops that decode each chunk of frames before the next."""
-        modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-        return [
-            Patch(part, "decode", self._zeros_of(f"{name}.decode", part.decode))
-            for name, part in modules.items()
-            if "decode" in dir(type(part))
-        ]
+        patches = []
+        for name, part in parts.items():
+            if isinstance(part, nn.Module) and "decode" in dir(type(part)):
+                decode: Any = part.decode
+                patches.append(Patch(part, "decode", self._zeros_of(f"{name}.decode", decode)))
+        return patches
 
     def _zeros_of(self, name: str, decode: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(decode)
