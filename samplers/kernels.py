@@ -29,8 +29,11 @@ PURE_NOISE = 0.9989
 
 
 class Gaussian(NamedTuple):
+    """The std is one number per row; per entry [n d] for kernels that treat parts of a flat state
+    differently (`samplers.clock`), where entries with 0 are not drawn."""
+
     mean: Float[Tensor, "n *d"]
-    std: Float[Tensor, " n"]
+    std: Float[Tensor, "n *e"]
 
 
 @runtime_checkable
@@ -70,9 +73,9 @@ def is_affine(kernel: Kernel) -> bool:
     return isinstance(kernel, SaysAffine) and kernel.affine
 
 
-def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
-    """One number per row, shaped to broadcast over the row."""
-    return a.view(-1, *[1] * (x.ndim - 1))
+def per_row(a: Float[Tensor, "n *e"], x: Float[Tensor, "n *d"]) -> Tensor:
+    """One number per row, shaped to broadcast over the row; numbers per entry as they are."""
+    return a.view(-1, *[1] * (x.ndim - 1)) if a.ndim == 1 else a
 
 
 def lift(a: Tensor) -> Tensor:
@@ -322,7 +325,11 @@ def mean_log_prob(
     part [n p]. A step without noise (std = 0) has no density: do not call this for it.
     On a GPU, for stds that the host knows, the mean is taken first: three operations on latents.
     """
-    if g.mean.device.type != "cpu" and (known_std := host_copy(g.std)) is not None:
+    if g.std.ndim > 1:
+        drawn = g.std > 0
+        free = drawn if free is None else drawn & free
+        g = Gaussian(g.mean, torch.where(drawn, g.std, torch.ones_like(g.std)))
+    elif g.mean.device.type != "cpu" and (known_std := host_copy(g.std)) is not None:
         logs = -known_std.double().log() - 0.5 * math.log(2 * math.pi)
         ends = torch.stack([logs, -0.5 / known_std.double().square()]).to(g.mean.dtype)
         away = mean_over((lift(x_next) - g.mean).square(), free, layout)
@@ -342,6 +349,7 @@ def mean_over(
     if free is None:
         return values.flatten(1).mean(1) if layout is None else layout.means(values)
     counted = torch.where(free, values, torch.zeros_like(values))
-    if layout is not None:
-        return layout.means(counted) / layout.means(free.to(counted))
+    if layout is not None:  # a part without such entries has 0
+        counts = layout.means(free.to(counted))
+        return layout.means(counted) / torch.where(counts > 0, counts, torch.ones_like(counts))
     return counted.flatten(1).sum(1) / free.flatten(1).sum(1)

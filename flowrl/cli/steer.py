@@ -97,6 +97,11 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     parts = policy.layout
     latents = Latents(shape, scorer.device, begin=begin, held=held, layout=parts)
     if how.method == "particles":
+        if policy.schedule(trial.steps).clock is not None:
+            raise UserError(
+                f"--steer particles predicts clean samples in the middle, and {policy.name} steps "
+                "parts of its state at levels of their own: use --steer best"
+            )
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)
 

@@ -32,6 +32,7 @@ from flowrl.likelihoods.rows import (
     parts_of_samples,
 )
 from samplers import Edges, Gaussian, Rollout, Velocity, mean_log_prob
+from samplers.clock import Clocked
 from samplers.host import filled_rows, on_host, sent, uploaded
 from samplers.kernels import coefficients, mean_over, step
 from samplers.layout import Layout
@@ -215,13 +216,31 @@ class Transition:
         q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
-        return q * ratio + mse(new.out, old.out, rows.free, rows.layout) / (2 * q)
+        drawn = rows.free
+        if isinstance(rows.kernel, Clocked):  # means of parts at rest are the same
+            moved = rows.kernel.drawn(rows.sigma)
+            drawn = moved if drawn is None else moved & drawn
+        return q * ratio + mse(new.out, old.out, drawn, rows.layout) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b t"]:
         """Squared distance of the two means, averaged over dimensions and scaled by `kl_form`: in
         nats per dimension for `exact`, |v - v_ref|^2 for `velocity`."""
-        distance = mse(new.out, ref.out, rows.free, rows.layout)
-        return scaled_by_step(self.kl_form, distance, rows)
+        return step_distance(self.kl_form, new, ref, rows)
+
+
+def step_distance(
+    form: KlForm, new: Evaluation, ref: Evaluation, rows: TransitionRows
+) -> Float[Tensor, "b t"]:
+    """Squared distance of two steps' means, averaged over the sampled entries and scaled for a
+    `kl_form`. Where parts are at levels of their own, each entry is scaled by its part's step."""
+    if not isinstance(rows.kernel, Clocked):
+        return scaled_by_step(form, mse(new.out, ref.out, rows.free, rows.layout), rows)
+    assert new.out is not None and ref.out is not None, "this comparison needs means"
+    scales, drawn = rows.kernel.scales(rows.sigma), rows.kernel.drawn(rows.sigma)
+    squares = (new.out - ref.out).square()
+    scaled = squares if form == "mean" else _divided(form, squares, *scales)
+    free = drawn if rows.free is None else drawn & rows.free
+    return entries(scaled, free, rows.layout)
 
 
 def scaled_by_step(
@@ -273,4 +292,4 @@ def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tenso
     """|mean - mean_old|^2 / 2 q^2 in nats per dimension: the divergence of two steps with equal
     std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return scaled_by_step("exact", mse(new.out, old.out, rows.free, rows.layout), rows)
+    return step_distance("exact", new, old, rows)

@@ -37,7 +37,6 @@ from tests.support.zoo.pipelines import Unbuilt  # noqa: E402
 READ = {
     "EchoModularPipeline": "has no scheduler: its loop puts fresh noise on a clean prediction, by "
     "levels of its own, and its integration cannot be observed",
-    "HeliosModularPipeline": "nests a loop of steps in a loop of chunks, whose states differ",
     "HeliosPyramidModularPipeline": "nests a loop of steps in a loop of chunks, whose states "
     "differ in size",
     "HeliosPyramidDistilledModularPipeline": "nests a loop of steps in a loop of chunks, whose "

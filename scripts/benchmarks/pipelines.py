@@ -131,6 +131,19 @@ CLAIMS = (
     "Loops that read their scheduler's list of levels get the level pinned beside the time. The "
     "tests also drive the class with the parts of LTX-2.3.",
     "",
+    "Frames at levels of their own (SkyReels-V2's diffusion forcing, Helios): a loop that steps "
+    "frames, or chunks of frames, together, in a wave (`call: {ar_step: 5, causal_block_size: 5}`) "
+    "or one after the other is driven as one state of these parts, which are found by marks in "
+    "what prepare_latents returns. Their states pass the loop again for each velocity, so a part "
+    "is given the parts before it as sampled, and a cache is filled from them. A plan has a step "
+    "for each step of the loop: for chunks their number times `steps`. Kernels draw noise for the "
+    "parts that move, and a density is the mean over these; the step that ends a part draws none. "
+    "Recipes on densities of steps train such models, also trees. What needs one level for all of "
+    "a state is refused with the reason: matching recipes, gradients of rewards, other solvers and "
+    "levels (flash), kernels of one list of levels, scores of intermediate samples and steering. "
+    "The table has Helios with one chunk; the tests have two, and a long video of SkyReels-V2, "
+    "whose windows overlap.",
+    "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",
     "",

@@ -43,6 +43,7 @@ from samplers import (
     steps_of,
 )
 from samplers.affine import affine_steps
+from samplers.clock import Clocked, PartClock, on_clock
 from samplers.completions import TextPlan
 from samplers.forks import Forking
 from samplers.mixed import MixedRollout
@@ -99,6 +100,19 @@ PROBES = RewardGuide(RewardDrift(0.1), first=1)
 THIN = Thinning((2,), (4,), 6)
 LOOKED = LookedRoute(Looks((1,)))
 STEERED = SteeredRoute(FeynmanKac((1,)))
+
+
+TURNS = PartClock(
+    (2, 2),
+    (
+        *((level, 0.9) for level in (0.9, 0.6, 0.3, 0.0)),
+        *((0.0, level) for level in (0.6, 0.3, 0.0)),
+    ),
+)
+
+
+def of_turns(planner):
+    return on_clock(planned(planner, TURNS.sigmas), TURNS)
 
 
 def planned(planner, sigmas=SIGMAS, iteration=0):
@@ -243,6 +257,17 @@ REFUSED = [
     (lambda: rolled(CHAIN, ()), "at least one draw"),
     (lambda: rolled(CHAIN, (3, 3)), "the same id twice"),
     (lambda: two_of_one(SDE), "samples of several shapes cannot be compared step by step"),
+    # parts at levels of their own
+    (lambda: PartClock((2,), ((1.0, 1.0), (0.0, 0.0))), "a level of each"),
+    (lambda: PartClock((2, 2), ((1.0, 1.0), (0.0, 0.1))), "from at most 1 to 0"),
+    (lambda: PartClock((2,), ((1.0,), (1.0,), (0.0,))), "step 0: a part must move down"),
+    (lambda: PartClock((2, 2), ((0.5, 1.0), (0.6, 0.5), (0.0, 0.0))), "and no part up"),
+    (lambda: Clocked(SDE, TURNS).bound(EVEN), "a plan has the model's levels alone"),
+    (lambda: on_clock(planned(Ode()), TURNS), "other levels than the model's"),
+    (lambda: of_turns(Ode(solver=DPM2M())), "reads one level for all parts"),
+    (lambda: of_turns(Looking(otherwise=CHAIN, at=(1,))), "looks at samples in the middle"),
+    (lambda: of_turns(Chain(WanSDE(), 2)), "has numbers of one list of levels"),
+    (lambda: of_turns(Tree(SDE, at=(2,))), r"step 2 ends a part.*\[0, 1, 3, 4\] can"),
     # texts
     (lambda: TextPlan(0, (2,)), "length must be at least 1"),
     (lambda: TextPlan(6, (2,), temperature=-1.0), "temperature"),

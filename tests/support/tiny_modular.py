@@ -375,6 +375,7 @@ SIBLINGS = {
     "LTX2ModularPipeline": "LTX2Pipeline",
     "HunyuanVideo15ModularPipeline": "HunyuanVideo15Pipeline",
     "ErnieImageModularPipeline": "ErnieImagePipeline",
+    "HeliosModularPipeline": "HeliosPipeline",
 }
 
 
@@ -396,7 +397,8 @@ def of_classic(kind: str, pipe: Any, call: Mapping[str, Any]) -> tuple[Any, dict
     made = shorter(modular(kind, parts))
     takes = arguments_of(made.blocks)
     given = {name: value for name, value in call.items() if name in takes}
-    return made, given | ({"negative_prompt": "bad"} if "StableDiffusion3" in kind else {})
+    more = {"num_frames": 9} if "Helios" in kind else {}  # two chunks
+    return made, given | more | ({"negative_prompt": "bad"} if "StableDiffusion3" in kind else {})
 
 
 def flux3_distilled() -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Rolls, RollsHere, Scales
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
@@ -44,6 +45,7 @@ from flowrl.models.diffusers.sizes.by_size import LoopSize, LoopState, Sizable
 from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.model.pipeline import GuidanceScale
 from samplers import Begin, Ode, Plan, Scheduler, Velocity
+from samplers.clock import on_clock
 from samplers.held import Held
 from samplers.layout import Layout
 from samplers.noise import NoiseKind
@@ -246,9 +248,20 @@ class PipelinePolicy(DenoiserWeights, Sizable):
     def fitted(self, plans: Sequence[Plan], steps: int) -> tuple[Plan, ...]:
         """Plans with the numbers of the pipeline's own scheduler, if they use its steps.
 
-        UserError for a scheduler without such steps, for a plan that does not fit it, and for a
-        plan without scheduler steps when other plans use them.
+        Where parts of a state have levels of their own, its steps are taken part by part.
+
+        UserError for a scheduler without such steps, for a plan that does not fit it or the parts'
+        levels, and for a plan without scheduler steps when other plans use them.
         """
+        clock = self._start(steps).schedule.clock
+        if clock is not None:
+            try:
+                return tuple(on_clock(plan, clock) for plan in plans)
+            except ValueError as error:
+                raise UserError(
+                    f"{self.name} steps parts of its state at levels of their own, and the plan "
+                    f"does not fit them: {error}"
+                ) from error
         if self.loop.own_sampler or any(unbound(plan) for plan in plans):
             return own_plans(self.loop, plans, steps)
         return tuple(plans)

@@ -33,6 +33,7 @@ from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
+from samplers.clock import PartClock
 
 
 def prove_pipeline(session: Session, proof: StartProof) -> None:
@@ -220,12 +221,31 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
         ) from problem
     images = [p for p in plans if isinstance(p, Plan)]
     policy.fitted(images, steps)
-    likelihood = session.algorithm.likelihood
+    likelihood, clock = session.algorithm.likelihood, policy.schedule(steps).clock
+    if clock is not None:
+        check_clock(likelihood, clock, policy.name)
     if isinstance(likelihood, Transition | Matching) and likelihood.parts:
         layout = parts_of_samples(likelihood.parts, policy.layout)
         assert layout is not None
         of_parts(torch.zeros(1, len(likelihood.parts)), likelihood.parts, layout)
     return images
+
+
+def check_clock(likelihood: object, clock: PartClock, model: str) -> None:
+    """UserError for a recipe that needs one level for all of a state, where a model's parts have
+    levels of their own."""
+    if not isinstance(likelihood, Transition):
+        raise UserError(
+            f"recipe: {model} steps parts of its state at levels of their own, where the densities "
+            "of its steps are known, but no errors at new noise levels and no gradients of "
+            "rewards: use a recipe that trains on densities of steps, such as flow_grpo"
+        )
+    if likelihood.ratio != "density" and not clock.even:
+        raise UserError(
+            f"recipe: {model} moves parts from different levels in one step, so its noise has no "
+            f"one size, by which the ratio {likelihood.ratio} is scaled: use a recipe whose ratio "
+            "is that of densities, such as flow_grpo"
+        )
 
 
 def check_same_sources(run: RunSettings) -> None:

@@ -6,7 +6,8 @@ classic pipelines finds by trial is declared here:
 
 arguments        of the call: what blocks read before any block writes it, and the guiders' scales
 encode_prompt    runs the blocks named text_encoder, and returns what they declare to write
-prepare_latents  returns `latents` as they enter the loop; prepare_audio_latents the same of sound
+prepare_latents  returns `latents` as they enter the loop, or as each chunk begins in a loop of
+                 chunks; prepare_audio_latents the same of sound
 result           (images or videos, sound), under the names that the last block declares
 
 Blocks in front that rewrite the prompt (upsamplers, enhancers) are left out: a prompt stands for
@@ -18,8 +19,10 @@ class of the copy keeps its name, its adapters' methods and its way of saving.
 import copy
 import inspect
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -45,6 +48,8 @@ MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
+BAR = "tqdm"  # the name by which a block's module knows bars (Helios)
+BEGINS_INSIDE = "_begins_inside"  # of the pipeline, in a loop that no state enters
 GUIDER_OFF = 0.0  # the scale that stands for guiders which are switched off
 # loggers that print a trace for each failed trial, and a word on each new guider
 TALKATIVE = (
@@ -186,9 +191,15 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
         for member in block.sub_blocks.values():
             run_blocks(pipe, member, state)
     else:
-        if isinstance(block, LoopSequentialPipelineBlocks):
-            enter(pipe, state)
-        block(pipe, state)
+        if not isinstance(block, LoopSequentialPipelineBlocks):
+            block(pipe, state)
+            return
+        enter(pipe, state)
+        vars(pipe)[BEGINS_INSIDE] = state.get(STEPPED[0]) is None
+        try:
+            block(pipe, state)
+        finally:
+            vars(pipe).pop(BEGINS_INSIDE)
 
 
 def enter(pipe: Any, state: PipelineState) -> None:
@@ -286,29 +297,54 @@ def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
     return blocks
 
 
-def graded(block: ModularPipelineBlocks) -> ModularPipelineBlocks:
-    """Change the class of a block and of those in it, so that they run without `no_grad`."""
+def graded(block: ModularPipelineBlocks, *, in_loop: bool = False) -> ModularPipelineBlocks:
+    """Change the class of a block and of those in it, so that they run without `no_grad`, and so
+    that those of a loop hand on the states that they begin (`begins`)."""
     kind = type(block)
-    members = {"__call__": inspect.unwrap(kind.__call__), "__module__": kind.__module__}
+    call = inspect.unwrap(kind.__call__)
+    members = {"__call__": begins(call) if in_loop else call, "__module__": kind.__module__}
     block.__class__ = type(kind.__name__, (kind,), members)
     for member in block.sub_blocks.values():
-        graded(member)
+        graded(member, in_loop=isinstance(block, LoopSequentialPipelineBlocks))
     return block
+
+
+def begins(call: Any) -> Any:
+    """A block's `__call__` in a loop that no state enters (Helios, whose chunks begin inside): the
+    latents that a block without components makes are handed to the pipeline's method."""
+
+    @wraps(call)
+    def run(self: Any, pipe: Any, state: Any, *args: Any, **named: Any) -> Any:
+        name, before = STEPPED[0], vars(state).get(STEPPED[0])
+        result = call(self, pipe, state, *args, **named)
+        after = vars(state).get(name)
+        inside = vars(pipe).get(BEGINS_INSIDE, False)
+        if inside and after is not before and not self.expected_components:
+            vars(state)[name] = pipe.prepare_latents(after)
+        return result
+
+    return run
 
 
 @contextmanager
 def untalkative(modules: Sequence[str] = ()) -> Iterator[None]:
-    """Without traces of trials that are meant to fail, and without warnings of each call: what
-    fails is raised. `modules` are those of blocks."""
+    """Without traces of trials that are meant to fail, and without warnings and bars of each call:
+    what fails is raised. `modules` are those of blocks."""
     loggers = [logging.getLogger(name) for name in (*TALKATIVE, *modules)]
     before = [logger.disabled for logger in loggers]
+    bars = [names for name in modules if BAR in (names := vars(sys.modules[name]))]
+    shown = [names[BAR] for names in bars]
     try:
         for logger in loggers:
             logger.disabled = True
+        for names, bar in zip(bars, shown, strict=True):
+            names[BAR] = partial(bar, disable=True)
         yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+        for names, bar in zip(bars, shown, strict=True):
+            names[BAR] = bar
 
 
 def faced(pipe: Any) -> Any:

@@ -115,6 +115,7 @@ class Subject:
             form=form_of(self.loop.pipe),
             guider=guider_named(self.loop.pipe),
             drawn=self._draws_to_decode(replace(way, decodes_in_loop=decodes_in_loop)),
+            moved="" if self.schedule.clock is None else self.schedule.clock.moved,
         )
 
     @cached_property
@@ -128,7 +129,12 @@ class Subject:
     @cached_property
     def recorded(self) -> tuple[list[Received], Decoded, bool]:
         """The pipeline's own call: its steps, its media, and whether it draws no noise."""
+        whole_steps = self.loop.driver.clockwork is not None
+        if whole_steps:  # the order of its parts' calls depends on the number of steps
+            self.loop.start(self.steps)
         steps, media, repeatable = self._record()
+        if self.schedule.clock is not None and not whole_steps:  # its parts are known only now
+            steps, media, repeatable = self._record()
         predicted = [media.values, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
         if not shown(media.media) and self.loop.traits.form == "pt":
@@ -178,6 +184,9 @@ class Subject:
 
     def _ways(self) -> Iterator[tuple[str, bool, bool]]:
         """Ways to try, in order: their names, `forward` and `levels` (see `Way`)."""
+        if self.schedule.clock is not None:  # the parts' times follow from the step's index
+            yield "fast-forward", True, False
+            return
         yield "pinned", False, False
         if self.loop.traits.kind in ("flow", "inverted"):
             yield "with its levels pinned too", False, True

@@ -11,6 +11,9 @@ from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
 from diffusers.schedulers.scheduling_ddim_parallel import DDIMParallelScheduler
 from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
+from diffusers.schedulers.scheduling_flow_map_euler_discrete import (
+    FlowMapEulerDiscreteScheduler,
+)
 from diffusers.schedulers.scheduling_minimax_h3 import MiniMaxH3Scheduler
 from torch import Tensor
 
@@ -40,6 +43,7 @@ EULER = (
     DDIMScheduler,
     DDIMParallelScheduler,
     CogVideoXDDIMScheduler,
+    FlowMapEulerDiscreteScheduler,
     MiniMaxH3Scheduler,
 )
 
@@ -112,7 +116,7 @@ class StepProof:
         does not return its clean sample. Raises UserError for another interpretation.
         """
         clean, state = self.own[0].clean, self.own[0].state
-        if self.quiet or clean is None or state is None:
+        if self.quiet or clean is None or state is None or self.schedule.clock is not None:
             return None
         away, size = self.clean_difference(clean, state)
         if away > self.tolerance * size:
@@ -164,7 +168,7 @@ class StepProof:
         levels = (*self.schedule.visits, self.schedule.sigmas[-1])
         assert received.following is not None and state is not None
         sigma, following = (torch.full((len(state),), levels[k]) for k in (step, step + 1))
-        v = self.loop.read(state, received.output, sigma, sign).float().cpu()
+        v = self.loop.read(state, received.output, sigma, sign, self.schedule.clock).float().cpu()
         x, theirs = self.loop.flow(state.float().cpu(), sigma), received.following.cpu()
         if self.loop.flow_matching:
             theirs = self.loop.flow(theirs, following)

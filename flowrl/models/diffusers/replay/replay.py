@@ -46,6 +46,7 @@ class Replay:
     form: PipelineForm = "classic"  # in which the pipeline is driven
     guider: str = ""  # class of a modular pipeline's guider
     drawn: bool = False  # the decoder draws noise, so samples are decoded one by one
+    moved: str = ""  # how parts move that are at levels of their own, as `PartClock.moved` says it
 
     @cached_property  # read for every call
     def to_way(self) -> Way:
@@ -71,7 +72,9 @@ class Replay:
     def __str__(self) -> str:
         way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
         way += " and level" * self.levels
-        of = f" of {' and '.join(self._named_parts)}" * bool(self.parts)
+        named = " and ".join(self._named_parts)
+        named = f"{len(self.parts)} parts of the state, {self.moved}," if self.moved else named
+        of = f" of {named}" * bool(self.parts)
         rows = "share a call" if self.mixed else "are grouped"
         output = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
         padding = "" if self.padding is None else (

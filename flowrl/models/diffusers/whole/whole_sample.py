@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.drive.clocked_entry import ClockedEntry
 from flowrl.models.diffusers.call.drive.image_to_image import GivenNoise, RecordedNoise
 from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall
 from flowrl.models.diffusers.call.drive.patches import Patch, patched
@@ -25,8 +26,9 @@ from flowrl.models.diffusers.call.loop.inpainting import first_flow
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
-from samplers import Latents, roll
+from samplers import Latents, Velocity, roll
 from samplers.adapt import scale
+from samplers.clock import PartClock
 from samplers.kernels import per_row
 from samplers.layout import Layout
 from samplers.noise import cpu_noise
@@ -35,11 +37,14 @@ from samplers.part_levels import from_own, velocity_to_own
 
 class StepPlace(NamedTuple):
     """The place of a call of a scheduler's step: the number of the loop's step, that of the state's
-    part, and the states of the other parts before it (of the first part)."""
+    part, the states of the other parts before it (of the first part), whether it is the first call
+    of the step, and whether it is the part's first."""
 
     step: int
     part: int
     before: Sequence[Tensor]
+    leads: bool
+    begins: bool
 
 
 # (real step, its arguments, its place)
@@ -86,6 +91,8 @@ class WholeSample:
         """Arguments that give a call its noise; None if it cannot be given and the call draws it
         from its seed."""
         entry = self.policy.loop.traits.entry
+        if isinstance(entry, ClockedEntry):
+            return None
         if isinstance(entry, PartEntries):
             alone = all(part.place is None and part.size == 1 for part in entry.parts)
             return entry.arguments(self.noise) if alone else None
@@ -139,9 +146,12 @@ class WholeSample:
         """
 
         def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
-            if at.step == 0 and unit and self.given is None:
+            if at.begins and unit and self.given is None:
                 x = bound.arguments["sample"]
-                bound.arguments["sample"] = nudged(x, unit).to(x)
+                if self.policy.schedule(self.batch.steps).clock is not None:
+                    x.copy_(nudged(x, unit))  # a part is a view of the state: a scheduler keeps it
+                else:
+                    bound.arguments["sample"] = nudged(x, unit).to(x)
             return real(*bound.args, **bound.kwargs)
 
         return self._own_call(step, unit)
@@ -152,6 +162,9 @@ class WholeSample:
         loop, steps = self.policy.loop, self.batch.steps
         velocity = self.policy.bind(self.conditioning, steps=steps, guidance=self.guidance)
         visits = self.policy.schedule(steps).visits
+        clock = self.policy.schedule(steps).clock
+        if clock is not None:
+            return self._stepped_in_turn(clock, velocity)
 
         states_and_outputs: list[tuple[Tensor, Tensor]] = []  # a step's states and outputs
 
@@ -176,7 +189,7 @@ class WholeSample:
             return sample, size * self._prediction(sample * ones, flow, v, sigma)
 
         def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
-            if at.part == 0:
+            if at.leads:
                 states_and_outputs[:] = [output_of(real, bound, at)]
             sample, output = (self._part(whole, at.part) for whole in states_and_outputs[0])
             output = output.to(bound.arguments["model_output"].dtype)
@@ -186,6 +199,29 @@ class WholeSample:
                 "model_output": output.reshape(like),
             }
             return real(*bound.args, **bound.kwargs)
+
+        return self._own_call(step)[0]
+
+    def _stepped_in_turn(self, clock: PartClock, velocity: Velocity) -> Tensor:
+        """The same where steps move parts of the state. A part may be a view of the loop's latents,
+        of which its scheduler keeps those of earlier steps: so states are written into them."""
+        loop, layout, visits = self.policy.loop, self.policy.layout, clock.sigmas
+        assert layout is not None, "a clock is that of parts"
+        now, outputs = layout.unpack(self.first), list[Tensor]()
+
+        def step(real: Any, bound: inspect.BoundArguments, at: StepPlace) -> Any:
+            if at.leads:
+                sigma = torch.full((len(self.rows),), visits[at.step])
+                with torch.no_grad():
+                    v = velocity(layout.pack(now), sigma, self.rows)
+                outputs[:] = layout.unpack(loop.traits.sign * clock.own_velocity(v, sigma))
+            like, output = bound.arguments["sample"], bound.arguments["model_output"]
+            like.copy_(now[at.part].reshape(like.shape))
+            bound.arguments["model_output"] = outputs[at.part].reshape(like.shape).to(output.dtype)
+            result = real(*bound.args, **bound.kwargs)
+            state = result[0] if isinstance(result, tuple) else result.prev_sample
+            now[at.part] = state.clone().reshape(now[at.part].shape)  # some loops write into it
+            return result
 
         return self._own_call(step)[0]
 
@@ -242,18 +278,18 @@ class WholeSample:
         beside = {name: copy.deepcopy(real) for name, real in driver.real_beside.items()}
         vars(twin).update({MAIN_SCHEDULER: scheduler, **beside})
         layout = self.policy.layout
-        count = 1 if layout is None else len(layout.names)
+        ended: dict[int, Tensor] = {}  # of the parts
 
         def around(kind: Any) -> Callable[..., Any]:
             def stepped(self_: Any, *args: Any, **named: Any) -> Any:
                 real = kind.step.__get__(self_)
-                index, part = divmod(len(states), count)
-                at = StepPlace(index, part, states[-count + 1 :] if count > 1 else [])
-                draws = self._step_noise(index, part)
+                at = self._place(states)
+                draws = self._step_noise(at.step, at.part)
                 with patched(() if draws is None else draws.patches(self_)):
                     result = step(real, inspect.signature(real).bind(*args, **named), at)
                 state = result[0] if isinstance(result, tuple) else result.prev_sample
                 states.append(state.clone())  # some loops write into it
+                ended[at.part] = states[-1]
                 return result
 
             vars(stepped)["__signature__"] = inspect.signature(kind.step)
@@ -278,11 +314,32 @@ class WholeSample:
         memo = () if driver.memo is None else driver.memo.patches()
         with torch.no_grad(), patched((silent, *memo)):
             media = Decoded.of(twin, twin(**arguments)).values
-        last = states[-1] if layout is None else self._packed(states[-count:])
+        parts = [ended[part] for part in sorted(ended)]
+        last = states[-1] if layout is None else self._packed(parts)
         last = last / data_size(scheduler)
         shape = (len(self.rows), *self.noise.shape[1:])
         last = self._blended(last if last.shape == shape else last.reshape(shape))
         return from_own(layout, last, last.new_zeros(len(last))), media
+
+    def _place(self, states: Sequence[Tensor]) -> StepPlace:
+        """The place of the call of a scheduler's step that comes after those with these results."""
+        layout, clockwork = self.policy.layout, self.policy.loop.driver.clockwork
+        if clockwork is None:
+            count = 1 if layout is None else len(layout.names)
+            index, part = divmod(len(states), count)
+            before = states[-count + 1 :] if count > 1 else []
+            return StepPlace(index, part, before, part == 0, index == 0)
+        parts_of = clockwork.orders[self.batch.steps].parts
+        calls = [(step, part) for step, parts in enumerate(parts_of) for part in parts]
+        step, part = calls[len(states)]
+        earlier = calls[: len(states)]
+        return StepPlace(
+            step,
+            part,
+            before=(),
+            leads=step not in [index for index, _ in earlier],
+            begins=part not in [index for _, index in earlier],
+        )
 
     def _packed(self, parts: Sequence[Tensor]) -> Tensor:
         """Flat states of parts as a loop steps them, whose rows may be frames or tokens."""

@@ -31,6 +31,8 @@ from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.clocked import Clockwork, PartOrder
+from flowrl.models.diffusers.call.drive.clocked_entry import ClockedEntry, entry_of, marked
 from flowrl.models.diffusers.call.drive.image_cache import ImageSet, Memo
 from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.drive.latents import (
@@ -92,6 +94,8 @@ class Driver:
         self.stubs = Stubs(self.denoisers)
         self.layout: Layout | None = None  # of the loop's state, if it has parts
         self.steppers: tuple[str, ...] = ()  # the schedulers of its parts
+        self.clockwork: Clockwork | None = None  # if its steps move some parts of its state
+        self.counts: list[int] = []  # calls of `step` after each evaluation, in the last visit
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self.cut = getattr(pipe, "get_timesteps", None)  # by a `strength`
         self.seed = 0  # of the noise that calls draw themselves
@@ -112,7 +116,7 @@ class Driver:
         def stop(*_: Any, **__: Any) -> Any:
             raise Stop
 
-        patch, outputs = self._kept(self.encoder)
+        outputs, patch = self._kept_of(self.encoder)
         stops = [Patch(denoiser, "forward", stop) for denoiser in self.denoisers.values()]
         with torch.no_grad():
             self._run(self.raw, self._seeded(arguments), Control(), [patch, *stops])
@@ -146,7 +150,8 @@ class Driver:
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
-            stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
+            silent = [] if self.clockwork is None else self.stubs.of_decoders(self.pipe.components)
+            stop = self._driven(call, Control(stop_at=target.index), silent, until=target.index)
         else:
             levels, count = target.levels, 1 + self.behind
             if levels is not None:
@@ -186,10 +191,39 @@ class Driver:
 
         Denoisers are stubbed, states do not change, and noise comes from `draws`.
         """
+        return self._assembled(self._visit(call, draws.patches(self.pipe)), call.arguments)
+
+    def _visit(self, call: PipelineCall, patches: Sequence[Patch]) -> list[Received]:
         control = Control("visit")
         with torch.no_grad():
-            self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+            self._driven(call, control, patches, until=NEVER_STOP)
+        self.counts = control.calls
         return control.records
+
+    def _assembled(self, records: list[Received], arguments: Mapping[str, Any]) -> list[Received]:
+        """Whole steps of a loop whose steps move some parts of its state."""
+        if self.clockwork is None or self.clockwork.of(arguments) is None:
+            return records
+        return self.clockwork.assembled(records, arguments, _samples(arguments))
+
+    def find_clockwork(self, call: PipelineCall) -> ClockedEntry:
+        """Find the parts of a state that steps move one after the other. UserError without such."""
+        outputs, patch = self._kept_of(PREPARE)
+        self._visit(replace(call, x=None), [patch])
+        entry = entry_of(partial(self._visit, replace(call, x=None)), outputs, self.pipe)
+        self.clockwork = Clockwork(entry.layout)
+        return entry
+
+    def find_order(self, call: PipelineCall) -> PartOrder:
+        """Find the parts that each step of a call moves, which are those of all calls with as many
+        steps. Its entry is that of a state with such parts."""
+        assert self.clockwork is not None, "the parts are found before their order"
+        x = marked(self.clockwork.layout).expand(_samples(call.arguments), -1)
+        seen = self._visit(replace(call, x=x), [])
+        parts = [int(step.sample.flatten()[0]) for step in seen]
+        order = PartOrder.of(parts, self.counts)
+        self.clockwork.orders[call.arguments["num_inference_steps"]] = order
+        return order
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
         """Run the pipeline's own call with its own scheduler.
@@ -198,7 +232,7 @@ class Driver:
         """
         control = Control("own")
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
-        return control.records, result, control.repeatable
+        return self._assembled(control.records, arguments), result, control.repeatable
 
     def parts(self, call: PipelineCall) -> Layout | None:
         """The layout of a state of several parts; None for a single one.
@@ -256,12 +290,12 @@ class Driver:
         """Outputs of the calls of a method that prepares states, if any, without a given state."""
         if method not in dir(self.pipe):
             return []
-        patch, outputs = self._kept(method)
+        outputs, patch = self._kept_of(method)
         self._driven(replace(call, x=None), Control(), [patch], until=NEVER_STOP)
         return outputs
 
-    def _kept(self, method: str) -> tuple[Patch, list[Any]]:
-        """A patch for a method of the pipeline that records its outputs, and their list."""
+    def _kept_of(self, method: str) -> tuple[list[Any], Patch]:
+        """A list of a method's outputs, and the patch of the pipeline that records them."""
         outputs: list[Any] = []
         real = getattr(self.pipe, method)
 
@@ -269,7 +303,7 @@ class Driver:
             outputs.append(real(*args, **named))
             return outputs[-1]
 
-        return Patch(self.pipe, method, keep), outputs
+        return outputs, Patch(self.pipe, method, keep)
 
     def _driven(
         self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
@@ -311,7 +345,14 @@ class Driver:
         if self.guider is not None and GUIDER in arguments:
             arguments = {name: value for name, value in arguments.items() if name != GUIDER}
             patches = [*patches, Patch(self.pipe, GUIDER, self.guider.new(enabled=False))]
-        of_call = replace(control, layout=self.layout, rows=_samples(arguments))
+        clockwork = self.clockwork
+        of_call = replace(
+            control,
+            layout=self.layout,
+            clockwork=clockwork,
+            order=None if clockwork is None else clockwork.of(arguments),
+            rows=_samples(arguments),
+        )
         vars(self.control).update(vars(of_call))
         finished = False
         try:

@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -80,18 +80,23 @@ class Entry:
         return put
 
     def fill(self, prepared: Tensor, x: Tensor) -> Tensor:
-        """The prepared state filled with our numbers."""
-        flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)
-        index = torch.arange(flat.shape[1]) if self.index is None else self.index
-        if ours.shape != (len(flat), len(index)):
-            raise UserError(
-                f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
-                f"{tuple(prepared.shape)}: did the image size or the number of rows change?"
-            )
-        if self.index is not None:
-            ours = flat.index_copy(1, index.to(flat.device), ours)
-        # in its memory format: convolutions round differently in another one
-        return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
+        """The prepared state with_numbers with our numbers."""
+        return with_numbers(prepared, x, self.index)
+
+
+def with_numbers(prepared: Tensor, x: Tensor, index: Tensor | None) -> Tensor:
+    """A prepared state with numbers x [n *d] at positions `index` of its rows; None: everywhere, in
+    the same order."""
+    flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)
+    if ours.shape != (len(flat), flat.shape[1] if index is None else len(index)):
+        raise UserError(
+            f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
+            f"{tuple(prepared.shape)}: did the image size or the number of rows change?"
+        )
+    if index is not None:
+        ours = flat.index_copy(1, index.to(flat.device), ours)
+    # in its memory format: convolutions round differently in another one
+    return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,14 @@ class PartEntries:
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
         pairs = zip(self.parts, self.layout.unpack(x), strict=False)
         return [patch for entry, part in pairs for patch in entry.patches(pipe, part, dtype)]
+
+
+class Enters(Protocol):
+    """The way in which a given state enters a loop: by arguments, or by patches of a call."""
+
+    def arguments(self, x: Tensor) -> dict[str, Tensor]: ...
+
+    def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ class PipelineCall:
     arguments: Mapping[str, Any]
     encoded: Calls = ()
     x: Tensor | None = None  # None: the pipeline's own initial noise
-    entry: Entry | PartEntries = Entry()
+    entry: Enters = Entry()
     stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
     held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.clocked import Clockwork, PartOrder
 from flowrl.models.diffusers.call.drive.received import MAIN_SCHEDULER, Received
 from samplers.layout import Layout
 
@@ -86,8 +87,9 @@ class Control:
     visit  the loop runs to its end, its steps are recorded, states do not change
 
     With a `layout` each step of the loop is as many calls of `step`, one per part, and what they
-    receive is joined. `calls` counts those since each evaluation of a stubbed denoiser. A pipeline
-    may have several schedulers, which share one control.
+    receive is joined. With an `order` a step moves only some parts: its calls are joined where the
+    call stops, and recorded one by one elsewhere. `calls` counts those since each evaluation of a
+    stubbed denoiser. A pipeline may have several schedulers, which share one control.
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
@@ -95,6 +97,8 @@ class Control:
     beside: Mapping[str, Any] = field(default_factory=dict)  # the same of other schedulers, by name
     levels: Any = None  # stands for `sigmas`; None: the real list
     layout: Layout | None = None
+    clockwork: Clockwork | None = None  # of a loop whose steps move some parts of its state
+    order: PartOrder | None = None  # of this call; None: calls of `step` are recorded one by one
     rows: int = 1  # samples of the call
     part: int = 0  # of the loop's step that comes next
     waiting: list[Received] = field(default_factory=list)  # parts of a step that is not whole
@@ -116,12 +120,33 @@ class Control:
             self.calls.append(0)
         self.calls[-1] += 1
         index, self.part = self.count, self.part + 1
-        if self.layout is None or self.part == len(self.layout.names):
+        if self.part == self._parts(index):
             self.part, self.count = 0, self.count + 1
         return index
 
+    def _parts(self, step: int) -> int:
+        """The number of calls that make one of the loop's steps."""
+        if self.order is not None:
+            return len(self.order.parts[step]) if step < len(self.order.parts) else 1
+        return 1 if self.layout is None else len(self.layout.names)
+
+    def fills(self) -> bool:
+        """Whether the evaluation that was counted last fills a cache."""
+        if self.order is None or self.count >= len(self.order.filling):
+            return False
+        since = next((k for k, count in enumerate(reversed(self.calls)) if count), len(self.calls))
+        return since <= self.order.filling[self.count]
+
     def whole(self, seen: Received, owner: str) -> Received | None:
         """The whole step that this part completes; None while others are missing."""
+        if self.order is not None:
+            assert self.clockwork is not None, "the order is its"
+            parts = self.order.parts[self.stop_at]
+            self.waiting.append(seen)
+            if len(self.waiting) < len(parts):
+                return None
+            calls, self.waiting = self.waiting, []
+            return self.clockwork.joined(calls, parts, self.rows)
         if self.layout is None:
             return seen
         self.waiting.append(seen)
@@ -131,7 +156,7 @@ class Control:
         return Received.packed(parts, owner, self.rows)
 
     def record(self, seen: Received, owner: str) -> None:
-        step = self.whole(seen, owner)
+        step = seen if self.order is not None else self.whole(seen, owner)
         self.records += [] if step is None else [step]
 
 
@@ -198,7 +223,7 @@ def _step(kind: Any, control: Control, size: float, name: str) -> Any:
         if control.mode == "stop" and index == control.stop_at:
             if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
-            whole = seen if control.layout is None else control.whole(seen, kind.__name__)
+            whole = control.whole(seen, kind.__name__)
             if whole is not None:
                 raise Stop(whole)
             return Unmoved(arguments["sample"])

@@ -29,6 +29,27 @@ class Stubs:
             for name, denoiser in self.denoisers.items()
         ]
 
+    def of_decoders(self, parts: Mapping[str, Any]) -> list[Patch]:
+        """Patches that make decoders return zeros, where only states and predictions matter: for
+        loops that decode each chunk of frames before the next."""
+        patches = []
+        for name, part in parts.items():
+            if isinstance(part, nn.Module) and "decode" in dir(type(part)):
+                decode: Any = part.decode
+                patches.append(Patch(part, "decode", self._zeros_of(f"{name}.decode", decode)))
+        return patches
+
+    def _zeros_of(self, name: str, decode: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(decode)
+        def stub(*args: Any, **named: Any) -> Any:
+            key = _key(name, args, named)
+            if key not in self.forms:
+                with torch.no_grad():
+                    self.forms[key] = tree_map(_form, decode(*args, **named))
+            return tree_map(_zeros, self.forms[key])
+
+        return stub
+
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Record the forms of the denoisers' outputs in the body, so that stubs need not call
@@ -56,7 +77,7 @@ class Stubs:
         @wraps(forward)  # blocks choose a network's arguments by its signature
         def stub(*args: Any, **named: Any) -> Any:
             control.calls.append(0)
-            if control.count >= index:
+            if control.count >= index or control.fills():
                 return forward(*args, **named)
             key = _key(name, args, named)
             if key not in self.forms:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from samplers.adapt import Prediction, level
+from samplers.clock import PartClock
 
 # "inverted" is a flow whose scheduler counts from 0, noise, to 1 (Mochi): its output is -v
 ModelOutput = Literal["flow", "inverted"] | Prediction
@@ -37,6 +38,7 @@ class PipelineSchedule:
     rising     a flow's times rise from noise to data: train (1 - sigma)
     beside     the schedules of parts of the state that have a scheduler of their own, by its name,
                at their own levels
+    clock      of a state whose parts move in different steps: `sigmas` are its levels
     """
 
     sigmas: tuple[float, ...]
@@ -48,6 +50,7 @@ class PipelineSchedule:
     trig: bool = False
     rising: bool = False
     beside: Mapping[str, "PipelineSchedule"] = field(default_factory=dict)
+    clock: PartClock | None = None
 
     @property
     def preserving(self) -> bool:
@@ -100,6 +103,24 @@ class PipelineSchedule:
             trig=trig,
             rising=flow and rises,
         )
+
+    @classmethod
+    def clocked(
+        cls,
+        parts: Sequence["PipelineSchedule"],
+        sizes: Sequence[int],
+        order: Sequence[Sequence[int]],
+    ) -> "PipelineSchedule":
+        """The schedule of a state whose parts have these; each step moves the parts of `order`."""
+        places, levels = [0] * len(parts), [tuple(part.sigmas[0] for part in parts)]
+        for moved in order:
+            for part in moved:
+                places[part] += 1
+            levels.append(tuple(p.sigmas[k] for p, k in zip(parts, places, strict=True)))
+        clock = PartClock(tuple(sizes), tuple(levels))
+        times = torch.tensor(clock.sigmas[:-1]) * parts[0].train
+        visits = clock.sigmas[:-1]
+        return cls(clock.sigmas, times, parts[0].train, visits, clock=clock)
 
     def index(self, sigma: Tensor) -> Tensor:
         """Index [n] of each sigma in the list, -1 if it is not there."""
@@ -211,8 +232,8 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
         start += 1
     if len(places) < len(passed):
         raise UserError(
-            "loops that step frames at different levels cannot be driven: this one steps at the "
-            f"times {passed.tolist()}, but its {type(scheduler).__name__} has {listed.tolist()}"
+            f"its loop steps at the times {passed.tolist()}, but its {type(scheduler).__name__} "
+            f"has {listed.tolist()}: other times have no known level"
         )
     visited = sigmas[places]
     if levels is not None:  # its sigmas are s / alpha

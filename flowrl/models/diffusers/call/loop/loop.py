@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.clocked import takes_turns
 from flowrl.models.diffusers.call.drive.driver import Driver
 from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise, noise_sizes
 from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
@@ -45,6 +46,7 @@ from flowrl.models.diffusers.call.traits.discovery import (
 from flowrl.models.diffusers.call.traits.missing_texts import MissingTexts
 from samplers import Scheduler
 from samplers.adapt import flow_velocity, from_vp, scale, to_vp
+from samplers.clock import PartClock
 from samplers.host import on_host, sent
 from samplers.layout import Layout
 from samplers.part_levels import (
@@ -211,6 +213,9 @@ class Loop:
                     self.driver.first(call, RecordedNoise(1.0), native_scale=True).folded(1).state
                 )
                 visited = self.driver.visited(call, draws)
+                if self._takes_turns(visited, call):
+                    self._starts[steps] = self._clocked_start(steps)
+                    return self._starts[steps]
             assert seen is not None
             first, times = visited[0].folded(1).sample, [step.timestep for step in visited]
             schedule = PipelineSchedule.of(
@@ -244,6 +249,60 @@ class Loop:
             )
         return self._starts[steps]
 
+    def _takes_turns(self, visited: Sequence[Received], call: PipelineCall) -> bool:
+        """Whether the loop's steps move some parts of its state, which then have entries.
+
+        Where such parts enter nowhere, the checks of loops of one state say what is wrong.
+        """
+        if self.driver.clockwork is not None:
+            return True
+        counts = self.driver.counts if self.traits.stubs else []
+        if self.driver.layout is not None or not takes_turns(visited, counts):
+            return False
+        try:
+            entry = self.driver.find_clockwork(call)
+        except UserError:
+            return False
+        self.traits = replace(self.traits, entry=entry)
+        return True
+
+    def _clocked_start(self, steps: int) -> Start:
+        """The same for a state whose parts move in different steps."""
+        if not self.flow_matching:
+            raise UserError(
+                f"{self.name} steps parts of its state in turn, but its model is no flow: parts "
+                "have levels of their own in flows alone"
+            )
+        call, draws = self.trial(self.traits.blank, steps), RecordedNoise(1.0)
+        order = self.driver.find_order(replace(call, entry=self.traits.entry))
+        clockwork = self.driver.clockwork
+        assert clockwork is not None, "found before"
+        visited, parts = self.driver.visited(call, draws), []
+        layout, scheduler = clockwork.layout, self.driver.scheduler
+        for part in range(len(layout.names)):
+            times = [
+                step.times[moved.index(part)]
+                for step, moved in zip(visited, order.parts, strict=True)
+                if part in moved
+            ]
+            parts.append(PipelineSchedule.of(scheduler, times, self.traits.kind, self.name))
+            if len(times) != steps or len(parts[-1].sigmas) != steps + 1:
+                raise UserError(
+                    f"{self.name} steps {layout.names[part]} {len(times)} times in {steps} steps, "
+                    f"at the levels {parts[-1].sigmas}: every part must take each step once"
+                )
+        if self.levels is not None:
+            self.levels.check(parts[0], steps, self.name)
+        first, sizes = visited[0].sample, layout.sizes
+        noise, _ = noise_sizes(first, first, [torch.cat([of.flatten() for of in draws.drawn])])
+        return Start(
+            PipelineSchedule.clocked(parts, sizes, order.parts),
+            shape=(layout.size,),
+            dtype=first.dtype,
+            device=first.device,
+            noise=noise,
+        )
+
     def trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
         """A call in which only the states matter."""
         if conditioning.extras:
@@ -257,6 +316,8 @@ class Loop:
             return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
         call = self.trial(conditioning, steps)
         with torch.no_grad(), its_own(self.name, self.call):
+            if self.driver.clockwork is not None:  # the first step may move a part alone
+                return self.driver.visited(call, RecordedNoise(1.0))[0].sample
             return self.driver.received(call, None).folded(len(conditioning)).sample
 
     @property
@@ -267,6 +328,8 @@ class Loop:
     @property
     def layout(self) -> Layout | None:
         """The parts of flow states, with the sizes of their data; None for states of one tensor."""
+        if self.driver.clockwork is not None:
+            return self.driver.clockwork.layout
         layout = self.driver.layout
         if layout is None or not self.driver.beside:
             return layout
@@ -319,14 +382,31 @@ class Loop:
         """Velocities v [n *d] at flow states x [n *d], sigma [n]; rows share their images, or have
         images of one size if `way` allows it."""
         state, levels = self.state(x, sigma), on_host(sigma)
-        return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
+        output, clock = (
+            self.received(state, levels, conditioning, way).output,
+            self._clock(way.steps),
+        )
+        return self.read(state, output, sigma, clock=clock)
 
-    def read(self, state: Tensor, output: Tensor, sigma: Tensor, sign: int = 1) -> Tensor:
+    def _clock(self, steps: int) -> PartClock | None:
+        return self.start(steps).schedule.clock
+
+    def read(
+        self,
+        state: Tensor,
+        output: Tensor,
+        sigma: Tensor,
+        sign: int = 1,
+        clock: PartClock | None = None,
+    ) -> Tensor:
         """Convert the model output of a step at a loop state to the flow's velocity; with `sign` -1
-        to that of the opposite output of a flow, or to the opposite velocity."""
+        to that of the opposite output of a flow, or to the opposite velocity. `clock` is the
+        schedule's."""
         kind = self.traits.kind
         if kind in ("flow", "inverted"):
             v = output if sign * self.traits.sign > 0 else -output
+            if clock is not None:
+                return clock.velocity(v, sigma)
             return velocity_from_own(self.layout, state.to(v.device), v, sigma)
         if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
             output = output[:, : state.shape[1]]

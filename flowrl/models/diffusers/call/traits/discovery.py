@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.drive.clocked_entry import ClockedEntry
 from flowrl.models.diffusers.call.drive.driver import GUIDER, Driver
 from flowrl.models.diffusers.call.drive.latents import Entry, PartEntries, PipelineCall, Target
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
@@ -115,7 +116,7 @@ class Traits:
         default=Conditioning(SINGLE, ([()],), (SHORT_PROMPT,)), metadata=ROWS
     )
     stubs: bool = field(default=True, metadata=ROWS)
-    entry: Entry | PartEntries = field(default=Entry(), metadata=ROWS)
+    entry: Entry | PartEntries | ClockedEntry = field(default=Entry(), metadata=ROWS)
     levels: UserLevels | None = field(default=None, metadata=KEY)
     json: bool = field(default=False, metadata=KEY)
     single: bool = field(default=False, metadata=PROVEN)
