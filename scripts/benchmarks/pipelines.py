@@ -131,7 +131,8 @@ CLAIMS = (
     "Loops that read their scheduler's list of levels get the level pinned beside the time. The "
     "tests also drive the class with the parts of LTX-2.3.",
     "",
-    "Frames at levels of their own (SkyReels-V2's diffusion forcing, Helios): a loop that steps "
+    "Frames at levels of their own (SkyReels-V2's diffusion forcing, Helios, Framepack): a loop "
+    "that steps "
     "frames, or chunks of frames, together, in a wave (`call: {ar_step: 5, causal_block_size: 5}`) "
     "or one after the other is driven as one state of these parts, which are found by marks in "
     "what prepare_latents returns. Their states pass the loop again for each velocity, so a part "
@@ -141,8 +142,8 @@ CLAIMS = (
     "Recipes on densities of steps train such models, also trees. What needs one level for all of "
     "a state is refused with the reason: matching recipes, gradients of rewards, other solvers and "
     "levels (flash), kernels of one list of levels, scores of intermediate samples and steering. "
-    "The table has Helios with one chunk; the tests have two, and a long video of SkyReels-V2, "
-    "whose windows overlap.",
+    "The table has Helios with one chunk and Framepack with one section; the tests have two of "
+    "each, and a long video of SkyReels-V2, whose windows overlap.",
     "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",

@@ -37,21 +37,26 @@ class Case(NamedTuple):
     name: str
     call: dict[str, Any]
     parts: int
+    moved: str = "together"
 
 
+TURNS, WAVE = "one after the other", "in a wave"
 CASES = {
     "frames together": Case(SKYREELS, {}, 3),
-    "a wave of frames": Case(SKYREELS, {"ar_step": 1, "causal_block_size": 1}, 3),
-    "chunks in turn": Case(HELIOS, {"num_frames": 9}, 2),
+    "a wave of frames": Case(SKYREELS, {"ar_step": 1, "causal_block_size": 1}, 3, WAVE),
+    "chunks in turn": Case(HELIOS, {"num_frames": 9}, 2, TURNS),
 }
 MORE = {
     "a wave of causal blocks": Case(
-        SKYREELS, {"ar_step": 1, "causal_block_size": 2, "num_frames": 7}, 4
+        SKYREELS, {"ar_step": 1, "causal_block_size": 2, "num_frames": 7}, 4, WAVE
     ),
     "frames behind an image": Case("SkyReelsV2DiffusionForcingImageToVideoPipeline", {}, 2),
     "frames behind a video": Case("SkyReelsV2DiffusionForcingVideoToVideoPipeline", {}, 2),
-    "a long video, whose parts overlap": Case(
-        SKYREELS, {"num_frames": 9, "base_num_frames": 5, "overlap_history": 3}, 5
+    "windows that overlap": Case(
+        SKYREELS, {"num_frames": 9, "base_num_frames": 5, "overlap_history": 3}, 5, WAVE
+    ),
+    "sections, the last one first": Case(
+        "HunyuanVideoFramepackPipeline", {"num_frames": 9, "latent_window_size": 2}, 2, TURNS
     ),
 }
 
@@ -83,14 +88,12 @@ def test_a_whole_sample_is_the_pipelines_own(name: str) -> None:
     proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5)
     clock, layout = made.schedule(STEPS).clock, made.layout
     assert clock is not None and layout is not None and len(layout.names) == case.parts
-    moved = (
-        "together" if name.startswith("frames") else "in a wave" if "wave" in name else "one after"
-    )
     assert proof.way == "forward"
-    assert f"velocity of {case.parts} parts of the state, moved {moved}" in str(proof)
+    assert f"velocity of {case.parts} parts of the state, moved {case.moved}," in str(proof)
     whole = prove_whole(made, PROMPTS, (), proof)
     assert whole.failure() is None and whole.unshown is None
     assert whole.own is not None and max(whole.own.latents, whole.own.media) < 2e-6
+    assert not proof.own_steps or max(whole.flowrl.latents, whole.flowrl.media) < 2e-6
     # calls of another number of steps have another order
     again = made.prove(PROMPTS, steps=STEPS - 1, guidance=1.0, complete=False, gradient=False)
     assert prove_whole(made, PROMPTS, (), again).failure() is None
@@ -271,7 +274,7 @@ def test_a_cache_is_filled_from_the_chunks_before() -> None:
     """AnyFlow's network calls that fill its cache are made for real where other calls are stubs.
     Its attention has no gradient on a CPU, so it cannot be trained there."""
     made = driven(Case("AnyFlowFARPipeline", {}, 2))
-    proof = made.prove(PROMPTS, steps=STEPS, guidance=1.0, gradient=False)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5, gradient=False)
     assert len(proof.parts) == 2 and proof.own_steps
     assert made.loop.driver.clockwork is not None
     order = made.loop.driver.clockwork.orders[STEPS]
@@ -281,7 +284,7 @@ def test_a_cache_is_filled_from_the_chunks_before() -> None:
     for claim in (whole.own, whole.flowrl):
         assert claim is not None and max(claim.latents, claim.media) < 2e-6
     with pytest.raises(UserError, match="FlexAttention does not support backward on CPU"):
-        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+        made.prove(PROMPTS, steps=STEPS, guidance=4.5)
 
 
 REFUSED_PLANS = {
