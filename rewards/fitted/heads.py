@@ -62,8 +62,8 @@ class VotedPairs:
     @cached_property
     def held_out_ridges(self) -> Mapping[int, float]:
         """For each fold the ridge that is chosen on the other folds."""
-        others = {fold: self.where(self.fold != fold) for fold in self.folds}
-        return {fold: choose_ridge(pairs).ridge for fold, pairs in others.items()}
+        rests = {fold: self.where(self.fold != fold) for fold in self.folds}
+        return {fold: choose_ridge(pairs).ridge for fold, pairs in rests.items()}
 
     def where(self, chosen: Bool[np.ndarray, " p"]) -> "VotedPairs":
         rows = np.flatnonzero(chosen)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
 from flowrl.models.before_weights import check_before_weights
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.saved_weights import load_saved, tensors_and_settings
 from flowrl.settings import PipelineSettings
 from flowrl.settings.checks.machine import check_model
@@ -309,3 +310,29 @@ def test_a_header_without_tensors_beside_whole_files_is_one(tmp_path: Path) -> N
     header, data = parts(file)
     put(file, header, data)
     assert damage_of(file) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "entry", "value"),
+    [
+        ("tokenizer_config.json", "model_max_length", "many"),
+        ("tokenizer_config.json", "model_max_length", [64]),
+        ("generation_config.json", "eos_token_id", "</s>"),
+        ("generation_config.json", "eos_token_id", [1, 2.5]),
+        ("tokenizer.json", "model", {"type": "none that is known"}),
+        ("tokenizer.json", "pre_tokenizer", 7),
+    ],
+)
+def test_words_in_place_of_numbers_are_one_sentence(
+    file: str, entry: str, value: object, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(sources["language"], tmp_path / "lm"))
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (folder / file).write_text(json.dumps({**content, entry: value}))
+    for read in (CausalPolicy.without_weights, _loaded):
+        with pytest.raises(UserError, match="download"):
+            read(str(folder))
+
+
+def _loaded(folder: str) -> CausalPolicy:
+    return CausalPolicy.load(folder, dtype=torch.float32, device=torch.device("cpu"))

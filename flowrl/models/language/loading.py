@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +15,24 @@ from rewards.perception.hub import of_network
 OWN_CODE = {"trust_remote_code": False}
 
 
+def check_numbers(model: Any, tokenizer: Any, source: str) -> None:
+    """UserError if what the files of a model and its tokenizer call numbers are none, which both
+    libraries take as they stand until a text is read."""
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, int | float):
+        raise UserError(
+            f"model.language: {source}/tokenizer_config.json: model_max_length is {longest!r}, "
+            "which is no number: download the file again, or leave the entry out"
+        )
+    ends = model.generation_config.eos_token_id
+    for end in ends if isinstance(ends, list) else [ends]:
+        if end is not None and (isinstance(end, bool) or not isinstance(end, int)):
+            raise UserError(
+                f"model.language: {source}: eos_token_id of generation_config.json or config.json "
+                f"is {end!r}, which is no token's number: download the file again"
+            )
+
+
 @contextmanager
 def read_errors(source: str) -> Iterator[None]:
     """Turns errors of files that transformers cannot read into UserErrors."""
@@ -21,6 +40,7 @@ def read_errors(source: str) -> Iterator[None]:
         yield
     except Exception as error:
         expected = isinstance(error, (SafetensorError, *OF_CONSTRUCTORS)) or of_network(error)
+        expected |= type(error) is Exception  # which tokenizers raise for a damaged tokenizer.json
         if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

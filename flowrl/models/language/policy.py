@@ -21,7 +21,7 @@ from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.head import float32_head
-from flowrl.models.language.loading import OWN_CODE, read_errors
+from flowrl.models.language.loading import OWN_CODE, check_numbers, read_errors
 from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.proofs import (
     check_room,
@@ -140,6 +140,7 @@ class CausalPolicy:
             raise UserError(f"model.language: {source}: {lacks(missing, type(model).__name__)}")
         if plain and (folder := Path(source)).is_dir():
             check_fits(model, folder, "model.language")
+        check_numbers(model, tokenizer, source)
         model.requires_grad_(False)
         keep_differentiable(model, quantized)
         if quantized is None:
@@ -163,6 +164,9 @@ class CausalPolicy:
             kind = model_class(model_config)
             with torch.device("meta"):
                 model = kind.from_config(model_config, **config)
+            if (Path(source) / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(source)
+        check_numbers(model, tokenizer, source)
         vision = Vision.of(model, source) if reads_images(model_config) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
