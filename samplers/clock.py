@@ -168,6 +168,7 @@ class Clocked:
     clock: PartClock
 
     affine = False  # its numbers are those of entries, not of rows
+    by_settings = False  # no setting has a model's clock
 
     def __call__(
         self,

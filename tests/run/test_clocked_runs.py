@@ -79,6 +79,7 @@ def test_a_worker_changes_no_bit(whole: Path, tmp_path: Path) -> None:
 def test_a_recipe_that_needs_one_level_is_refused(tmp_path: Path, capsys: Any) -> None:
     given = settings("chunks", tmp_path)
     given["recipe"] = {"name": "nft", "steps": 3, "group": 2}
+    given["model"]["guidance"] = "none"
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(given))
     assert flowrl("train", tmp_path / "run.yaml", "--folder", tmp_path / "run") != 0
     said = capsys.readouterr()

@@ -220,10 +220,10 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
             f"{levels}: {problem}; use more steps or a smaller window"
         ) from problem
     images = [p for p in plans if isinstance(p, Plan)]
-    policy.fitted(images, steps)
     likelihood, clock = session.algorithm.likelihood, policy.schedule(steps).clock
     if clock is not None:
         check_clock(likelihood, clock, policy.name)
+    policy.fitted(images, steps)
     if isinstance(likelihood, Transition | Matching) and likelihood.parts:
         layout = parts_of_samples(likelihood.parts, policy.layout)
         assert layout is not None

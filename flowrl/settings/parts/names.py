@@ -36,8 +36,8 @@ def part_name(kind: type) -> str:
 
 @functools.cache
 def part_classes() -> tuple[type, ...]:
-    """All dataclasses of the four packages that can be instantiated, in the order of their
-    files."""
+    """All dataclasses of the four packages that settings can make, in the order of their files: not
+    abstract ones, and not those that say `by_settings = False`, which a model's plans need."""
     modules = (
         import_module(info.name)
         for package in _PACKAGES
@@ -60,6 +60,7 @@ def _defined(modules: Iterable[ModuleType]) -> Iterator[type]:
                 and isinstance(value, type)
                 and value.__module__ == module.__name__
                 and not inspect.isabstract(value)
+                and vars(value).get("by_settings", True)
             ):
                 yield value
 
