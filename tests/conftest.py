@@ -1,3 +1,4 @@
+import gc
 import itertools
 import os
 import random
@@ -38,6 +39,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CACHES, NUMBERS = Path(os.environ["FLOWRL_CACHE"]), itertools.count()
+
+
+gc.disable()  # what is imported and collected stays: looking for garbage there takes seconds
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -51,6 +51,7 @@ def changed_tokenizer(pipe: Any) -> None:
     pipe.tokenizer.model_max_length -= 1
 
 
+@pytest.mark.quick_cases("changed_weight")
 @pytest.mark.parametrize(
     "change", [changed_weight, changed_scheduler, changed_vae, changed_tokenizer]
 )

@@ -164,6 +164,7 @@ def test_a_live_judge_of_pairs_is_a_setting(
         GivenRewards.of([{"name": "win_rate", "jugde": first}], "rewards")
 
 
+@pytest.mark.slow
 def test_a_live_pipeline_and_a_lambda_are_trained_and_go_on(
     pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_tree_is_sampled_alone(pipeline: Path) -> None:
         flowrl.sample(pipe, texts, plan=samplers.Window(FlowSDE(0.7), 2, size=9), steps=5)
 
 
+@pytest.mark.slow
 def test_rewards_steer_a_live_pipeline(pipeline: Path) -> None:
     pipe = live(pipeline)
     plain = flowrl.steer(pipe, "a red ball", [redness], method="best", particles=1, steps=3)

@@ -157,6 +157,7 @@ def state() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["well", "with an error"])
 def test_a_run_leaves_the_process_as_it_was(
     unbroken: tuple[dict, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str

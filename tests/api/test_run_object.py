@@ -48,6 +48,7 @@ def test_callbacks_ask_between_two_iterations(asked: flowrl.Run) -> None:
     assert {"000002", "000003"} <= set(saved)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_finished_for_a_job_and_goes_on_when_resumed(
     pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

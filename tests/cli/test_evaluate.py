@@ -37,6 +37,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_it_repeats_the_evaluations_of_training(finished: Path, tmp_path: Path, capsys) -> None:
     assert runs.flowrl("evaluate", finished, "--out", tmp_path / "both.jsonl") == 0
     said, made = capsys.readouterr().out, rows(tmp_path / "both.jsonl")

@@ -76,6 +76,7 @@ def columns(folder: Path) -> list[str]:
     return [name for name in first if name != "prompt"]
 
 
+@pytest.mark.quick_cases("Krea-dev", "Qwen-Image-Edit-2509", "sdxl-turbo")
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in table()]
 )

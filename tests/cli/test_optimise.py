@@ -35,6 +35,7 @@ def scorer(pipeline, tmp_path) -> SampleScorer:
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("search", "best")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gradient", *SLOW])
 def test_the_score_rises_from_that_of_the_plain_samples(scorer, method):
     plain = scorer.score(draw_trial(scorer.policy, scorer.trial).samples)

@@ -46,6 +46,7 @@ def test_a_reward_that_reads_a_column_scores_the_prompts_of_the_files(run, tmp_p
     }
 
 
+@pytest.mark.slow
 def test_other_prompts_are_saved_and_unscored_with_the_reason(run, tmp_path, capsys):
     words = ("--count", "1", "--out", tmp_path / "out")
     assert runs.flowrl("sample", run, "a green cube", *words) == 0
@@ -111,6 +112,7 @@ def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, ca
     assert "scored no image: the first rewriting of each prompt is kept" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path, capsys):
     assert runs.flowrl("export", joint, "--merged", "--out", tmp_path / "merged") == 2
     assert "a joint run has two: leave it out" in capsys.readouterr().err

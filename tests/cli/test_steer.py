@@ -13,6 +13,7 @@ from tests.support import runs
 from tests.support.runs import flowrl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["best", *(pytest.param(n, marks=pytest.mark.slow) for n in ("importance", "particles"))],

@@ -72,7 +72,7 @@ def test_two_steps_have_a_density_and_its_first_ratio_is_one(tmp_path):
     assert isinstance(plan.kernel, Scheduler)  # evaluations take the same steps
 
 
-@pytest.mark.quick_cases("recipe0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -152,6 +152,7 @@ def test_quick_pretraining_runs_and_its_result_is_of_the_shipped_form(script, tm
     assert out.with_suffix(".png").is_file()
 
 
+@pytest.mark.slow
 def test_the_proof_passes_and_stored_densities_are_those_of_training(tmp_path):
     """DDPO's own form: noisy DDIM steps. Rows scored by the policy that drew them have ratio 1."""
     recipe = {"name": "ddpo", "steps": 3, "group": 2, "clip": 1e-3}

@@ -171,6 +171,7 @@ def test_quick_pretraining_runs_and_repeats(script, tmp_path):
     assert {file for file in made if (tmp_path / "a" / file).is_file()} == shipped
 
 
+@pytest.mark.slow
 def test_training_moves_all_parts_and_the_average_is_kept(script, tmp_path):
     """One flow step with a nearly frozen average: weights come back close to their start."""
     torch.manual_seed(0)

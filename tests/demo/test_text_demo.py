@@ -94,6 +94,7 @@ def test_the_shipped_model_is_small_and_adds_imperfectly():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(tmp_path):
     """A quarter of the demo: at least 10 of the 20 points that the whole of it must bring."""
     train = {"iterations": 40, "lr": 3e-4}

@@ -76,6 +76,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick_cases("text_dpo", "text_tree")
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_of_texts_begin_at_ratio_1_and_learn(janus, tmp_path, name):
     settings = tree(janus, tmp_path)
@@ -145,6 +146,7 @@ def codes_of_test() -> torch.Tensor:
     return torch.arange(3 * CODES).view(3, CODES) % tiny.CODES
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_in_plain_peft(janus, tmp_path):
     policy, after = trained(janus, tmp_path / "run", {"rank": 4})
     plain = JanusForConditionalGeneration.from_pretrained(janus)
@@ -165,6 +167,7 @@ def test_an_adapter_loads_in_plain_peft(janus, tmp_path):
     torch.testing.assert_close(again.detach(), after, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_whole_weights_load_in_plain_transformers(janus, tmp_path):
     policy, after = trained(janus, tmp_path / "run", None)
     saved = tmp_path / "run/saved"
@@ -184,6 +187,7 @@ def test_whole_weights_load_in_plain_transformers(janus, tmp_path):
     again.load_weights(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["janus", pytest.param("emu3", marks=pytest.mark.slow)])
 def test_commands_see_images(janus, emu3, tmp_path, capsys, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, write
 
 
+@pytest.mark.slow
 def test_a_run_says_who_answers_and_counts_turns(model, tmp_path, capsys):
     settings = tree(model, tmp_path, self_test="off")
     settings["model"]["environment"]["settings"] = {"low": "fig "}
@@ -43,6 +44,7 @@ def test_an_environment_that_ends_at_once_is_a_run_without_one(model, tmp_path):
         assert same == {k: b[k] for k in same}
 
 
+@pytest.mark.quick_cases("64-warped", "5-plain")
 @pytest.mark.parametrize("warp", [{}, WARPED], ids=["plain", "warped"])
 @pytest.mark.parametrize("rows", [64, 5, 1])
 def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, rows):

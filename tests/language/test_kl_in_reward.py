@@ -228,6 +228,7 @@ def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
     assert sum(far[-3:]) < 0.5 * sum(far[:3]), far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [RLOO, PLUS], ids=["rloo", "plus"])
 def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path, recipe):
     whole, broken, again = (

@@ -69,6 +69,7 @@ def rows_of(made):
         )
 
 
+@pytest.mark.quick_cases("plain", "stop text")
 @pytest.mark.parametrize(
     "settings",
     [

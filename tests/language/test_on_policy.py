@@ -156,6 +156,7 @@ ALL_RECIPES = [
 ]
 
 
+@pytest.mark.quick_cases("nft-bfloat16", "text_process-bfloat16", "text_tree-bfloat16")
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
@@ -178,6 +179,7 @@ def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
         assert metrics.get(factor, 1.0) == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.quick_cases("bfloat16-updates")
 @pytest.mark.parametrize("steps", [{"updates": 2}, {"epochs": 2}], ids=["updates", "epochs"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype, steps):
@@ -207,6 +209,7 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     assert 0.03 < metrics["mismatch"] < 0.3 and metrics["ratio_max"] > 1.1
 
 
+@pytest.mark.quick_cases("text_tree", "text_grpo")
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize(
     "name",

@@ -70,6 +70,7 @@ def replayed(kept: Session) -> tuple[Collected, dict[int, Success]]:
     return experience, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [pytest.param(TURNS, marks=pytest.mark.slow), KL | OFF], ids=["turns", "turns and kl"]
 )
@@ -164,7 +165,7 @@ def test_metrics_are_of_what_was_drawn(model, tmp_path):
         assert experience.metrics[name] == drawn.metrics[name], name
 
 
-@pytest.mark.quick_cases("everything")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget",
     [pytest.param({"replay": 4}, marks=pytest.mark.slow), EVERYTHING],

@@ -192,7 +192,7 @@ def test_ends_of_turns_leave_replies_out(tmp_path):
 IGPO = {"name": "text_igpo", "length": 24, "group": 4, "temperature": 1.2}
 
 
-@pytest.mark.quick_cases("steps")
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [PROCESS, IGPO], ids=["steps", "information"])
 def test_runs_resume_to_the_bit(model, tmp_path, recipe):
     def opened(folder):

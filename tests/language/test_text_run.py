@@ -104,6 +104,7 @@ def test_the_first_ratio_is_one_at_any_temperature(model, tmp_path, name, warp):
     assert floor is not None and floor < 2e-5
 
 
+@pytest.mark.quick_cases("text_tree", "text_gspo")
 @pytest.mark.parametrize("name", SMALL)
 def test_every_text_recipe_raises_its_reward(model, tmp_path, name):
     kept = text_runs.session(

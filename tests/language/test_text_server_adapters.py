@@ -83,7 +83,7 @@ def test_a_load_with_a_lost_answer_is_found_and_a_failed_one_told_at_once(model,
         assert words(server)[1:3] == ["load", "load"] and len(server.loaded) == 1
 
 
-@pytest.mark.quick_cases("badly")
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["badly", "unheard"])
 def test_a_run_that_stops_takes_its_adapter_away_with_it(model, tmp_path, ends):
     with CompletionsServer(model) as server:

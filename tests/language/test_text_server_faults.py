@@ -52,6 +52,7 @@ def early(choice):
     ids[:], said[:] = [5], said[:1]
 
 
+@pytest.mark.quick_cases("True as the log-probability", "short-", "no log-probabilities")
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -131,7 +132,7 @@ BROKEN = {
 QUICK = ("a log-probability that is no number", "bad gzip")
 
 
-@pytest.mark.quick_cases("bad gzip")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in BROKEN]
 )
@@ -151,6 +152,7 @@ def test_a_token_by_a_word_that_is_no_number_has_no_id(word):
     assert choice.ids is None
 
 
+@pytest.mark.slow
 def test_what_the_start_finds_out(model, tmp_path):
     def proofs(server: CompletionsServer, recipe=GRPO, **settings) -> list[str]:
         return opened(tree(server, tmp_path, recipe, **settings), tmp_path).learner.policy.proofs(
@@ -218,6 +220,7 @@ def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):
     assert fingerprint(policy.model) != first
 
 
+@pytest.mark.quick_cases("lambda>0")
 @pytest.mark.parametrize("spoiled", [put(token_ids=[]), put(finish_reason="abort")])
 def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, spoiled):
     with CompletionsServer(model) as server:
@@ -233,6 +236,7 @@ def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, sp
         assert torch.equal(only(collect(kept, 0).rows).ids, want.ids) and not left
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_after_it_was_found_is_waited_for(model, tmp_path, monkeypatch):
     """It answers no request, however often, until its models are asked for again."""
     with CompletionsServer(model) as server:

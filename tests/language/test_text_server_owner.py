@@ -228,7 +228,7 @@ def test_a_server_that_says_nothing_is_no_error(model, tmp_path, few):
         policy.close()
 
 
-@pytest.mark.quick_cases("weights-lora")
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("weights", "lora"), ("lora", "weights")])
 def test_a_run_that_replaces_weights_needs_the_server_for_itself(
     model, tmp_path, few, first, second

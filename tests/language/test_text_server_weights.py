@@ -51,6 +51,7 @@ def test_sampled_log_probabilities_are_the_learners_after_each_update(model, tmp
         assert iterate(kept, progress).metrics["mismatch_max"] > 1e-3, "without them it is another"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "middle",
     [pytest.param(False, marks=pytest.mark.slow), True],
@@ -79,6 +80,7 @@ def test_a_server_without_the_paths_is_named(model, tmp_path, monkeypatch):
             collect(kept, 0)
 
 
+@pytest.mark.quick_cases("lora")
 @pytest.mark.parametrize("sync", ["lora", "weights"])
 def test_other_processes_wait_for_the_main_one_and_load_only_what_is_lost(
     model, tmp_path, monkeypatch, sync

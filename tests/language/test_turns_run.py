@@ -124,6 +124,7 @@ def prompts_of(session: Session, experience) -> list[int]:
     return [session.prompts.texts.index(texts[i]) for i in range(len(experience.draws))]
 
 
+@pytest.mark.quick_cases("True-turns", "False-gigpo", "True-rebn")
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("merged", [False, True])
 def test_advantages_of_a_collected_iteration_are_the_formula_s(

@@ -145,6 +145,7 @@ def theirs(model, shares, contexts, credit, loss, epochs):
     return moved
 
 
+@pytest.mark.quick_cases("soft", "one side", "epochs")
 @pytest.mark.parametrize("name", CASES)
 def test_whole_steps_are_those_of_plain_torch(name, model, tmp_path):
     recipe, credit, loss = CASES[name]

@@ -46,6 +46,7 @@ def opened(name: str) -> tuple[PipelinePolicy, Any]:
     return made, made.open(PROMPTS, ROWS, STEPS)
 
 
+@pytest.mark.quick_cases("FLUX.1")
 @pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
 def test_samples_of_several_sizes_equal_the_pipelines_own(name: str) -> None:
     """FLUX shifts its schedule by the size, and its packed latents of 16 x 24 and 24 x 16 have one

@@ -45,7 +45,7 @@ def step(made: PipelinePolicy) -> None:
     optimizer.step()
 
 
-@pytest.mark.quick_cases("sd3")
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [sd3, pixart])
 def test_adapters_train_and_come_back(build: Any, tmp_path: Path) -> None:
     """By the pipeline's own method, and by peft's files."""

@@ -37,6 +37,7 @@ def equal(one, other) -> bool:
     return all(same) and (one.plain is None or equal(one.plain, other.plain))
 
 
+@pytest.mark.quick_cases("cpu")
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_a_prompt_has_the_same_bits_alone_cold_and_warm(where):
     kept = EncodingCache(where, MOST)

@@ -76,7 +76,7 @@ def replaced(made: PipelinePolicy, pipe: Any, guidance: float | None, rows: Meta
     return states
 
 
-@pytest.mark.quick_cases("SD3-", "Wan 2.1-", "Z-Image", "HunyuanVideo", "Sana")
+@pytest.mark.quick_cases("SD3-default", "HunyuanVideo-default", "Sana-default")
 @pytest.mark.parametrize(
     "unusual", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["default", "unusual"]
 )

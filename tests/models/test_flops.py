@@ -23,6 +23,7 @@ from tests.support.tiny_pipelines import NAMED
 FAMILIES = ("SD3", "FLUX.1", "Wan 2.1", "HunyuanVideo", "SDXL")
 
 
+@pytest.mark.quick_cases("SD3")
 @pytest.mark.parametrize(
     "family",
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("SD3", "SDXL"))) for n in FAMILIES],

@@ -266,6 +266,7 @@ def of_another_form(form: str, layer: str) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=draws) for name, shape in shapes[form].items()}
 
 
+@pytest.mark.quick_cases("LoKr")
 @pytest.mark.parametrize("form", ["LoKr", "LoHa", "OFT", "IA3"])
 def test_other_forms_than_low_rank_ones_are_refused(
     pipeline: Path, tmp_path: Path, form: str

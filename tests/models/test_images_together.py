@@ -55,6 +55,7 @@ def own_prediction(pipe: Any, call: dict[str, Any], given: dict[str, Any]) -> An
     return seen[0], sample
 
 
+@pytest.mark.quick_cases("Kontext")
 @FAMILIES
 def test_images_of_one_size_share_a_call(name, tmp_path):
     """Four rows with three images of one size are one call (two with guidance); each row is what

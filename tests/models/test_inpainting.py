@@ -44,6 +44,7 @@ def inpainting(name: str, strength: float, **call: Any) -> PipelinePolicy:
     return PipelinePolicy(made.pipe, call={**made.call, "strength": strength, **call})
 
 
+@pytest.mark.quick_cases("FluxInpaintPipeline-0.75")
 @pytest.mark.parametrize("strength", [1.0, 0.75])
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_whole_samples_are_the_pipelines_own(name: str, strength: float) -> None:
@@ -80,6 +81,7 @@ def sampled(batch: MediaBatch, planner: Any) -> Rollout:
     return rollout
 
 
+@pytest.mark.quick_cases("0.75")
 @pytest.mark.parametrize("strength", [1.0, 0.75])
 def test_held_entries_follow_the_image_and_densities_leave_them_out(strength: float) -> None:
     """Plain loops over each row's entries, its own mask, in float64."""

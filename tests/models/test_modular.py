@@ -52,7 +52,7 @@ def driven(name: str, **more: Any) -> PipelinePolicy:
     return PipelinePolicy(pipe, call={**call, **negative, **more})
 
 
-@pytest.mark.quick_cases("Wan 2.1", "FLUX.1", "anima")
+@pytest.mark.quick_cases("FLUX.1", "anima")
 @pytest.mark.parametrize("name", [*TWINS, *ALONE])
 def test_a_modular_pipeline_is_driven_to_the_bit(name: str) -> None:
     made = driven(name)
@@ -178,7 +178,7 @@ def test_a_modular_pipeline_learns(name: str, recipe: str) -> None:
     assert any(not value.equal(before[key]) for key, value in made.trainable().items())
 
 
-@pytest.mark.quick_cases("anima")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SDXL", "Wan 2.2", *ALONE])
 def test_plain_diffusers_reads_the_adapter(name: str, tmp_path: Path) -> None:
     made = driven(name)

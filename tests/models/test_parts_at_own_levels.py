@@ -203,7 +203,7 @@ def test_densities_and_gradients_are_those_of_a_plain_loop():
     assert seen >= 6 and compared > 8
 
 
-@pytest.mark.quick_cases("nft")
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["flow_grpo", "nft", "branch_grpo"])
 def test_it_learns_from_ratio_one(recipe: str):
     settings: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ EXPECTED = {  # (way, rows of several sigmas share a call) with guidance
 }
 
 
-@pytest.mark.quick_cases("sd3-4.5", "sd3 with skipped layers", "flux")
+@pytest.mark.quick_cases("sd3-4.5", "flux-4.5")
 @pytest.mark.parametrize(
     "guidance", [*(pytest.param(g, marks=pytest.mark.slow) for g in (None, 1.0)), 4.5]
 )

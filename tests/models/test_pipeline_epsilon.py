@@ -33,7 +33,7 @@ def policy(scheduler: Any = DDIMScheduler, **more: Any) -> PipelinePolicy:
     return PipelinePolicy(sd15(scheduler, **more), call=SIZE)
 
 
-@pytest.mark.quick_cases("EulerDiscreteScheduler", "PNDMScheduler")
+@pytest.mark.quick_cases("PNDMScheduler")
 @pytest.mark.parametrize(
     ("scheduler", "more"),
     [
@@ -121,7 +121,7 @@ def test_scaled_schedulers_give_the_same_velocity() -> None:
     torch.testing.assert_close(*velocities, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.quick_cases("ddpo")
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["ddpo", "loop"])
 def test_published_recipes_of_noise_models_at_ratio_1(recipe: str) -> None:
     made = policy()

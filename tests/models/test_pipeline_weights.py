@@ -97,6 +97,7 @@ def nudge(made: PipelinePolicy) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=draws), alpha=0.1)
 
 
+@pytest.mark.quick_cases("8")
 @pytest.mark.parametrize("alpha", [4, 8])
 def test_saved_adapter_in_a_plain_pipeline(alpha: int, tmp_path: Path) -> None:
     made = policy()
@@ -128,6 +129,7 @@ def assert_same(made: PipelinePolicy, plain: Any, latents: Tensor) -> None:
     torch.testing.assert_close(sample(made, latents, 4.5), images, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_saved_full_weights_by_from_pretrained(tmp_path: Path) -> None:
     made = policy()
     latents = noise(made)

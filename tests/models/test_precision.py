@@ -159,6 +159,7 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     assert all(torch.equal(network[n], again.learner.policies.network[n]) for n in network)
 
 
+@pytest.mark.quick_cases("grpo")
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT], ids=["grpo", "nft"])
 def test_adapters_compute_in_bfloat16_and_step_in_float32(pipeline, tmp_path, recipe):
     tree = runs.tree(pipeline, tmp_path, recipe, lr=1e-5)
@@ -180,6 +181,7 @@ def test_adapters_compute_in_bfloat16_and_step_in_float32(pipeline, tmp_path, re
     assert {p.dtype for name, p in seen if name.split(".")[-1] in half} == {torch.bfloat16}
 
 
+@pytest.mark.quick_cases("bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_adapters_of_a_bfloat16_model_are_bfloat16_unless_a_run_began_otherwise(
     pipeline, tmp_path, dtype

@@ -142,6 +142,7 @@ def test_negative_prompts_as_a_column_of_any_lengths() -> None:
 BEFORE = {"SD1.5": 36, "SD3": 36, "Wan 2.1": 58, "Qwen-Image": 58}
 
 
+@pytest.mark.quick_cases("SD3-scales1", "Qwen-Image-scales1")
 @pytest.mark.parametrize("scales", [Scales(4.5, 1.0), Scales(1.0, 4.5)])
 @pytest.mark.parametrize("name", BEFORE)
 def test_the_proof_calls_the_denoiser_at_most_eighteen_times_more(

@@ -167,6 +167,7 @@ def noting(frozen: Any, found: set[str]) -> Callable[..., None]:
     return lambda *_: found.update(name for name, (_, h) in frozen.parts.items() if h.awake)
 
 
+@pytest.mark.slow
 def test_decoding_in_chunks_gives_the_same_media() -> None:
     whole, seen = policy(rows=None), []
     x0, prompt = noise(whole, 5), torch.tensor([0, 1, 1, 0, 1])
@@ -200,6 +201,7 @@ def native() -> Iterator[None]:
     _AttentionBackendRegistry.set_active_backend(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 def test_attention_backends_by_diffusers_names() -> None:
     build, call = FAMILIES["wan 2.1"]

@@ -163,7 +163,7 @@ def velocity_of(policy: PipelinePolicy, x: Tensor, out: Tensor, sigma: Tensor) -
     return (noise * x + alpha * out) - (alpha * x - noise * out)
 
 
-@pytest.mark.quick_cases("TrigFlow")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW_STEPS)
 def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> None:
     policy = FEW_STEPS[name]().with_own_steps()

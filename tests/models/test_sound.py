@@ -36,7 +36,7 @@ def sounding(name: str = "LTX2Pipeline", **more: Any) -> PipelinePolicy:
     return PipelinePolicy(made.pipe, call={**made.call, **more})
 
 
-@pytest.mark.quick_cases("LTX2ConditionPipeline")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_whole_samples_with_sound_are_the_pipelines_own(name: str):
     """With all guidance of its own (text, perturbed blocks, parts that do not see each other)."""

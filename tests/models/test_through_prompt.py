@@ -55,6 +55,7 @@ def gradients(made: PipelinePolicy) -> tuple[Tensor, dict[str, Tensor]]:
     return v.detach(), {"x": x.grad, **found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cut"),
     [("SD3", first_half), pytest.param("anima", every_second, marks=pytest.mark.slow)],

@@ -161,6 +161,7 @@ def test_every_recipe_is_tested():
 QUICK = ("branch_grpo", "nft", "dpo")  # a tree, matching, pairs
 
 
+@pytest.mark.quick_cases("dpo")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in RECIPES]

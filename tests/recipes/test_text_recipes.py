@@ -190,6 +190,7 @@ class Loop:
 QUICK = ("text_grpo", "text_rloo", "text_treerl", "text_stream")
 
 
+@pytest.mark.quick_cases("text_grpo", "text_rloo")
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in TEXT_RECIPES]

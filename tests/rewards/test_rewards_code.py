@@ -368,7 +368,7 @@ ADDS = "def add(a, b):\n    return a + b"
 METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b"
 
 
-@pytest.mark.quick_cases("values", "JSON-APPS")
+@pytest.mark.quick_cases("by its starter", "JSON-APPS, a wrapped", "pytest functions")
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("as_text", [False, True], ids=["values", "JSON"])
 def test_functions_are_called_in_the_forms_of_data_sets(name, as_text):

@@ -169,7 +169,7 @@ def test_a_broken_disk_is_no_file_system_without_sync(tmp_path, monkeypatch):
         write_folder(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
 
 
-@pytest.mark.quick_cases("95")
+@pytest.mark.slow
 @pytest.mark.parametrize("code", LACKING)
 def test_a_run_trains_and_resumes_without_locks_and_sync(
     pipeline, tmp_path, monkeypatch, capsys, code
@@ -210,6 +210,7 @@ def trained(pipeline, tmp_path_factory) -> Path:
     return place / "run"
 
 
+@pytest.mark.quick_cases("run.yaml", "metrics.jsonl", "checkpoints/000001/state.json", ".lock")
 @pytest.mark.parametrize("name", [*PLANTED, *INSIDE])
 def test_links_in_a_run_folder_are_refused_and_nothing_outside_is_touched(
     trained, tmp_path, capsys, name

@@ -143,6 +143,7 @@ def picture(tmp_path: Path) -> str:
     return str(tmp_path / "fine.png")
 
 
+@pytest.mark.quick_cases("xywh", "None-line", "nosuch")
 @pytest.mark.parametrize(
     ("second", "sentence"),
     [

@@ -39,6 +39,7 @@ def quick(*names: str) -> list[Any]:
     return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in SMALL]
 
 
+@pytest.mark.quick_cases("flow_dppo")
 @pytest.mark.parametrize("name", quick("flow_dppo", "euphonium"))
 def test_a_recipe_trains(pipeline, tmp_path, name):
     kept = runs.session(pipeline, tmp_path, settings(name), updates=2, lr=1e-3)

@@ -115,6 +115,7 @@ def test_what_is_not_finite_is_not_written_into_a_checkpoint(pipeline, tmp_path,
     assert newest is not None and newest.name == "000001"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, iterations):
     """Weights of 1e30 are finite, what they generate is not: seen before it is scored or saved."""
@@ -132,7 +133,7 @@ def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, 
     assert weights and all(bool(weight.isfinite().all()) for weight in weights)
 
 
-@pytest.mark.quick_cases("2-False")
+@pytest.mark.slow
 @pytest.mark.parametrize(("good", "begun"), [(2, False), (3, True)])
 def test_a_reward_that_scores_no_held_out_sample(pipeline, tmp_path, capsys, good, begun):
     """`good` calls are scored: two of the self-test or of the base's evaluation."""

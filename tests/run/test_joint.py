@@ -71,6 +71,7 @@ def spread(values: Sequence[float], correction: int) -> float:
     return math.sqrt(sum((v - centre) ** 2 for v in values) / (len(values) - correction))
 
 
+@pytest.mark.quick_cases("shared")
 @pytest.mark.parametrize("credit", ["tree", "shared"])
 def test_credit_of_a_collect_equals_plain_loops(tmp_path, credit):  # noqa: PLR0915
     session = with_two_rewards(opened(tree(recipe={"credit": credit}, text={"group": 6}), tmp_path))
@@ -139,6 +140,7 @@ def test_credit_of_a_collect_equals_plain_loops(tmp_path, credit):  # noqa: PLR0
         assert float(found[t, 0]) == pytest.approx(expected, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_a_tree_of_images_below_each_rewriting(tmp_path):
     """The value of a rewriting is the mean of all leaves of its images' tree."""
     image = {"name": "branch_grpo", "steps": 4, "roots": 1, "branch": 2, "at": [1, 2]}
@@ -210,6 +212,7 @@ def weights(session: Session) -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     settings = tree(text={"kl": 0.05}, image={"kl": 0.05}, evaluate={"average": 0.9})
     whole, progress = opened(settings, tmp_path / "whole"), Progress()

@@ -55,6 +55,7 @@ def moved(policies, names, by: float):
     return made
 
 
+@pytest.mark.quick_cases("nft")
 @pytest.mark.parametrize(
     ("recipe", "averages"), [(NFT, {"trailing"}), (AWM, {"current", "trust"})], ids=["nft", "awm"]
 )

@@ -360,6 +360,7 @@ def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> Non
     assert "not counted: weights of text_encoder" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [

@@ -63,7 +63,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "adapter" / "pytorch_lora_weights.safetensors")
 
 
-@pytest.mark.quick_cases("modular of a classic folder")
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_commands_take_every_form(
     form: str, folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],

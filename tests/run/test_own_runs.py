@@ -80,7 +80,7 @@ def test_rows_scored_by_the_policy_that_drew_them_have_ratio_1(recipe, tmp_path,
     assert run.metrics[-1]["grad_norm"] > 0
 
 
-@pytest.mark.quick_cases("2")
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("lora", [None, 2])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(lora, tmp_path):

@@ -78,6 +78,7 @@ def test_01_two_iterations_and_two_more_are_four(pipeline, tmp_path, monkeypatch
     agree(tmp_path / "broken", tmp_path / "whole")
 
 
+@pytest.mark.quick_cases("nft")
 @pytest.mark.parametrize("recipe", ["flow_grpo", "nft"])
 def test_02_the_policys_own_loss_is_logged_beside_the_whole(pipeline, tmp_path, recipe):
     weight = 0.5

@@ -200,6 +200,7 @@ def test_what_a_run_lacks_is_said_before_weights_load(pipeline, tmp_path, change
         check_run(run_from(settings, "test"))
 
 
+@pytest.mark.slow
 def test_other_recipes_take_the_gate_as_a_part(pipeline, tmp_path):
     """NFT with a gated anchor to the start, written in a run's file."""
     settings = tree(pipeline, tmp_path)

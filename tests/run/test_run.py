@@ -84,6 +84,7 @@ def test_accelerate_launch_is_the_same_run(pipeline, tmp_path, warm):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_full_weights_are_trained_and_saved_as_a_pipeline(pipeline, tmp_path, capsys):
     tree = runs.tree(pipeline, tmp_path, runs.NFT, lr=1e-3)
     tree["model"]["lora"] = None

@@ -94,7 +94,7 @@ SURROGATES = [
 ]
 
 
-@pytest.mark.quick_cases("temp_flow")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(SURROGATES, "temp_flow", "mix_grpo", "flow_grpo"))
 def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
     """`flowrl plan` promises that number, and the rows are as many times more as the tree says."""

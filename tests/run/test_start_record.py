@@ -78,7 +78,7 @@ def test_what_weights_and_states_depend_on_cannot_change(place, capsys, path, va
     assert (run / "run.yaml").read_bytes() == before
 
 
-@pytest.mark.quick_cases("train.seed", "checkpoint.keep", "recipe.kl")
+@pytest.mark.quick_cases("train.seed")
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -129,7 +129,7 @@ def turn(folder: Path) -> None:
     (folder / "own.py").write_text(BRIGHT.replace("return ", "return -"))
 
 
-@pytest.mark.quick_cases("turn", "reorder")
+@pytest.mark.quick_cases("reorder")
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
@@ -158,6 +158,7 @@ def test_prompts_cannot_change_under_scores_that_are_kept_by_their_place(place, 
     assert "stores scores by prompt index" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended_from_the_command_line(place, capsys):
     """To the bits of a run that was begun with as many iterations."""
     assert flowrl("train", "--resume", place / "run", "--train.iterations", "4") == 0

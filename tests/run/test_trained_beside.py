@@ -46,6 +46,7 @@ def judged(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_the_own_reward_is_measured_and_marked(judged: Path) -> None:
     for line in lines(judged):
         brightness, dark = (line[f"held_out/{n}"] for n in ("brightness", "trained/dark"))
@@ -69,7 +70,7 @@ def test_a_setting_leaves_it_out_and_one_reward_is_measured_once(tmp_path: Path)
     assert not run_from(tree, "x").trained_beside
 
 
-@pytest.mark.quick_cases("needs_a_column")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["needs_a_column", "no_prompt_of_others"])
 def test_a_reward_that_cannot_score_held_out_prompts_ends_no_run(
     pipeline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str

@@ -18,6 +18,7 @@ def told(settings: dict, folder: Path, columns: dict) -> list[str]:
     return [*unread_columns(runs.session_of(run_from(settings, "test"), folder))]
 
 
+@pytest.mark.quick_cases("columns0")
 @pytest.mark.parametrize(
     ("columns", "said"),
     [

@@ -26,6 +26,7 @@ def steered(how, particles=1500, score=first, draws=(0,), **settings):
     )
 
 
+@pytest.mark.quick_cases("sum-True", "terminal-True")
 @pytest.mark.long
 @pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("potential", POTENTIALS)

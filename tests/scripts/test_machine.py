@@ -56,6 +56,7 @@ def test_statements_are_dropped():
     assert set(variants(error)) == {("dropped raise", "pass")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rooms", [("flowrl/losses", "flowrl/likelihoods"), pytest.param(ROOMS, marks=pytest.mark.slow)]
 )
