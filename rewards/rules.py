@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rewards.load import Want, rewards_within
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 
 
 class Change(NamedTuple):
@@ -62,6 +62,13 @@ RULE_CHANGES = (
         "numbers are equal for their size (before: 10^{-20} and 10^{-21} were equal, since "
         "decimals were compared), printed mathematics (90°, √2, x²) and \\mathrm{e} are read, a "
         "right letter of a choice may stand before its words, and <answer> tags hold the answer",
+    ),
+    Change(
+        4,
+        "math_answer",
+        "mixed numbers, words such as million, powers without a box and a last line of #### are "
+        "read, an inequality is the interval of its solutions, and another unit is another answer "
+        "(before: 3 1/2 was 2, and 5 cm equalled 5 m)",
     ),
     Change(
         2,
