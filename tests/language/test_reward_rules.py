@@ -18,6 +18,7 @@ CONCERNED: list[dict[str, Any]] = [
     {"find": "boxed"},
     {},
     {"find": "boxed"},
+    {},
     {"find": "boxed"},
     {"find": "tag"},
     {"find": "last_number"},
