@@ -90,6 +90,7 @@ FILES = (
     "checkpoints/000002/files.json",
     "checkpoints/000002/policies.safetensors",
     "checkpoints/000002/optimizer.pt",
+    "report/end.json",
 )
 QUICK = {("a pipe", name) for name in FILES[::2]} | {("a terabyte", name) for name in FILES[1::2]}
 QUICK |= {(harm, "metrics.jsonl") for harm in HARMS if harm != "many lines"}
