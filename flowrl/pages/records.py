@@ -18,6 +18,7 @@ from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.whole_file import write_whole
 
 RECORDS_FOLDER = "report"
+_MOST_END_BYTES = 2**20  # its text is cut to far less
 STARTS, ALARMS, END = "starts.jsonl", "alarms.jsonl", "end.json"
 MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
 MOST_RECORDS = 4 * MOST_EVALUATIONS  # of a kind that are read: the newest
@@ -197,7 +198,7 @@ def read_end(run: Path) -> EndRecord | None:
     """Read how the last start ended; None if it trains, was killed, or reached the run's end."""
     with suppress(OSError, ValidationError):
         return _READERS[END].validate_json(
-            plain_bytes(run, run / RECORDS_FOLDER / END, MOST_RECORD_BYTES)
+            plain_bytes(run, run / RECORDS_FOLDER / END, _MOST_END_BYTES)
         )
     return None
 
