@@ -1,7 +1,9 @@
 """The documentation as a whole: anchors, settings that pages name, the questions, the site."""
 
 import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,12 +107,19 @@ class Addresses(HTMLParser):
             self.loads.append(given.get("src") or given.get("href") or "")
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_opens_offline(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's folder, built once, without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(folder)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    pages = list(tmp_path.rglob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_opens_offline(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 100
     for page in pages:
         found = Addresses()
@@ -167,6 +176,73 @@ def test_sources_are_not_searched(hook: ModuleType) -> None:
     targets = ("flowrl/table.py", "flowrl/iteration", "docs/images/report.png")
     heads = [yaml.safe_load(hook.source_text(target).split("---")[1]) for target in targets]
     assert heads == [{"search": {"exclude": True}}] * 3
+
+
+def asked_words() -> dict[str, list[str]]:
+    return yaml.safe_load((DOCS / "asked.yaml").read_text(encoding="utf-8"))
+
+
+def test_every_page_has_the_words_of_its_readers() -> None:
+    asked = asked_words()
+    assert set(asked) == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    for page, phrases in asked.items():
+        title = (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].lower()
+        assert all(isinstance(phrase, str) for phrase in phrases), page
+        assert len({*phrases}) == len(phrases), page
+        assert len([phrase for phrase in phrases if phrase.lower() not in title]) > 3, page
+
+
+def test_the_words_of_readers_are_searched_with_the_title(hook: ModuleType) -> None:
+    entries = [
+        {"location": where, "title": "T", "text": "x"} for where in ("a.html", "a.html#b", "c.html")
+    ]
+    config = {"separator": " ", "fields": {"title": {"boost": 7.0}, "text": {"boost": 1.0}}}
+    index = hook.searched({"config": config, "docs": entries}, {"a.md": ["out of memory"]})
+    assert index["docs"] == [{**entries[0], "asked": ["out of memory"]}, *entries[1:]]
+    assert index["config"]["fields"] == {**config["fields"], "asked": {"boost": 7.0}}
+    assert index["config"]["separator"] == hook.separator()
+
+
+QUESTIONS = {
+    "How do I resume a run?": ["resume", "run"],
+    "It doesn't learn, what's wrong with it?": ["learn", "wrong"],
+    "train.lr and num_generations=8 for SD3.5": ["train.lr", "num_generations", "8", "SD3.5"],
+    "end-to-end (out of memory).": ["end", "end", "memory"],
+    "a GPU/CPU do document Using index": ["GPU", "CPU", "document", "Using", "index"],
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_searched_by_its_subjects(question: str, hook: ModuleType) -> None:
+    """By word, as the site's search splits a question, and at once, as it splits a page."""
+    by_word = [part for word in question.split() for part in re.split(hook.separator(), word)]
+    at_once = re.split(hook.separator(), question)
+    assert [*filter(None, by_word)] == [*filter(None, at_once)] == QUESTIONS[question]
+
+
+@pytest.mark.slow
+def test_questions_lead_to_their_pages(site: Path) -> None:
+    """Questions in words of readers, by the code that answers in a browser."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node, which runs the search's code")
+    support = PROJECT / "tests" / "support"
+    questions = yaml.safe_load((support / "site_questions.yaml").read_text(encoding="utf-8"))
+    [worker] = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
+    index = site / "search" / "search_index.json"
+    done = subprocess.run(
+        [node, str(support / "site_search.js"), str(worker), str(index)],
+        input=json.dumps([*questions]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    answers: dict[str, list[str]] = json.loads(done.stdout)
+    wanted = {
+        question: [page.replace(".md", ".html") for page in pages]
+        for question, pages in questions.items()
+    }
+    lost = {q: answers[q][:3] for q in wanted if not {*answers[q][:3]} & {*wanted[q]}}
+    first = [q for q in wanted if answers[q][:1] and answers[q][0] in wanted[q]]
+    assert len(lost) <= len(wanted) // 10, lost
+    assert len(first) >= len(wanted) * 3 // 4, {*wanted} - {*first}
 
 
 def test_a_methods_figures_stand_below_their_own_heads(hook: ModuleType) -> None:

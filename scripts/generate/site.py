@@ -1,5 +1,6 @@
 """A hook of mkdocs.yml: adds the pages of the top level, a page per method, the list of files, and
-the source files that pages link to. `make docs` runs it.
+the source files that pages link to, and gives the search the words of docs/asked.yaml. `make docs`
+runs it.
 
 Links of a page are as they are in the repository (`../README.md`, `../flowrl/run/train.py#L40`), so
 that they work there, too. Here each is rewritten to the page that shows its target.
@@ -41,6 +42,24 @@ BEHIND_GUIDES = (
     *("reference.md", "changelog.md", "contributing.md", "architecture.md"),
     *("security.md", "log.md", "files.md"),
 )
+
+ASKED = PROJECT / "docs" / "asked.yaml"
+# Words of a question that name no subject. The search takes every word as the beginning of one, so
+# that `i` and `do` would find Installing and Documents before anything that was asked for.
+NO_SUBJECT = (
+    *("a", "about", "after", "again", "all", "already", "also", "am", "an", "and", "any", "are"),
+    *("as", "at", "be", "because", "been", "but", "by", "can", "cannot", "could", "did", "didn"),
+    *("do", "does", "doesn", "don", "for", "from", "get", "gets", "give", "go", "goes", "got"),
+    *("had", "has", "have", "he", "her", "his", "how", "however", "i", "if", "in", "into", "is"),
+    *("isn", "it", "its", "just", "let", "like", "ll", "m", "many", "may", "me", "might", "much"),
+    *("must", "my", "need", "no", "not", "now", "of", "off", "on", "one", "only", "or", "other"),
+    *("our", "out", "own", "put", "re", "s", "should", "since", "so", "some", "such", "t", "than"),
+    *("that", "the", "their", "them", "then", "there", "these", "they", "thing", "this", "to"),
+    *("too", "up", "us", "use", "ve", "via", "want", "was", "we", "were", "what", "when", "where"),
+    *("which", "while", "who", "whom", "why", "will", "with", "won", "would", "yet", "you"),
+    "your",
+)
+MARKS = r"""\s\-,;:!?()\[\]{}"'`/=\u2019"""  # between words, in a regular expression's brackets
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -102,6 +121,36 @@ def on_page_content(html: str, **_: object) -> str:
     """Let names in tables break after their marks, so that wide tables fit, and let each arXiv id
     lead to its paper, in docstrings too."""
     return ARXIV.sub(linked, CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html))
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Rewrite the index that the search's plugin has written by then."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    asked = yaml.safe_load(ASKED.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(searched(index, asked)), encoding="utf-8")
+
+
+def searched(index: dict[str, Any], asked: dict[str, list[str]]) -> dict[str, Any]:
+    """The index with the phrases of `asked` ({page: phrases}) as a field of each page's first
+    entry. A word there weighs as one of a title; results show titles and texts only."""
+    fields = index["config"]["fields"]
+    words = {re.sub(r"\.md$", ".html", page): phrases for page, phrases in asked.items()}
+    docs = [
+        {**entry, "asked": words[entry["location"]]} if entry["location"] in words else entry
+        for entry in index["docs"]
+    ]
+    changed = {"separator": separator(), "fields": {**fields, "asked": dict(fields["title"])}}
+    return {**index, "config": {**index["config"], **changed}, "docs": docs}
+
+
+def separator() -> str:
+    """The regular expression, the same in JavaScript and in Python, of what stands between the
+    words that are searched: spaces and marks, a full stop at a word's end (`train.lr` and `SD3.5`
+    are words), and the words of NO_SUBJECT."""
+    either = "|".join("".join(f"[{c.upper()}{c}]" for c in word) for word in NO_SUBJECT)
+    whole = rf"(?<![^{MARKS}])(?:{either})(?![^{MARKS}.]|\.\w)"
+    return rf"{whole}|[{MARKS}]+|\.(?!\w)|&[lg]t;"
 
 
 def linked(found: re.Match[str]) -> str:
