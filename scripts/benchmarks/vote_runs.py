@@ -12,14 +12,15 @@ pairs of `DRAWN` other prompts, as a run does: the votes, the fit after each ite
 alarm are its own code. `choice` measures the agreement of the fit with the hidden taste on held-out
 prompts. `alarm` has these persons:
 
-    large     the taste stays: an alarm is false
-    chosen    the taste stays, and the samples become those that the fit scores highest, up to the
-              best 4 of 12: it has chosen what is left, so it agrees less with the same person
-    small, warm, left   the taste changes to this one after half of the votes
+    large         the taste stays: an alarm is false
+    chosen        the taste stays, and the samples become those that the fit scores highest, up to
+                  the best 4 of 12: the fit has chosen them, so it agrees less with the same person
+    small, warm   the taste changes to this one after half of the votes
 
 All parts go on where they stopped. FOLDER/PART.json is written after each run.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -53,9 +54,9 @@ from rewards.fitted.scoring import FittedScores
 
 TASTE = "large"
 LOOKS = ("000004", "000008")  # checkpoints that people see of a hacked run
-SMALL = PixelTaste(lambda image: -TASTES["large"].of(image), TASTES["large"].temperature)
-MINDS: Mapping[str, PixelTaste] = {**TASTES, "small": SMALL}
-CASES = ("large", "chosen", "small", "warm", "left")
+OPPOSITE = PixelTaste(lambda image: -TASTES["large"].of(image), TASTES["large"].temperature)
+MINDS: Mapping[str, PixelTaste] = {**TASTES, "small": OPPOSITE}
+CASES = ("large", "chosen", "small", "warm")
 CHOICES = ("random", "uncertain")
 POOL, PER_PROMPT, BEST = 160, 12, 4  # prompts, samples of each, and those that the fit leaves
 DRAWN, ITERATIONS, VOTES_ASKED = 16, 10, 24  # prompts of an iteration, iterations, votes in each
@@ -67,6 +68,8 @@ class Arguments:
     part: tyro.conf.Positional[Literal["hacked", "alarm", "choice"]]
     out: Path = Path("runs/votes")
     seeds: tuple[int, ...] = (0, 1, 2)
+    cases: tuple[str, ...] = CASES
+    """Of `alarm`."""
     report_only: bool = False
 
 
@@ -288,11 +291,12 @@ def report(part: str, rows: Mapping[str, Any]) -> None:
         for case in CASES:
             runs = [row for name, row in rows.items() if name.startswith(f"{case} ")]
             rings = [row["rings"] for row in runs if row["rings"] is not None]
-            ends = [[*row["agreement"].values()][-1] for row in runs]
-            print(
-                f"{case}: {len(rings)} of {len(runs)} ring, at {sorted(rings)} votes; agreement of "
-                f"the last {WATCHED} at the end {interval(ends)}"
-            )
+            if runs:
+                ends = [[*row["agreement"].values()][-1] for row in runs]
+                print(
+                    f"{case}: {len(rings)} of {len(runs)} ring, at {sorted(rings)} votes; "
+                    f"agreement of the last {WATCHED} at the end {interval(ends)}"
+                )
     if part == "choice":
         for choose in CHOICES:
             curves = [row for name, row in rows.items() if name.startswith(choose)]
@@ -310,18 +314,18 @@ def main(arguments: Arguments) -> None:
     records = Records.of(out, part)
     reward = rewards.load("fitted", path="flowrl/demo/shapes-taste").plain
     first, seeds = reward.fitted.head, () if arguments.report_only else arguments.seeds
-    for seed in seeds:
-        if part == "hacked":
+    if part == "hacked":
+        for seed in seeds:
             records.row(str(seed), partial(hacked, out, seed))
-        if part == "alarm":
-            pool = Pool.of(out, "train", reward)
-            for case in CASES:
-                records.row(f"{case} {seed}", partial(alarm, pool, case, seed, first))
-        if part == "choice":
-            train, fresh = (Pool.of(out, kind, reward) for kind in ("train", "held_out"))
-            for choose in CHOICES:
-                work = partial(choice, train, fresh, choose, seed, first)
-                records.row(f"{choose} {seed}", work)
+    if part == "alarm":
+        pool = Pool.of(out, "train", reward)
+        for case, seed in itertools.product(arguments.cases, seeds):
+            records.row(f"{case} {seed}", partial(alarm, pool, case, seed, first))
+    if part == "choice":
+        train, fresh = (Pool.of(out, kind, reward) for kind in ("train", "held_out"))
+        for seed, choose in itertools.product(seeds, CHOICES):
+            work = partial(choice, train, fresh, choose, seed, first)
+            records.row(f"{choose} {seed}", work)
     report(part, records.rows)
 
 
