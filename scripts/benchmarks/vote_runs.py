@@ -44,13 +44,11 @@ from flowrl.models.own.policy import shown_by
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
 from flowrl.session.learner import load_models
 from flowrl.settings.read import read_run
-from flowrl.votes.answer import label_of
 from flowrl.votes.asking import WATCHED, AskedPairs, UsedVote, VotesUsed, disagreement
 from flowrl.votes.choice import random_pairs, uncertain_pairs
-from flowrl.votes.log import GivenVote
 from flowrl.votes.simulated import SimulatedPerson
 from rewards.fitted.heads import LinearHead, choose_ridge
-from rewards.fitted.scoring import FittedScores
+from rewards.fitted.scoring import FittedScores, GradedFittedScores
 
 TASTE = "large"
 LOOKS = ("000004", "000008")  # checkpoints that people see of a hacked run
@@ -169,16 +167,18 @@ class Pool:
             samples = shown_by(policy, draw_trial(policy, trial).samples)
             number = {prompt: i for i, prompt in enumerate(dict.fromkeys(samples.prompts))}
             chunks = [range(i, i + PER_PROMPT) for i in range(0, len(samples.prompts), PER_PROMPT)]
-            tastes = {name: [m.of(image) for image in samples.media] for name, m in MINDS.items()}
-            np.savez(
-                file,
-                features=np.concatenate([reward.columns.of(samples.take(i)) for i in chunks]),
-                groups=[number[prompt] for prompt in samples.prompts],
-                **{f"taste {name}": values for name, values in tastes.items()},
+            arrays: dict[str, Any] = {
+                f"taste {name}": [mind.of(image) for image in samples.media]
+                for name, mind in MINDS.items()
+            }
+            arrays["features"] = np.concatenate(
+                [reward.columns.of(samples.take(i)) for i in chunks]
             )
-        with np.load(file) as arrays:
-            tastes = {name: arrays[f"taste {name}"] for name in MINDS}
-            return cls(arrays["features"], tastes, arrays["groups"])
+            arrays["groups"] = [number[prompt] for prompt in samples.prompts]
+            np.savez(file, **arrays)
+        with np.load(file) as stored:
+            tastes = {name: stored[f"taste {name}"] for name in MINDS}
+            return cls(stored["features"], tastes, stored["groups"])
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Pool":
         tastes = {name: values[rows] for name, values in self.tastes.items()}
@@ -193,7 +193,7 @@ class Pool:
     def best(self, score: np.ndarray, count: int) -> "Pool":
         """The samples of each prompt with the highest scores."""
         rows = [
-            row
+            int(row)
             for group in np.unique(self.groups)
             for row in sorted(np.flatnonzero(self.groups == group), key=lambda i: -score[i])[:count]
         ]
@@ -216,8 +216,7 @@ def votes_on(pairs: AskedPairs, shown: Pool, mind: str, rng: random.Random) -> l
         a_left = rng.random() < 0.5
         a, b = shown.tastes[mind][2 * pair : 2 * pair + 2]
         verdict = person.verdict(*((a, b) if a_left else (b, a)), rng)
-        label = label_of(GivenVote("", pair, verdict, 1.0), a_left)
-        assert label is not None
+        label = 0.5 if verdict == "equal" else float((verdict == "left") == a_left)
         votes.append(UsedVote(pairs.iteration, pair, label, 1.0 if a_left else -1.0))
     return votes
 
@@ -312,7 +311,9 @@ def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
     out, part = arguments.out.resolve(), arguments.part
     records = Records.of(out, part)
-    reward = rewards.load("fitted", path="flowrl/demo/shapes-taste").plain
+    loaded = rewards.load("fitted", path="flowrl/demo/shapes-taste")
+    assert isinstance(loaded, GradedFittedScores)
+    reward = loaded.plain
     first, seeds = reward.fitted.head, () if arguments.report_only else arguments.seeds
     if part == "hacked":
         for seed in seeds:
