@@ -28,7 +28,7 @@ SIDE_SD = 1.0  # standard deviation of the prior of beta, in log-odds
 LOG_NU_SD = 3.0  # of log nu: weak, so that votes without a winner have a finite fit too
 RANK_TOLERANCE = 1e-12  # of singular values, relative to the largest
 MOST_STEPS = 500  # of either solver, which take about ten
-SMALL_SLOPE = 1e-8  # an entry of the gradient at the minimum
+MOST_GRADIENT = 1e-8  # of an entry, at the minimum
 
 Differences = Float[np.ndarray, "p d"]
 
@@ -215,10 +215,10 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
     if start is not None:
         theta[:r] = start.weight @ basis
     theta = _newton(objective, theta)
-    if not _size(objective, theta) < SMALL_SLOPE:
+    if not _size(objective, theta) < MOST_GRADIENT:
         theta = optimize.minimize(
             objective.value, theta, jac=objective.gradient, hess=objective.hessian,
-            method="trust-exact", options={"gtol": SMALL_SLOPE, "maxiter": MOST_STEPS},
+            method="trust-exact", options={"gtol": MOST_GRADIENT, "maxiter": MOST_STEPS},
         ).x  # fmt: skip
         theta = _newton(objective, theta)
     if not votes.won[:, :2].any():

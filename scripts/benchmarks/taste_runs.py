@@ -139,7 +139,7 @@ class Study:
     def log_odds(self) -> float:
         """Spread of the reward fitted to all votes, over the taste's, on the pairs voted on."""
         samples, pairs, _ = _read(self.voted())
-        fit = rewards.load("fitted", path=str(self.fitted(VOTES)))
+        fit: Any = rewards.load("fitted", path=str(self.fitted(VOTES)))
         taste = torch.tensor([TASTES[self.taste].of(image) for image in samples.media])
         one, other = (np.square(_margins(x, pairs)).mean() for x in (fit(samples), taste))
         return float(np.sqrt(one / other))

@@ -12,14 +12,15 @@ pairs of `DRAWN` other prompts, as a run does: the votes, the fit after each ite
 alarm are its own code. `choice` measures the agreement of the fit with the hidden taste on held-out
 prompts. `alarm` has these persons:
 
-    large     the taste stays: an alarm is false
-    chosen    the taste stays, and the samples become those that the fit scores highest, up to the
-              best 4 of 12: it has chosen what is left, so it agrees less with the same person
-    small, warm, left   the taste changes to this one after half of the votes
+    large         the taste stays: an alarm is false
+    chosen        the taste stays, and the samples become those that the fit scores highest, up to
+                  the best 4 of 12: the fit has chosen them, so it agrees less with the same person
+    small, warm   the taste changes to this one after half of the votes
 
 All parts go on where they stopped. FOLDER/PART.json is written after each run.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -43,19 +44,17 @@ from flowrl.models.own.policy import shown_by
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
 from flowrl.session.learner import load_models
 from flowrl.settings.read import read_run
-from flowrl.votes.answer import label_of
 from flowrl.votes.asking import WATCHED, AskedPairs, UsedVote, VotesUsed, disagreement
 from flowrl.votes.choice import random_pairs, uncertain_pairs
-from flowrl.votes.log import GivenVote
 from flowrl.votes.simulated import SimulatedPerson
 from rewards.fitted.heads import LinearHead, choose_ridge
-from rewards.fitted.scoring import FittedScores
+from rewards.fitted.scoring import FittedScores, GradedFittedScores
 
 TASTE = "large"
 LOOKS = ("000004", "000008")  # checkpoints that people see of a hacked run
-SMALL = PixelTaste(lambda image: -TASTES["large"].of(image), TASTES["large"].temperature)
-MINDS: Mapping[str, PixelTaste] = {**TASTES, "small": SMALL}
-CASES = ("large", "chosen", "small", "warm", "left")
+OPPOSITE = PixelTaste(lambda image: -TASTES["large"].of(image), TASTES["large"].temperature)
+MINDS: Mapping[str, PixelTaste] = {**TASTES, "small": OPPOSITE}
+CASES = ("large", "chosen", "small", "warm")
 CHOICES = ("random", "uncertain")
 POOL, PER_PROMPT, BEST = 160, 12, 4  # prompts, samples of each, and those that the fit leaves
 DRAWN, ITERATIONS, VOTES_ASKED = 16, 10, 24  # prompts of an iteration, iterations, votes in each
@@ -67,6 +66,8 @@ class Arguments:
     part: tyro.conf.Positional[Literal["hacked", "alarm", "choice"]]
     out: Path = Path("runs/votes")
     seeds: tuple[int, ...] = (0, 1, 2)
+    cases: tuple[str, ...] = CASES
+    """Of `alarm`."""
     report_only: bool = False
 
 
@@ -166,16 +167,18 @@ class Pool:
             samples = shown_by(policy, draw_trial(policy, trial).samples)
             number = {prompt: i for i, prompt in enumerate(dict.fromkeys(samples.prompts))}
             chunks = [range(i, i + PER_PROMPT) for i in range(0, len(samples.prompts), PER_PROMPT)]
-            tastes = {name: [m.of(image) for image in samples.media] for name, m in MINDS.items()}
-            np.savez(
-                file,
-                features=np.concatenate([reward.columns.of(samples.take(i)) for i in chunks]),
-                groups=[number[prompt] for prompt in samples.prompts],
-                **{f"taste {name}": values for name, values in tastes.items()},
+            arrays: dict[str, Any] = {
+                f"taste {name}": [mind.of(image) for image in samples.media]
+                for name, mind in MINDS.items()
+            }
+            arrays["features"] = np.concatenate(
+                [reward.columns.of(samples.take(i)) for i in chunks]
             )
-        with np.load(file) as arrays:
-            tastes = {name: arrays[f"taste {name}"] for name in MINDS}
-            return cls(arrays["features"], tastes, arrays["groups"])
+            arrays["groups"] = [number[prompt] for prompt in samples.prompts]
+            np.savez(file, **arrays)
+        with np.load(file) as stored:
+            tastes = {name: stored[f"taste {name}"] for name in MINDS}
+            return cls(stored["features"], tastes, stored["groups"])
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Pool":
         tastes = {name: values[rows] for name, values in self.tastes.items()}
@@ -190,7 +193,7 @@ class Pool:
     def best(self, score: np.ndarray, count: int) -> "Pool":
         """The samples of each prompt with the highest scores."""
         rows = [
-            row
+            int(row)
             for group in np.unique(self.groups)
             for row in sorted(np.flatnonzero(self.groups == group), key=lambda i: -score[i])[:count]
         ]
@@ -213,8 +216,7 @@ def votes_on(pairs: AskedPairs, shown: Pool, mind: str, rng: random.Random) -> l
         a_left = rng.random() < 0.5
         a, b = shown.tastes[mind][2 * pair : 2 * pair + 2]
         verdict = person.verdict(*((a, b) if a_left else (b, a)), rng)
-        label = label_of(GivenVote("", pair, verdict, 1.0), a_left)
-        assert label is not None
+        label = 0.5 if verdict == "equal" else float((verdict == "left") == a_left)
         votes.append(UsedVote(pairs.iteration, pair, label, 1.0 if a_left else -1.0))
     return votes
 
@@ -288,11 +290,12 @@ def report(part: str, rows: Mapping[str, Any]) -> None:
         for case in CASES:
             runs = [row for name, row in rows.items() if name.startswith(f"{case} ")]
             rings = [row["rings"] for row in runs if row["rings"] is not None]
-            ends = [[*row["agreement"].values()][-1] for row in runs]
-            print(
-                f"{case}: {len(rings)} of {len(runs)} ring, at {sorted(rings)} votes; agreement of "
-                f"the last {WATCHED} at the end {interval(ends)}"
-            )
+            if runs:
+                ends = [[*row["agreement"].values()][-1] for row in runs]
+                print(
+                    f"{case}: {len(rings)} of {len(runs)} ring, at {sorted(rings)} votes; "
+                    f"agreement of the last {WATCHED} at the end {interval(ends)}"
+                )
     if part == "choice":
         for choose in CHOICES:
             curves = [row for name, row in rows.items() if name.startswith(choose)]
@@ -308,20 +311,22 @@ def main(arguments: Arguments) -> None:
     torch.set_num_threads(1)
     out, part = arguments.out.resolve(), arguments.part
     records = Records.of(out, part)
-    reward = rewards.load("fitted", path="flowrl/demo/shapes-taste").plain
+    loaded = rewards.load("fitted", path="flowrl/demo/shapes-taste")
+    assert isinstance(loaded, GradedFittedScores)
+    reward = loaded.plain
     first, seeds = reward.fitted.head, () if arguments.report_only else arguments.seeds
-    for seed in seeds:
-        if part == "hacked":
+    if part == "hacked":
+        for seed in seeds:
             records.row(str(seed), partial(hacked, out, seed))
-        if part == "alarm":
-            pool = Pool.of(out, "train", reward)
-            for case in CASES:
-                records.row(f"{case} {seed}", partial(alarm, pool, case, seed, first))
-        if part == "choice":
-            train, fresh = (Pool.of(out, kind, reward) for kind in ("train", "held_out"))
-            for choose in CHOICES:
-                work = partial(choice, train, fresh, choose, seed, first)
-                records.row(f"{choose} {seed}", work)
+    if part == "alarm":
+        pool = Pool.of(out, "train", reward)
+        for case, seed in itertools.product(arguments.cases, seeds):
+            records.row(f"{case} {seed}", partial(alarm, pool, case, seed, first))
+    if part == "choice":
+        train, fresh = (Pool.of(out, kind, reward) for kind in ("train", "held_out"))
+        for seed, choose in itertools.product(seeds, CHOICES):
+            work = partial(choice, train, fresh, choose, seed, first)
+            records.row(f"{choose} {seed}", work)
     report(part, records.rows)
 
 

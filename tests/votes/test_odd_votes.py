@@ -12,6 +12,7 @@ from flowrl.errors import UserError
 from flowrl.votes.answer import write_results
 from flowrl.votes.fit import FitReward, fit_reward_to
 from flowrl.votes.log import VoteLog
+from rewards.fitted.scoring import GradedFittedScores
 from rewards.perception.media import to_pil
 from tests.support.voting import written_plan
 
@@ -49,7 +50,7 @@ def test_votes_on_one_prompt_make_a_reward_that_nobody_can_judge(votes, size, tm
     assert reward.sentences[0].startswith(f"fitted to {size}")
     assert "1 prompt, too few to hold any out" in reward.sentences[1]
     loaded = rewards.load("fitted", path=str(reward.folder))
-    assert loaded.has_seen("a red circle")
+    assert isinstance(loaded, GradedFittedScores) and loaded.has_seen("a red circle")
     head = loaded.plain.fitted.head
     assert np.isfinite(head.model.weight).all() and head.model.weight.any()
 
