@@ -25,9 +25,9 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 RECORD = PROJECT / ".ci" / "long.json"
 ROOMS = (  # folders of tests with slow ones
-    "api", "budget", "cli", "demo", "drill", "evaluation", "image_tokens", "iteration", "language",
-    "launching", "models", "pages", "processes", "prompts", "recipes", "rewards", "run", "samplers",
-    "scripts", "settings", "votes",
+    "api", "budget", "cli", "demo", "drill", "evaluation", "image_tokens", "importing", "iteration",
+    "language", "launching", "models", "pages", "processes", "prompts", "recipes", "rewards", "run",
+    "samplers", "scripts", "settings", "votes",
 )  # fmt: skip
 PYTEST = ("-m", "pytest", "-q", "-m", "slow and not gpu", "--durations=5")
 

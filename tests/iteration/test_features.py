@@ -23,7 +23,7 @@ from tests.votes.test_asking import RUN
 
 NAMES = sorted({each.name for each in (*OF_UNITS, *OF_ITERATIONS)})
 FILES = sorted(p.stem for p in (PROJECT / "flowrl/iteration/features").glob("*.py"))
-OTHERS = {"__init__", "ahead", "draw_requests"}  # of a lag, which the start opens; shared
+OTHERS = {"__init__", "ahead"}  # of a lag, which the start opens
 LIKELIHOODS = "flowrl.likelihoods.shortcuts"  # from states that a route keeps
 LIBRARIES = (  # that only some runs need, and that cost start time and memory
     "av", "datasets", "fastapi", "math_verify", "open_clip", "pandas", "pyarrow", "ray", "sklearn",

@@ -314,7 +314,7 @@ def test_rows_of_one_state_share_an_input_but_not_where_rows_belong_together():
     state = torch.tensor([5, 5, 7, 5, 7, 7])
     rows = replace(take(rows, torch.zeros(6, dtype=torch.long)), state=state)
     assert input_of(rows).tolist() == [0, 0, 1, 0, 1, 1]
-    assert input_of(rows, unit=2).tolist() == [0, 0, 1, 1, 2, 2]
+    assert input_of(rows, together=2).tolist() == [0, 0, 1, 1, 2, 2]
     assert input_of(replace(rows, state=None)).tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.iteration.features.draw_requests import draw_request
+from flowrl.iteration.draw_requests import draw_request
 from flowrl.iteration.features.units import units_of
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.sample import UnitStages, sampling_weights

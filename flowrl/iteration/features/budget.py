@@ -16,7 +16,7 @@ from flowrl.budget.spending import Rationed, RoundScores
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import draws_here
-from flowrl.iteration.features.draw_requests import draw_request
+from flowrl.iteration.draw_requests import draw_request
 from flowrl.iteration.features.replay import LEARNED
 from flowrl.iteration.features.tracker import SAMPLED_SCORES
 from flowrl.iteration.features.units import join_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from flowrl.credit.trackers import TRACKER, Tracker
 from flowrl.iteration.credit import CreditInput, Estimate, SampleCredit, estimating
 from flowrl.iteration.draw import draws_here
-from flowrl.iteration.features.draw_requests import draw_request
+from flowrl.iteration.draw_requests import draw_request
 from flowrl.iteration.records import Drawn
 from flowrl.iteration.stages import Stages
 from flowrl.session.session import Session
