@@ -29,8 +29,10 @@ KILLS = 50
 
 
 def _serve(folder: str, port: int, said: str) -> None:
-    with open(said, "w", buffering=1) as out:
-        os.dup2(out.fileno(), 1)
+    with (
+        open(said, "w", buffering=1) as out,
+        contextlib.redirect_stdout(out),
+    ):  # pytest has one of its own
         serve_votes(Path(folder), PageAddress(port=port))
 
 
