@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from flowrl.credit.success import PassAtK
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.iteration.credit import failed_share
@@ -309,14 +310,16 @@ def broken_links(
 
 def credit_is_zero(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> bool:
     """Whether the recipe itself turns scores that differ into advantages of 0. Texts are left out,
-    whose credit may read successes, and so are trackers, which compare with earlier iterations."""
+    whose credit may read successes, and so are trackers, which compare with earlier iterations, and
+    pass@k, which is 0 where any k samples of a group hold a success: that is the data's."""
     algorithm = learner.algorithm
     differ = metrics.get("flat_groups", 1.0) == metrics.get("unscored_share", 1.0) == 0
     all_rows = facts.in_loss == facts.rows > 0 and learner.run.budget == BudgetSettings()
     plain = (
         not algorithm.text and algorithm.tracker is NoTracker and compares_samples(algorithm.loss)
     )
-    return differ and all_rows and plain and not facts.signal and not facts.taught
+    by_data = any(isinstance(transform, PassAtK) for transform in algorithm.transforms)
+    return differ and all_rows and plain and not by_data and not facts.signal and not facts.taught
 
 
 def broken_loss(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:

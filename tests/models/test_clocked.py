@@ -93,7 +93,9 @@ def test_a_whole_sample_is_the_pipelines_own(name: str) -> None:
     whole = prove_whole(made, PROMPTS, (), proof)
     assert whole.failure() is None and whole.unshown is None
     assert whole.own is not None and max(whole.own.latents, whole.own.media) < 2e-6
-    assert not proof.own_steps or max(whole.flowrl.latents, whole.flowrl.media) < 2e-6
+    if proof.own_steps:  # the scheduler's own, up to what a rounding unit does to the class's call
+        assert whole.flowrl.latents < max(2e-6, whole.rounding.latents)
+        assert whole.flowrl.media < max(2e-6, whole.rounding.media)
     # calls of another number of steps have another order
     again = made.prove(PROMPTS, steps=STEPS - 1, guidance=1.0, complete=False, gradient=False)
     assert prove_whole(made, PROMPTS, (), again).failure() is None

@@ -32,7 +32,7 @@ _VOCABULARIES = (
 ANOTHER = "load other weights, such as those of another checkpoint, or copy the folder again"
 _SUFFIXES = (".safetensors", ".bin")  # of saved weights, the first that a folder has
 _LIBRARIES = ("diffusers", "transformers")  # whose models have a config.json
-NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider")
+NO_MODEL = re.compile(r"Tokenizer|Processor|Extractor|Scheduler|Guider|Guidance")
 
 
 def read_json(file: Path, place: str) -> dict[str, Any]:
