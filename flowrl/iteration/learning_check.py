@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from flowrl.credit.success import PassAtK
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.iteration.credit import failed_share
+from flowrl.laws.transforms import can_teach
 from flowrl.likelihoods.rows import Rows
 from flowrl.losses.base import Derived, Entries, Objective
 from flowrl.losses.distillation import Distillation
@@ -310,16 +310,19 @@ def broken_links(
 
 def credit_is_zero(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> bool:
     """Whether the recipe itself turns scores that differ into advantages of 0. Texts are left out,
-    whose credit may read successes, and so are trackers, which compare with earlier iterations, and
-    pass@k, which is 0 where any k samples of a group hold a success: that is the data's."""
+    whose credit may read successes, and so are trackers, which compare with earlier iterations.
+    Credit that is 0 for these scores and not for others is the data's."""
     algorithm = learner.algorithm
     differ = metrics.get("flat_groups", 1.0) == metrics.get("unscored_share", 1.0) == 0
     all_rows = facts.in_loss == facts.rows > 0 and learner.run.budget == BudgetSettings()
     plain = (
         not algorithm.text and algorithm.tracker is NoTracker and compares_samples(algorithm.loss)
     )
-    by_data = any(isinstance(transform, PassAtK) for transform in algorithm.transforms)
-    return differ and all_rows and plain and not by_data and not facts.signal and not facts.taught
+    if not (differ and all_rows and plain) or facts.signal or facts.taught:
+        return False
+    return not can_teach(
+        algorithm.advantage, algorithm.group, [s.label for s in learner.run.rewards]
+    )
 
 
 def broken_loss(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:

@@ -1,12 +1,13 @@
 """Laws of advantage transforms."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from flowrl.credit.advantages import Sum
+from flowrl.credit.advantages import Estimator, Sum
 from flowrl.credit.values import (
     REFERENCE,
     SAMPLE_TURNS,
@@ -134,6 +135,29 @@ def _check_filled(name: str, before: Sequence[Transform], columns: Columns) -> N
                 f"{name} fills masked entries (keeps_mask = False), but {earlier} before it leaves "
                 f"entries out of training: put {name} before {earlier}, or leave one of them out"
             )
+
+
+def can_teach(advantage: Estimator, group: int, rewards: Sequence[str]) -> bool:
+    """Whether a sample gets credit where it alone is the best of its group: a transform that gives
+    0 to some groups whose scores differ (pass@k, the best's lead) gives some to these.
+
+    group    samples of a group
+    rewards  labels of the rewards
+
+    True also if a trial cannot make what a transform reads.
+    """
+    if set(columns_read(advantage.transforms)) - {*_KNOWN}:
+        return True
+    scores = torch.zeros(_DRAWS * group, len(rewards), dtype=torch.float64)
+    scores[::group] = 1.0
+    columns = Chain(FlowSDE(), group)(TRIAL_LEVELS, 0, 0)[0].columns
+    _, context = trial_credit(columns, rewards, summed=False, gaps=False)
+    assert context.scores is not None
+    try:
+        value, _ = advantage(replace(context.scores, values=scores), context)
+    except ValueError:  # it refuses such scores
+        return True
+    return bool(value.any())
 
 
 CreditTrial = tuple[Credit, Context]
