@@ -251,7 +251,7 @@ def beyond_files(part: Any) -> list[str]:
     additions: list[str] = []
     for name, module in part.named_modules():
         at, other = name or type(part).__name__, theirs.get(name)
-        if _hooked(module):
+        if _hooked(module, other):
             additions.append(f"a hook on {at}")
         if other is None or type(other) is not type(module):
             additions.append(f"{type(module).__name__} at {at}")
@@ -261,16 +261,25 @@ def beyond_files(part: Any) -> list[str]:
     return additions
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Whether a hook can change the output; hooks that only move or store weights cannot."""
+def _hooked(module: nn.Module, fresh: nn.Module | None) -> bool:
+    """Whether a hook can change the output that a freshly created module has; hooks that only move
+    or store weights cannot."""
     values = vars(module)
     registry = values.get("_diffusers_hook")
     if registry is not None:
         return any(not name.startswith(STORAGE_HOOKS) for name in registry.hooks)
     replaced = any(inspect.isroutine(getattr(type(module), name, None)) for name in values)
-    return (replaced and "_hf_hook" not in values) or bool(
-        values["_forward_hooks"] or values["_forward_pre_hooks"]
-    )
+    if replaced and "_hf_hook" not in values:
+        return True
+    return _hooks(module) != ([] if fresh is None else _hooks(fresh))
+
+
+def _hooks(module: nn.Module) -> list[str]:
+    """The kinds of a module's hooks; some classes have their own, such as those of weight norm."""
+    values = vars(module)
+    hooks = [*values["_forward_hooks"].values(), *values["_forward_pre_hooks"].values()]
+    kinds = [hook if inspect.isroutine(hook) else type(hook) for hook in hooks]
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:

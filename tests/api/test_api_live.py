@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload_with_hook
-from diffusers import StableDiffusion3Pipeline
+from diffusers import AutoencoderOobleck, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
 from flowrl.api.models import beyond_files, model_settings
@@ -136,6 +136,20 @@ def test_what_changes_no_output_of_a_live_pipeline_is_no_matter(change: str) -> 
     pipe = sd15()
     KEPT[change](pipe)
     assert beyond_files(pipe.unet) == []
+
+
+def test_hooks_that_a_class_has_by_itself_are_in_its_files() -> None:
+    """Weight norm is a hook of torch's, and its numbers are weights."""
+    vae = AutoencoderOobleck(
+        encoder_hidden_size=4,
+        downsampling_ratios=[2],
+        channel_multiples=[1],
+        decoder_channels=4,
+        decoder_input_channels=2,
+    )
+    assert beyond_files(vae) == []
+    vae.decoder.conv1.register_forward_pre_hook(doubled)
+    assert beyond_files(vae) == ["a hook on decoder.conv1"]
 
 
 def test_tiles_of_a_live_vae_stay_and_other_dtypes_are_said(
