@@ -166,9 +166,8 @@ def need(right: Right, thing: str, description: str = "", path: Path | None = No
         return
     raise NotGranted(
         f"{description or thing} needs the right to {right}, which {_limits.folder} does not "
-        "have, since "
-        f"it was not started here: read its run.yaml, then add --trust={right} (from Python "
-        f"trust={str(right)!r})"
+        f"have, since it was not started here: read its run.yaml, then add --trust={right} (from "
+        f"Python trust={str(right)!r})"
     )
 
 

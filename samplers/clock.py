@@ -85,8 +85,8 @@ class PartClock:
         for k, (before, after) in enumerate(pairwise(self.levels)):
             if before == after or any(a < b for a, b in zip(before, after, strict=True)):
                 raise ValueError(
-                    f"step {k}: a part must move down, and no part up, but levels go from {before} "
-                    f"to {after}"
+                    f"step {k}: a part must move down, and no part up, but levels go from "
+                    f"{before} to {after}"
                 )
 
     @cached_property

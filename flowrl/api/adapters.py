@@ -49,7 +49,7 @@ def _targets(targets: Any) -> list[str] | None:
     if isinstance(targets, str):
         raise UserError(
             f"lora: peft.LoraConfig(target_modules={targets!r}): name the layers in a list, such "
-            "as "
-            "['to_q', 'to_k']; without it, adapters are on the attention and feed-forward layers"
+            "as ['to_q', 'to_k']; without it, adapters are on the attention and feed-forward "
+            "layers"
         )
     return sorted(targets)

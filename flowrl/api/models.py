@@ -225,8 +225,7 @@ def _refuse_own_class(pipe: Any) -> None:
     if replaced:
         raise UserError(
             f"flowrl.train: {', '.join(replaced)} of this pipeline has been replaced, and a run "
-            "trains "
-            f"a copy with {kind.__name__}'s own: restore it"
+            f"trains a copy with {kind.__name__}'s own: restore it"
         )
     if getattr(diffusers, kind.__name__, None) is not kind:
         raise UserError(

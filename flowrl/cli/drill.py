@@ -160,8 +160,7 @@ def drill_page(
     sentences = [
         f"{len(right)} of {len(tried)} faults ended as promised.",
         f"{sum(bool(outcome.equal) for outcome in equal)} of {len(equal)} ends have the bits of "
-        "the "
-        "unbroken run.",
+        "the unbroken run.",
     ]
     waits = [outcome.without for outcome in tried if outcome.without is not None]
     if waits:

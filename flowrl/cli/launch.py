@@ -88,8 +88,7 @@ def launch_job(arguments: LaunchArguments, options: Sequence[str]) -> int:
         tool = {"sky": "sky jobs launch", "k8s": "kubectl apply -f"}[arguments.where]
         raise UserError(
             f"launch {arguments.where}: flowrl does not submit there: leave --submit out, write "
-            "the "
-            f"output into a file, and hand that to `{tool}`"
+            f"the output into a file, and hand that to `{tool}`"
         )
     place = CloudPlace(arguments.gpu, arguments.image, arguments.volume, arguments.mount)
     if arguments.where == "slurm":

@@ -113,8 +113,7 @@ def _guesses(run: RunSettings) -> str:
         size = f"{m.height} x {m.width}" + ("" if frames is None else f" x {frames}")
     return (
         f"guesses, to compare with the model's card: guidance {guidance}, {run.evaluation_steps} "
-        "steps "
-        f"in evaluations, {size}; and the learning rate"
+        f"steps in evaluations, {size}; and the learning rate"
     )
 
 

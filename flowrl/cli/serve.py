@@ -78,8 +78,7 @@ def run_reward_server(arguments: Serve, reward: Reward | None = None) -> None:
     if token is None and not _is_local(arguments.host):
         print(
             f"warning: anybody who can reach {arguments.host}:{arguments.port} can use this "
-            "reward; set "
-            "--token NAME to require a token",
+            "reward; set --token NAME to require a token",
             file=sys.stderr,
         )
     bound_socket("serve-reward", arguments.host, arguments.port).close()

@@ -58,6 +58,5 @@ def described_sizes(run: RunSettings) -> Iterator[str]:
         described = (f"{str(size) or 'as the run'} ({share:.0%})" for share, size in shares)
         yield (
             f"sizes of the prompts' samples: {'; '.join(described)}. Memory is that of the "
-            "largest, "
-            "time that of all"
+            "largest, time that of all"
         )

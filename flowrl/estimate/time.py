@@ -221,9 +221,8 @@ def time_report(
     peak = devices.peak(run.model.dtype) / 1e12
     lines = [
         f"time: about {duration(estimated.total)} per iteration on {devices.number} x "
-        f"{devices.name} "
-        "at "
-        f"{utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} ({phases})"
+        f"{devices.name} at {utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} "
+        f"({phases})"
     ]
     t, interval = run.train, run.evaluate.every
     whole = t.iterations * estimated.total

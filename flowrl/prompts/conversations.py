@@ -74,8 +74,7 @@ def _with_answers(table: PromptRows, at: str) -> PromptRows:
     first = next(where for i, where in enumerate(table.places) if i not in answered)
     warnings.warn(
         f"{at}: {len(table.rows) - len(answered)} of {len(table.rows)} rows left out: the "
-        "conversation "
-        f"does not end with an assistant's message behind another one ({first})",
+        f"conversation does not end with an assistant's message behind another one ({first})",
         stacklevel=2,
     )
     return table.taken([table.rows[i] for i in answered], answered)

@@ -279,8 +279,7 @@ class MeasuredBeside:
         self.warned = True
         print(
             f"warning: {shown_score(self.label)} is not measured on held-out prompts: it "
-            f"{failure}; "
-            "evaluate.trained: false leaves such rewards out",
+            f"{failure}; evaluate.trained: false leaves such rewards out",
             file=sys.stderr,
         )
 

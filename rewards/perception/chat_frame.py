@@ -36,8 +36,7 @@ def chat_frame(reward: str, base: str, tokenizer: Any) -> tuple[str, str]:
     if not media:
         raise ValueError(
             f"{reward}: the chat template of {base} does not write an image, a video and a text "
-            "like "
-            f"Qwen's: {written!r}"
+            f"like Qwen's: {written!r}"
         )
     return before, after
 

@@ -35,15 +35,13 @@ def check_learning(run: RunSettings) -> None:
             warm_up = f" and a warm-up of {warm} iterations" if warm >= t.iterations else ""
             raise UserError(
                 f"{name}: at {rate:g}{warm_up}, {steps} optimizer steps move no weight by more "
-                "than "
-                f"{reach:.0e}, so the run cannot learn; 3e-4 is usual for adapters, 1e-5 for all "
-                "weights"
+                f"than {reach:.0e}, so the run cannot learn; 3e-4 is usual for adapters, 1e-5 for "
+                "all weights"
             )
     decay = run.evaluate.average
     if decay is not None and decay**t.iterations > UNMOVED:
         raise UserError(
             f"evaluate.average: after {t.iterations} iterations at {decay}, the average that is "
             f"evaluated and saved is still {decay**t.iterations:.1%} of the base; lower it, to "
-            "0.99 "
-            "for instance, or leave it out"
+            "0.99 for instance, or leave it out"
         )

@@ -388,6 +388,5 @@ def _check_import(name: str) -> None:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
             f"track.with: {name} is installed, but importing {module} fails ({reason}); repair "
-            "it, or "
-            "leave it out"
+            "it, or leave it out"
         ) from error

@@ -93,8 +93,7 @@ class RecipeSettings(Settings):
             raise UserError(
                 f"{name} has no effect, since this run replaces the recipe's {replaced}: leave it "
                 f"out (where a base sets it: {name}: {default}, the recipe's own), or set it "
-                "inside "
-                f"{replaced}, {{name: NAME, ...settings}}"
+                f"inside {replaced}, {{name: NAME, ...settings}}"
             )
         return algorithm
 
