@@ -27,8 +27,7 @@ from scipy import optimize
 SIDE_SD = 1.0  # standard deviation of the prior of beta, in log-odds
 LOG_NU_SD = 3.0  # of log nu: weak, so that votes without a winner have a finite fit too
 RANK_TOLERANCE = 1e-12  # of singular values, relative to the largest
-MOST_STEPS = 500  # of either solver, which take about ten
-MOST_GRADIENT = 1e-8  # of an entry, at the minimum
+MOST_STEPS = 500  # of the trust region, which takes about ten
 
 Differences = Float[np.ndarray, "p d"]
 
@@ -202,9 +201,8 @@ class _Objective:
 
 
 def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> VoteModel:
-    """The fit with this ridge by Newton's steps, and by scipy's trust-exact where they do not reach
-    the minimum; from zero or from an earlier fit of the same votes. ValueError for no votes, and
-    for a ridge that is not positive."""
+    """The fit with this ridge by scipy's trust-exact, from zero or from an earlier fit of the same
+    votes. ValueError for no votes, and for a ridge that is not positive."""
     if not len(votes.x):
         raise ValueError("no vote to fit: all pairs were skipped, or none was voted on")
     if not (np.isfinite(ridge) and ridge > 0):
@@ -214,13 +212,12 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
     r, theta = basis.shape[1], np.zeros(len(objective.penalty))
     if start is not None:
         theta[:r] = start.weight @ basis
-    theta = _newton(objective, theta)
-    if not _size(objective, theta) < MOST_GRADIENT:
+    if len(theta):
         theta = optimize.minimize(
             objective.value, theta, jac=objective.gradient, hess=objective.hessian,
-            method="trust-exact", options={"gtol": MOST_GRADIENT, "maxiter": MOST_STEPS},
+            method="trust-exact", options={"gtol": 1e-8, "maxiter": MOST_STEPS},
         ).x  # fmt: skip
-        theta = _newton(objective, theta)
+        theta = _polished(objective, theta)
     if not votes.won[:, :2].any():
         theta[: objective.design.shape[1]] = 0.0  # ties tell no direction, and nor does rounding
     beta = float(theta[r]) if votes.sided else 0.0
@@ -232,11 +229,10 @@ def fit_votes(votes: Votes, ridge: float, start: VoteModel | None = None) -> Vot
     return VoteModel(basis @ theta[:r], beta, log_nu, ridge, basis, spread)
 
 
-def _newton(objective: _Objective, theta: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """Newton's steps as long as they make the gradient smaller, which costs less than the trust
-    region. They end closer to the minimum too: values of the objective differ by less than their
-    rounding there, so the trust region can no longer compare them, but the gradient still tells."""
-    for _ in range(MOST_STEPS):
+def _polished(objective: _Objective, theta: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+    """Newton's last steps. Near the minimum the values of the objective differ by less than their
+    rounding, so the trust region can no longer compare them, but its gradient still tells."""
+    for _ in range(3):
         better = theta - np.linalg.solve(objective.hessian(theta), objective.gradient(theta))
         if not _size(objective, better) < _size(objective, theta):
             break

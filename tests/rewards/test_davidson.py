@@ -193,11 +193,8 @@ def test_a_fit_that_starts_from_another_ridges_fit_ends_at_the_same_place():
     np.testing.assert_allclose(warm.weight, cold.weight, atol=1e-9)
 
 
-def test_a_far_start_ends_at_the_same_place_by_either_solver(monkeypatch):
-    """Votes that nearly separate have a far fit at a weak ridge, from which Newton's steps alone do
-    not always lead back."""
-    calls, solver = [], optimize.minimize
-    monkeypatch.setattr(optimize, "minimize", lambda *a, **k: calls.append(a) or solver(*a, **k))
+def test_a_far_start_ends_at_the_same_place():
+    """Votes that nearly separate have a far fit at a weak ridge."""
     for seed in range(15):
         rng = np.random.default_rng(seed)
         p, d = int(rng.integers(2, 30)), int(rng.integers(1, 10))
@@ -207,4 +204,3 @@ def test_a_far_start_ends_at_the_same_place_by_either_solver(monkeypatch):
         warm, cold = fit_votes(votes, 100.0, start=far), fit_votes(votes, 100.0)
         np.testing.assert_allclose(warm.weight, cold.weight, rtol=0, atol=1e-10)
         assert (warm.beta, warm.log_nu) == pytest.approx((cold.beta, cold.log_nu), abs=1e-9)
-    assert 0 < len(calls) < 15, "some need the trust region, and most do not"
