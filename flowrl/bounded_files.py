@@ -28,6 +28,11 @@ def bounded_bytes(path: Path, most: int, *, links: bool = True) -> bytes:
         return file.read(most)
 
 
+def check_bounded(path: Path, most: int, *, links: bool = True) -> None:
+    """OSError for what `bounded_bytes` would not read; nothing is read."""
+    _opened(path, most, links).close()
+
+
 def bounded_text(path: Path, most: int) -> str:
     """The same as text in UTF-8. ValueError if it is not."""
     return bounded_bytes(path, most).decode("utf-8")

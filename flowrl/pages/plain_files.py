@@ -4,7 +4,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrl.bounded_files import bounded_bytes, bounded_lines
+from flowrl.bounded_files import bounded_bytes, bounded_lines, check_bounded
 
 MOST_READ_BYTES = 2**28  # of a file; a hundred thousand lines of metrics.jsonl have fewer
 
@@ -17,6 +17,11 @@ def plain_bytes(run: Path, path: Path, most: int = MOST_READ_BYTES) -> bytes:
     """
     real = _inside(run, path)
     return bounded_bytes(real, most, links=False)
+
+
+def check_readable(run: Path, path: Path, most: int = MOST_READ_BYTES) -> None:
+    """OSError likewise; nothing is read."""
+    check_bounded(_inside(run, path), most, links=False)
 
 
 def plain_lines(run: Path, path: Path, most: int = MOST_READ_BYTES) -> Iterator[bytes]:

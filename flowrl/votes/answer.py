@@ -13,7 +13,7 @@ from flowrl.evaluation.agreement import MeanInterval, Resamples
 from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.votes.log import GivenVote, VoteLog
-from flowrl.votes.plan import PlannedSample, VotePlan
+from flowrl.votes.plan import PlannedSample, VotePlan, sample_text
 from flowrl.whole_file import write_whole
 
 TABLE, ANSWER = "votes.jsonl", "answer.json"
@@ -301,7 +301,7 @@ def table_rows(folder: Path, log: VoteLog) -> list[dict[str, Any]]:
 def _samples_of(folder: Path, a: PlannedSample, b: PlannedSample) -> dict[str, str]:
     """The columns of a pair's samples: files, or texts as they are; and the source of two edits."""
     if a.kind == "text":
-        texts = [(folder / sample.file).read_text(encoding="utf-8") for sample in (a, b)]
+        texts = [sample_text(folder, sample.file) for sample in (a, b)]
         return {"a_text": texts[0], "b_text": texts[1]}
     files = {"a": a.file, "b": b.file}
     return files | ({"source_image": a.source} if a.source else {})

@@ -14,13 +14,12 @@ from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
 from flowrl.media.sounds import save_wav
 from flowrl.media.videos import shown_seconds
-from flowrl.votes.plan import PlannedSample, SourceKind, VotePlan, orders, pairs_within
+from flowrl.votes.plan import SAMPLES, PlannedSample, SourceKind, VotePlan, orders, pairs_within
 from rewards.audio import Audio
 from rewards.perception.media import to_pil
 from rewards.perception.references import read_references, reference_key
 from rewards.types import Samples
 
-SAMPLES = "samples"
 MOST_PAIRS = 200  # of a folder, unless --votes says otherwise
 
 

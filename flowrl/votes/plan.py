@@ -5,7 +5,9 @@ fixed in advance, and a rater who comes back meets the next pair of the same ord
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,10 +17,13 @@ import numpy as np
 from flowrl.bounded_files import bounded_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
+from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.records import MediaKind
 from flowrl.whole_file import write_whole
 
 MOST_PLAN = 2**26  # bytes
+MOST_SAMPLE = 2**28  # bytes of an image, a video or a sound
+MOST_SHOWN_TEXT = 2**22  # bytes of a text
 PLAN = "plan.json"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
@@ -26,6 +31,9 @@ LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
 KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
+SAMPLES = "samples"  # the folder of a plan's files
+# Names that flowrl gives. Others could lead out of the folder, whose plan anybody may have written.
+_NAME = re.compile(rf"{SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
 
 
 class Showing(NamedTuple):
@@ -63,6 +71,11 @@ class PlannedSample:
     @property
     def kind(self) -> MediaKind:
         return KIND_OF_SUFFIX[Path(self.file).suffix]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All that the folder has of it: the sample, its source and its sound."""
+        return tuple(name for name in (self.file, self.source, self.sound) if name)
 
 
 @dataclass(frozen=True)
@@ -110,11 +123,8 @@ class VotePlan:
             str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
-        names = [sample.file for sample in samples] + [
-            sample.source or "x.png" for sample in samples
-        ]
-        if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
-            raise ValueError("a sample of an unknown kind")
+        if not all(_is_whole(sample) for sample in samples):
+            raise ValueError("a sample of an unknown kind, or in a file outside its folder")
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
         if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
             raise ValueError("a pair or a turn names what is not there")
@@ -126,6 +136,49 @@ class VotePlan:
 
     def prompt_of(self, pair: int) -> str:
         return self.samples[self.pairs[pair][0]].prompt
+
+
+def _is_whole(sample: PlannedSample) -> bool:
+    """Whether its names are ones that flowrl gives, of the kinds that they stand for."""
+    kinds = {sample.file: KIND_OF_SUFFIX, sample.source: (".png",), sample.sound: (".wav",)}
+    return all(
+        _NAME.fullmatch(name) is not None and Path(name).suffix in kinds[name]
+        for name in sample.files
+    )
+
+
+def sample_bytes(folder: Path, name: str) -> bytes:
+    """The content of a file of a plan. UserError for a missing or too large file, and for a link
+    that leads out of the folder."""
+    with _named(folder / name):
+        return plain_bytes(folder, folder / name, _most(name))
+
+
+def sample_text(folder: Path, name: str) -> str:
+    """The same of a text. UserError also for one that is not UTF-8."""
+    with _named(folder / name):
+        return sample_bytes(folder, name).decode("utf-8")
+
+
+def check_sample_files(folder: Path, plan: VotePlan) -> None:
+    """UserError for the first file of a plan that is not there or cannot be shown."""
+    for name in dict.fromkeys(name for sample in plan.samples for name in sample.files):
+        with _named(folder / name):
+            check_readable(folder, folder / name, _most(name))
+
+
+def _most(name: str) -> int:
+    return MOST_SHOWN_TEXT if name.endswith(".txt") else MOST_SAMPLE
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): bring the file back, or start the votes again"
+        ) from error
 
 
 def orders(pairs: int, raters: int, seed: int) -> dict[str, list[Showing]]:

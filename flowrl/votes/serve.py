@@ -13,7 +13,7 @@ from flowrl.processes.listening import bound_socket
 from flowrl.votes.answer import VoteAnswer, write_results
 from flowrl.votes.door import Door, is_loopback
 from flowrl.votes.log import VoteLog
-from flowrl.votes.plan import VotePlan
+from flowrl.votes.plan import VotePlan, check_sample_files
 
 Helper = Callable[[str], None]  # a simulated person, who votes at an address
 
@@ -47,6 +47,7 @@ def serve_votes(folder: Path, address: PageAddress, person: Helper | None = None
     plan = VotePlan.read(folder)
     with VoteLog.opened(folder, plan) as log:
         if not log.finished:
+            check_sample_files(folder, plan)
             with address.opened() as listening:
                 _serve(folder, log, listening, address, person)
         return write_results(folder, log)

@@ -14,6 +14,7 @@ is on disk before its answer is sent.
 import asyncio
 import io
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,11 +25,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from flowrl.errors import UserError
 from flowrl.pages.stack import from_template
 from flowrl.votes.answer import write_results
 from flowrl.votes.door import KEPT_SECONDS, Door, DoorKeeper
 from flowrl.votes.log import LONGEST_VOTE, SKIP, NotShown, VoteLog
-from flowrl.votes.plan import PlannedSample
+from flowrl.votes.plan import PlannedSample, sample_bytes, sample_text
 from rewards.perception.media import to_pil
 from rewards.perception.moving import MOST_VIDEO_FRAMES, read_image_or_frames
 from rewards.serving.batching import ServerLimits
@@ -78,10 +80,9 @@ class MediaPart(NamedTuple):
 
 
 @lru_cache(maxsize=KEPT_VIDEOS)
-def _frames(file: Path) -> tuple[bytes, ...]:
+def _frames(folder: Path, name: str) -> tuple[bytes, ...]:
     """The frames of an image or a video as PNGs."""
-    with file.open("rb") as opened:
-        media = read_image_or_frames(opened, MOST_VIDEO_FRAMES)
+    media = read_image_or_frames(io.BytesIO(sample_bytes(folder, name)), MOST_VIDEO_FRAMES)
     frames = []
     for frame in media if media.ndim == 4 else media[None]:
         store = io.BytesIO()
@@ -92,11 +93,11 @@ def _frames(file: Path) -> tuple[bytes, ...]:
 
 def _part(folder: Path, sample: PlannedSample, part: str) -> MediaPart | None:
     if sample.kind == "image" and not part:
-        return MediaPart((folder / sample.file).read_bytes())
+        return MediaPart(sample_bytes(folder, sample.file))
     if part == "sound" and sample.sound:
-        return MediaPart((folder / sample.sound).read_bytes(), "audio/wav")
+        return MediaPart(sample_bytes(folder, sample.sound), "audio/wav")
     if sample.kind != "text" and _NUMBER.fullmatch(part) and int(part) < sample.frames:
-        return MediaPart(_frames(folder / sample.file)[int(part)])
+        return MediaPart(_frames(folder, sample.file)[int(part)])
     return None
 
 
@@ -146,7 +147,7 @@ class VotingRoom:
         for side, sample in shown.items():
             tree[side] = f"/media/{self.door.media_id(showing, side)}"
             if sample.kind == "text":
-                tree[side] = (self.folder / sample.file).read_text(encoding="utf-8")
+                tree[side] = sample_text(self.folder, sample.file)
         kinds = {sample.kind for sample in shown.values()}
         tree["kind"] = kinds.pop() if len(kinds) == 1 else "video"  # an image has one frame
         if tree["kind"] == "video":
@@ -194,7 +195,7 @@ class VotingRoom:
                 return _part(self.folder, sample, part)
         sources = [sample.source for sample in shown.values() if sample.source]
         if showing is not None and sources and media == self.door.media_id(showing, SOURCE):
-            return None if part else MediaPart((self.folder / sources[0]).read_bytes())
+            return None if part else MediaPart(sample_bytes(self.folder, sources[0]))
         return None
 
     def vote(self, rater: str, sent: SentVote) -> None:
@@ -231,7 +232,10 @@ def create_vote_app(room: VotingRoom, bound: str) -> "FastAPI":
     @app.get("/media/{media}/{part}")
     async def media(media: str, request: Request, part: str = "") -> Response:
         rater = room.door.rater(request.cookies)
-        content = None if rater is None else room.media_part(rater, media, part)
+        try:
+            content = None if rater is None else room.media_part(rater, media, part)
+        except UserError as error:
+            return Response(_unreadable(error), 500)
         if content is None:
             return Response("not shown at present", 404)
         return Response(content.content, media_type=content.kind)
@@ -320,6 +324,8 @@ def _add_votes(app: "FastAPI", room: VotingRoom) -> None:
             return JSONResponse(room.state(rater))
         except OSError as error:
             return _full(error)
+        except UserError as error:
+            return JSONResponse({"detail": _unreadable(error)}, 500)
 
     @app.get("/now")
     async def now(request: Request) -> JSONResponse:
@@ -349,6 +355,12 @@ def _add_votes(app: "FastAPI", room: VotingRoom) -> None:
 
     takes("/vote", SentVote, room.vote)
     takes("/undo", SentUndo, room.undo)
+
+
+def _unreadable(error: UserError) -> str:
+    """Say in the terminal which file it is; a rater must not learn names of files."""
+    logging.getLogger("uvicorn.error").error("%s", error)
+    return "this pair cannot be shown: the terminal says why"
 
 
 def _closed() -> Any:

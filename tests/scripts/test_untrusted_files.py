@@ -91,7 +91,6 @@ READERS = {  # files of flowrl that call such a reader, and why that is within b
     "run/show/track.py": "a page that this run has written",
     "run/start.py": "a text of this process",
     "session/given_file.py": "two media of the user's, compared",
-    "votes/answer.py": "a text that this page shows",
     "votes/fit.py": "features that `check_file` has taken, and the digest of a table",
     "votes/server.py": "requests that the server bounds, and media that this page shows",
     "votes/simulated.py": "answers of flowrl's own server",

@@ -59,6 +59,16 @@ async def test_a_token_is_exchanged_once_for_a_cookie_and_a_redirect(room):
         assert (await other.get("/")).status_code == 401
 
 
+async def test_a_pair_whose_file_is_gone_is_said_without_its_name(room, capsys):
+    async with client_of(room) as client:
+        left = (await entered(client, room))["open"]["left"]
+        for file in (room.folder / "samples").iterdir():
+            file.unlink()
+        answer = await client.get(left)
+    assert answer.status_code == 500 and ".png" not in answer.text, answer.text
+    assert ".png cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("cookie", ["", "x", "rater-1", "rater-1.", "rater-1." + "0" * 64, "."])
 async def test_nothing_is_answered_without_the_cookie(room, cookie):
     async with client_of(room) as client:
