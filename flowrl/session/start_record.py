@@ -20,7 +20,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.modular.revisions import snapshot
-from flowrl.models.language.older_ends import changed_ends
+from flowrl.models.language.older_ends import changed_ends, changed_prompts
 from flowrl.models.open import modular_source
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
@@ -63,6 +63,7 @@ class StartRecord:
         default_factory=dict
     )  # setting -> digest of its rows' files
     equal_pairs_left_out: bool = False  # older versions trained on pairs of one sample twice
+    prompts_go_on: bool = False  # older versions left the end that a tokenizer adds to a text
 
     @classmethod
     def of(cls, run: RunSettings, processes: int) -> "StartRecord":
@@ -89,6 +90,7 @@ class StartRecord:
             revisions=revisions,
             named_files=dict(named_file_digests(run)),
             equal_pairs_left_out=True,
+            prompts_go_on=True,
         )
 
     @classmethod
@@ -158,6 +160,9 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
         )
     if not (before and before.turns_by_template):
         yield from _ends(run)
+    if not (before and before.prompts_go_on):
+        for one_run in _of_texts(run):
+            yield from changed_prompts(place_of_model(one_run.model.language), one_run.model)
     if not (before and before.abstaining) and _may_abstain(run):
         yield (
             "the checkpoint is from an older version, in which None from a reward was a failure: "
@@ -271,14 +276,20 @@ def _names_media(value: Any) -> bool:
 
 def _ends(run: RunSettings) -> Iterator[str]:
     """Lines about tokens that end turns otherwise than in an older version."""
+    for one_run in _of_texts(run):
+        of_texts = one_run.given is not None and one_run.given.kind != "images"
+        yield from changed_ends(place_of_model(one_run.model.language), one_run.model, of_texts)
+
+
+def _of_texts(run: RunSettings) -> Iterator[Any]:
+    """The runs within a run whose language model writes texts."""
     for one_run in (run, run.prompt_writer):
         if (
             one_run is not None
             and isinstance(one_run.model, LanguageSettings)
             and one_run.writes_texts
         ):
-            of_texts = one_run.given is not None and one_run.given.kind != "images"
-            yield from changed_ends(place_of_model(one_run.model.language), one_run.model, of_texts)
+            yield one_run
 
 
 def _settings(before: StartRecord, run: RunSettings, folder: Path) -> Iterator[str]:

@@ -3,11 +3,12 @@
 Older versions took the tokenizer's end for the end of a turn (`flowrl.models.language.turns`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from flowrl.models.language.chat import added_end
 from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings.model.environment import EnvironmentSettings
 from flowrl.settings.model.language import LanguageSettings
@@ -19,10 +20,9 @@ OLDER = "the checkpoint is from an older version: "
 def changed_ends(source: str, model: LanguageSettings, trains_on_given: bool) -> Iterator[str]:
     """A sentence for each rule that gives this run other tokens now. `trains_on_given`: whether its
     texts are given."""
-    file = {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **file)
-    except (OSError, ValueError):  # what loads the model next says why
+    file = _file(model)
+    tokenizer = _tokenizer(source, file)
+    if tokenizer is None:
         return
     turns = turn_template(tokenizer, model.template)
     role = "user" if model.environment is None else model.environment.role
@@ -44,6 +44,31 @@ def changed_ends(source: str, model: LanguageSettings, trains_on_given: bool) ->
             f"{OLDER}a turn that ends otherwise than with {shown!r} now gets this end of the chat "
             "template before a reply"
         )
+
+
+def changed_prompts(source: str, model: LanguageSettings) -> Iterator[str]:
+    """A sentence if prompts without a chat template have other tokens now."""
+    tokenizer = _tokenizer(source, _file(model))
+    if tokenizer is None or tokenizer.chat_template is not None:
+        return
+    ids = list(tokenizer(ASKED[0]).input_ids)
+    if end := added_end(tokenizer, ASKED[0], ids):
+        yield (
+            f"{OLDER}prompts no longer end with {tokenizer.decode(end)!r}, which the tokenizer "
+            "adds to a text"
+        )
+
+
+def _file(model: LanguageSettings) -> dict[str, str]:
+    return {} if model.gguf_file is None else {"gguf_file": model.gguf_file}
+
+
+def _tokenizer(source: str, file: Mapping[str, str]) -> Any:
+    """The tokenizer; None if it cannot be read, since what loads the model next says why."""
+    try:
+        return AutoTokenizer.from_pretrained(source, **file)
+    except (OSError, ValueError):
+        return None
 
 
 def _stop(tokenizer: Any, source: str, texts: Sequence[str], file: dict[str, str]) -> list[int]:

@@ -18,7 +18,7 @@ from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.complete_weights import check_fits, lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
-from flowrl.models.language.chat import chat_tokens
+from flowrl.models.language.chat import chat_tokens, text_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.head import float32_head
 from flowrl.models.language.loading import OWN_CODE, check_numbers, read_errors
@@ -178,6 +178,11 @@ class CausalPolicy:
         stops = self.stops
         return Replies(how, self.tokenizer, tuple(stops.tokens), stops.texts, self.use.template)
 
+    @property
+    def stop(self) -> list[int]:
+        """Single tokens that end a completion, in ascending order."""
+        return self.stops.tokens
+
     def _own_stop(self) -> list[int]:
         published = self._published.eos_token_id
         listed = published if isinstance(published, list) else [published]
@@ -194,10 +199,10 @@ class CausalPolicy:
                 "use a model that has one"
             )
         else:
-            ids = self.tokenizer(prompt).input_ids
+            ids = text_tokens(self.tokenizer, prompt)
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens")
-        return list(ids)
+        return ids
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
@@ -210,7 +215,7 @@ class CausalPolicy:
             model=self.model,
             tokenizer=self.tokenizer,
             contexts=contexts,
-            stop=self.stops.tokens,
+            stop=self.stop,
             steps=steps,
             separate_head=self._separate_head,
             rows_per_call=self.rows_per_call,

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from flowrl.errors import UserError
-from flowrl.models.language.chat import chat_turns, prompt_place, rendered
+from flowrl.models.language.chat import added_end, chat_turns, prompt_place, rendered
 from flowrl.prompts.prompt_set import PromptRow
 from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_rgb
@@ -28,6 +28,7 @@ from samplers.host import uploaded
 
 TOKEN_COLUMNS = ("mm_token_type_ids", "token_type_ids")
 ARRAY_COLUMNS = ("pixel_values", "image_grid_thw", "image_sizes")
+_BY_TOKEN = ("input_ids", "attention_mask", *TOKEN_COLUMNS)
 ROW_COLUMNS = ("images", "image")  # of the prompt file
 MARK = "<image>"  # in texts of data sets, the place of an image
 
@@ -122,6 +123,12 @@ class Vision:
             add_special_tokens=self.processor.chat_template is None,
             return_tensors="pt",
         )
+        if self.processor.chat_template is None:
+            ended = added_end(self.processor.tokenizer, text, columns["input_ids"][0].tolist())
+            columns = {
+                name: value[:, : value.shape[1] - len(ended)] if name in _BY_TOKEN else value
+                for name, value in columns.items()
+            }
         ids = columns.pop("input_ids")[0].tolist()
         return ids, self._columns(columns, len(ids)) if shown else None
 
