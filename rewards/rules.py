@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rewards.load import Want, rewards_within
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 
 
 class Change(NamedTuple):
@@ -62,6 +62,12 @@ RULE_CHANGES = (
         "numbers are equal for their size (before: 10^{-20} and 10^{-21} were equal, since "
         "decimals were compared), printed mathematics (90°, √2, x²) and \\mathrm{e} are read, a "
         "right letter of a choice may stand before its words, and <answer> tags hold the answer",
+    ),
+    Change(
+        5,
+        "code_tests",
+        "blocks behind </think> come before those of the reasoning (before: any block that said it "
+        "was Python came before one that did not)",
     ),
     Change(
         4,

@@ -45,7 +45,13 @@ def _closes(line: str, fence: str) -> bool:
 def last_program(text: str) -> str | None:
     """The last block that says it is Python; if none does, the last one without a language that has
     a statement in it, since a sample of the output stands in such a block too, else the last one
-    without a language. None if there is no such block, or it is not closed."""
+    without a language. None if there is no such block, or it is not closed. Blocks behind the last
+    `</think>` come before those of the reasoning."""
+    _, ended, answer = text.rpartition("</think>")
+    return (ended and _last_program(answer)) or _last_program(text)
+
+
+def _last_program(text: str) -> str | None:
     blocks = fenced_blocks(text)
     named = [block.content for block in blocks if block.language in PYTHON]
     bare = [block.content for block in blocks if not block.language]

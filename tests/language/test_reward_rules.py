@@ -19,6 +19,7 @@ CONCERNED: list[dict[str, Any]] = [
     {},
     {"find": "boxed"},
     {},
+    {},
     {"find": "boxed"},
     {"find": "tag"},
     {"find": "last_number"},
