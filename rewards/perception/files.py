@@ -7,7 +7,7 @@ JPEG with a preview inside (MPO).
 
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -19,6 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
+from rewards.perception.media import to_tensor
 from rewards.rights import Right, need
 
 PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
@@ -60,6 +61,19 @@ class Read:
 
     media: list[Tensor | None]
     broken: dict[str, str]  # path: a sentence with the path in it
+
+
+def read_images(paths: Sequence[str | Path]) -> Read:
+    """Read images of any size and mode. Does not raise for missing or damaged files."""
+    media: list[Tensor | None] = []
+    broken: dict[str, str] = {}
+    for path in paths:
+        try:
+            media.append(to_tensor(open_image_file(path)))
+        except ValueError as error:
+            media.append(None)
+            broken[str(path)] = str(error)
+    return Read(media, broken)
 
 
 def open_image_file(

@@ -21,13 +21,13 @@ from flowrl.models.diffusers.call.inputs.columns import extras
 from flowrl.models.language.vision import row_images
 from flowrl.prompts import DataSource, PromptSet
 from flowrl.session.given_file import GivenItem, _header_size, read_sample
+from rewards.perception.files import read_images
 from rewards.perception.media import to_rgb, to_tensor
 from rewards.perception.moving import frames_in_time
 from rewards.perception.references import column_images
 from rewards.serving import wire
 from rewards.types import Samples
 from tests.support import media_forms
-from tests.support.image_files import read_images
 
 IMAGES = media_forms.image_forms()
 ANIMATIONS = media_forms.animation_forms()

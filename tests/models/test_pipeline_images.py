@@ -16,9 +16,9 @@ from flowrl.models.diffusers.call.drive.patches import patched, placed
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
+from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor
 from tests.support.driving import PROMPTS, STEPS
-from tests.support.image_files import read_images
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_parts import vae
 

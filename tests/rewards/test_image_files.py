@@ -9,9 +9,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from rewards.perception.files import MOST_FILE_PIXELS, open_image_file
+from rewards.perception.files import MOST_FILE_PIXELS, open_image_file, read_images
 from tests.support import fuzz
-from tests.support.image_files import read_images
 
 
 def encoded(form: str, mode: str = "RGB", **more) -> bytes:

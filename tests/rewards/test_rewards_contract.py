@@ -14,8 +14,8 @@ import rewards
 from rewards import Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, check_sum, self_test
 from rewards.load import names
+from rewards.perception.files import read_images
 from rewards.perception.media import WrongMedia, each_size, to_pil, to_tensor
-from tests.support.image_files import read_images
 from tests.support.reward_contract import (
     ODD,
     check_contract,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rewards import Reward, Samples
 from rewards.audio import Audio
-from tests.support.image_files import read_images
+from rewards.perception.files import read_images
 
 Factory = Callable[[Sequence[str]], Samples]
 ODD = (

@@ -25,7 +25,7 @@ def chat_tokens(
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def text_tokens(tokenizer: Any, text: str) -> list[int]:
+def unended_tokens(tokenizer: Any, text: str) -> list[int]:
     """Tokens of a text that goes on: with the tokenizer's beginning, without an end that it adds
     (`add_eos_token`), after which a model would begin another text."""
     ids = list(tokenizer(text).input_ids)
@@ -35,8 +35,8 @@ def text_tokens(tokenizer: Any, text: str) -> list[int]:
 def added_end(tokenizer: Any, text: str, ids: Sequence[int]) -> list[int]:
     """The end that a tokenizer has added to the tokens of a text; empty if it adds none."""
     end = [tokenizer.eos_token_id]
-    own = tokenizer(text, add_special_tokens=False).input_ids
-    return end if own and list(ids[-1:]) == end and list(own[-1:]) != end else []
+    bare = tokenizer(text, add_special_tokens=False).input_ids
+    return end if bare and list(ids[-1:]) == end and list(bare[-1:]) != end else []
 
 
 def images_refused(prompt: str) -> UserError:

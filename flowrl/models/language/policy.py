@@ -18,7 +18,7 @@ from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.complete_weights import check_fits, lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
-from flowrl.models.language.chat import chat_tokens, text_tokens
+from flowrl.models.language.chat import chat_tokens, unended_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.head import float32_head
 from flowrl.models.language.loading import OWN_CODE, check_numbers, read_errors
@@ -199,7 +199,7 @@ class CausalPolicy:
                 "use a model that has one"
             )
         else:
-            ids = text_tokens(self.tokenizer, prompt)
+            ids = unended_tokens(self.tokenizer, prompt)
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens")
         return ids
