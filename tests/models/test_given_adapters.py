@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.lora.given_adapters import merge_adapters
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
 from flowrl.settings.checks.machine import check_model
+from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 
@@ -209,6 +211,9 @@ def unfit(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "nan": weights | {first: weights[first] * torch.nan},
         "half": {f"x.{name}" if "lora_A" in name else name: w for name, w in weights.items()},
         "renamed": {f"x.{k}" if k.startswith(pair) else k: w for k, w in weights.items()},
+        "peft": {
+            name.replace("transformer.", "base_model.model.", 1): w for name, w in weights.items()
+        },
         "kohya": {
             f"lora_unet_{name.replace(side, other[side])}": w
             for name, w in weights.items()
@@ -234,6 +239,7 @@ def unfit(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         ({"adapters": ["HALF"]}, r"^model.adapters, 1: \S+half.safetensors lacks .*lora_A"),
         ({"adapters": ["RENAMED"]}, r"of the \d+ tensors of .*, \d+ belong to layers"),
         ({"adapters": ["KOHYA"]}, r"its keys are kohya's or ComfyUI's, .* in diffusers' format"),
+        ({"adapters": ["PEFT"]}, r"its keys are peft's: .* that has its adapter_config.json too"),
         ({"lora": {"from": "NAN"}}, r"from: .*nan.safetensors has NaN or infinity in .*\.lora_A"),
         ({"adapters": ["NAN"]}, r"adapters, 1: .*nan.safetensors has NaN or infinity in "),
         ({"adapters": [{"path": "GIVEN", "component": "transformer_2"}]}, "has no transformer_2"),
@@ -251,6 +257,19 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
         run = run_from(tree, "test")
         check_model(run.model)
         runs.session_of(run, tmp_path)
+
+
+def test_an_adapter_in_eight_bits_is_merged(pipeline: Path, tmp_path: Path) -> None:
+    file = written(pipeline, tmp_path / "given") / "pytorch_lora_weights.safetensors"
+    weights = {name: w.to(torch.float8_e4m3fn) for name, w in load_file(file).items()}
+    save_file(weights, tmp_path / "eight.safetensors")
+    save_file({name: w.float() for name, w in weights.items()}, tmp_path / "whole.safetensors")
+    merged = []
+    for name in ("eight", "whole"):
+        pipe = plain(pipeline)
+        merge_adapters(pipe, [FrozenAdapter(path=str(tmp_path / f"{name}.safetensors"))])
+        merged.append(pipe.transformer.state_dict())
+    assert all(torch.equal(w, merged[1][name]) for name, w in merged[0].items())
 
 
 def of_another_form(form: str, layer: str) -> dict[str, torch.Tensor]:

@@ -192,17 +192,19 @@ def _check_tensors(state: Mapping[str, torch.Tensor], source: str, place: str) -
     halves = [other for key in state if (other := other_half(key)) and other not in state]
     if halves:
         raise UserError(f"{place}: {source} lacks {halves[0]}: download it again")
-    wrong = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
+    wrong = [key for key, tensor in state.items() if not tensor.float().isfinite().all()]
     if wrong:
         raise UserError(f"{place}: {source} has NaN or infinity in {wrong[0]}: download it again")
 
 
 def _of_other_tools(file: Path) -> str:
-    """A hint for a file with the keys of kohya or ComfyUI, which diffusers reads for some
-    pipelines."""
+    """A hint for a file with peft's keys, whose alpha is in another file, or with those of kohya
+    or ComfyUI, which diffusers reads for some pipelines."""
     if not file.is_file() or file.suffix != ".safetensors":
         return ""
     keys = safetensors_header(file) or ()
+    if any(key.startswith("base_model.model.") for key in keys):
+        return f"; its keys are peft's: name the folder that has its {CONFIG_NAME} too"
     tools = any(key.startswith(("lora_unet_", "diffusion_model.")) for key in keys)
     return (
         "; its keys are kohya's or ComfyUI's, which diffusers does not read for this pipeline: "
