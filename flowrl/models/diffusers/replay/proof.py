@@ -106,6 +106,7 @@ class Subject:
             padding=padding,
             user_levels=self.loop.levels is not None,
             video=self.recorded[1].media.ndim == 5,
+            sound=self.recorded[1].sound_alone,
             levels=way.levels,
             parts=() if (layout := self.loop.layout) is None else layout.names,
             data=() if layout is None else layout.data,
@@ -137,7 +138,7 @@ class Subject:
             steps, media, repeatable = self._record()
         predicted = [media.values, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
-        if not shown(media.media) and self.loop.traits.form == "pt":
+        if not media.sound_alone and not shown(media.media) and self.loop.traits.form == "pt":
             # some pipelines scale to 0..1 only there
             self.loop.show(form="np")
             steps, media, repeatable = self._record()
@@ -295,8 +296,9 @@ class Subject:
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
-            proof_checks.coloured(self.loop.name, decoded)
-            if away == 0 and shown(decoded):
+            check = proof_checks.heard if result.sound_alone else proof_checks.coloured
+            check(self.loop.name, decoded)
+            if away == 0 and (result.sound_alone or shown(decoded)):
                 return through
             if away == 0:
                 raise UserError(
