@@ -40,7 +40,8 @@ class Samples:
             [f 3 h w] of any sizes; or n strings; or, of sound alone, the waveforms of `audio`
             [n channels time]; or tensors [n k] or [n t k] from a user's own model: points,
             trajectories. None in a sequence is a sample that could not be read; `score_all` removes
-            it before it calls a reward
+            it before it calls a reward. Sounds of files may have several lengths and rates: then
+            they are a list of `Audio` of one row, `audio` is None, and each form has a call
     group   one id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
     audio   the sound of videos, or sound alone: `audio.waveform` [n channels time] in -1..1 at
@@ -76,6 +77,22 @@ class Samples:
         """
         kind = self._kind_of_media
         return "sound" if kind == "tensor" and self.audio is not None else kind
+
+    @property
+    def by_sound(self) -> "Iterator[tuple[list[int], Samples]]":
+        """The rows of each rate and shape of a list of sounds, and their samples with one `audio`;
+        other samples as they are."""
+        listed = [] if isinstance(self.media, Tensor) else list(self.media)
+        sounds = [item for item in listed if isinstance(item, Audio)]
+        if not sounds or len(sounds) < len(listed):
+            yield list(range(len(self.prompts))), self
+            return
+        forms: dict[tuple[Any, ...], list[int]] = {}
+        for row, sound in enumerate(sounds):
+            forms.setdefault((sound.rate, *sound.waveform.shape), []).append(row)
+        for rows in forms.values():
+            audio, part = Audio.joined([sounds[row] for row in rows]), self.take(rows)
+            yield rows, Samples.of_sound(audio, part.prompts, part.group, part.meta)
 
     @property
     def _kind_of_media(self) -> Kind:
@@ -136,6 +153,8 @@ def no_such_name(name: str) -> str:
 def _kind(item: Any) -> Kind:
     if isinstance(item, str):
         return "text"
+    if isinstance(item, Audio):
+        return "sound"
     if isinstance(item, Tensor) and item.is_floating_point() and item.ndim in (3, 4):
         if item.shape[-3] == 3:
             return "image" if item.ndim == 3 else "video"

@@ -25,7 +25,12 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
-KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
+KIND_OF_SUFFIX: Mapping[str, MediaKind] = {
+    ".png": "image",
+    ".apng": "video",
+    ".wav": "sound",
+    ".txt": "text",
+}
 
 
 class Showing(NamedTuple):
@@ -42,11 +47,12 @@ class PlannedSample:
     """A sample of a plan.
 
     file     in the folder of the votes: the pixels that rewards score, as a PNG, an animated one
-             for a video; or a text
+             for a video; a WAV of sound alone; or a text
     origin   where it is from: a file, or the weights that made it
     scores   the run's recorded scores; None where unscored
     source   the image that it is an edit of, in the folder too
-    sound    of a video, in the folder too
+    sound    of a video, in the folder too; of sound alone its file
+    drawing  of sound alone: its waveform as an image, in the folder too
     frames   of a video
     seconds  that it is shown for before it begins again
     """
@@ -57,6 +63,7 @@ class PlannedSample:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     source: str = ""
     sound: str = ""
+    drawing: str = ""
     frames: int = 1
     seconds: float = 0.0
 
@@ -111,7 +118,7 @@ class VotePlan:
             for rater, order in tree["turns"].items()
         }
         names = [sample.file for sample in samples] + [
-            sample.source or "x.png" for sample in samples
+            name or "x.png" for sample in samples for name in (sample.source, sample.drawing)
         ]
         if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
             raise ValueError("a sample of an unknown kind")

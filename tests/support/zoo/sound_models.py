@@ -13,7 +13,7 @@ ACE: Settings = {
 # of a tiny vae each: some 100 numbers of sound for 12 to 25 numbers of time in the latents
 SOUNDS: dict[str, Settings] = {
     "AutoencoderOobleck": {
-        "encoder_hidden_size": 6,
+        "encoder_hidden_size": 8,
         "downsampling_ratios": [2, 4],
         "channel_multiples": [1, 2],
         "decoder_channels": 6,

@@ -81,7 +81,7 @@ def hifi(_: Any) -> nn.Module:
         SpeechT5HifiGanConfig(
             model_in_dim=8, sampling_rate=800, upsample_initial_channel=8, upsample_rates=[2, 2],
             upsample_kernel_sizes=[4, 4], resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1]],
-            normalize_before=False,
+            normalize_before=False, initializer_range=0.4,
         )
     )  # fmt: skip
 
@@ -91,10 +91,10 @@ def mel_vae(_: Any) -> nn.Module:
 
 
 def silent(pipe: Any) -> None:
-    """The learned silence of a timbre encoder has a length that its own parts ask for."""
+    """The learned silence of a timbre encoder, and the condition without a prompt."""
     torch.manual_seed(3)
     encoder = pipe.condition_encoder
-    encoder.silence_latent = 0.1 * torch.randn(1, 4000, 4)
+    encoder.silence_latent = 0.1 * torch.randn(1, 20, 4)
     encoder.null_condition_emb = nn.Parameter(torch.randn(1, 1, 16))
 
 
@@ -156,4 +156,36 @@ SOUND_SPECIALS: dict[str, Special] = {
         },
         {"audio_length_in_s": 0.08},
     ),
+}
+
+_GIVEN = {"audio": waveform()}
+_PART = _GIVEN | {"mask_start_seconds": 0.03, "mask_end_seconds": 0.08}
+# of each class: further arguments of its call by what they are, and whether guidance is tried
+INPUTS: dict[str, dict[str, tuple[Mapping[str, Any], bool]]] = {
+    "StableAudioPipeline": {
+        "prompt": ({}, True),
+        "prompt, negative prompt": ({"negative_prompt": "bad"}, True),
+    },
+    "StableAudio3Pipeline": {
+        "prompt": ({}, True),
+        "prompt, negative prompt": ({"negative_prompt": "bad"}, True),
+    },
+    "StableAudio3InpaintPipeline": {"prompt, waveform, seconds to fill": (_PART, True)},
+    "StableAudio3AudioToAudioPipeline": {
+        "prompt, waveform, init_noise_level 1": (_GIVEN, True),
+        "prompt, waveform, init_noise_level 0.7": (_GIVEN | {"init_noise_level": 0.7}, True),
+    },
+    "AceStepPipeline": {
+        "prompt, lyrics, guided": ({}, True),
+        "prompt, lyrics": ({}, False),
+        "prompt, lyrics, src_audio to repaint": (
+            {
+                "src_audio": waveform()[0],
+                "task_type": "repaint",
+                "repainting_start": 0.03,
+                "repainting_end": 0.08,
+            },
+            False,
+        ),
+    },
 }

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
@@ -179,10 +180,10 @@ def waveforms(result: Any, double: bool = False) -> Tensor:
 
 def sampling_rate(pipe: Any) -> int | None:
     """The rate in Hz of the sound that a pipeline makes, from its components' configurations; None
-    if they have none."""
-    configs = [
-        dict(part.config) for part in pipe.components.values() if isinstance(part, ConfigMixin)
-    ]
+    if they have none. A vocoder may be one of transformers."""
+    parts = list(pipe.components.values())
+    configs = [dict(part.config) for part in parts if isinstance(part, ConfigMixin)]
+    configs += [part.config.to_dict() for part in parts if isinstance(part, PreTrainedModel)]
     rates = (config[name] for name in RATES for config in configs if config.get(name) is not None)
     return next((int(rate) for rate in rates), None)
 
