@@ -86,9 +86,9 @@ def reward_scores(name: str, reward: Reward, samples: Samples) -> RewardScores:
     scorable = torch.nonzero(~missing).flatten()
     shown = samples if len(scorable) == n else samples.take(scorable)
     with _noted("reward", name):
-        scores.put(
-            scorable, _column("reward", name, guarded_call(name, reward, shown), len(scorable))
-        )
+        for rows, part in shown.by_sound:
+            column = _column("reward", name, guarded_call(name, reward, part), len(rows))
+            scores.put(scorable[rows], column)
     return scores
 
 

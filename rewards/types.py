@@ -13,7 +13,7 @@ from rewards.audio import Audio
 
 T = TypeVar("T")
 
-Kind = Literal["image", "video", "text", "tensor"]
+Kind = Literal["image", "video", "sound", "text", "tensor"]
 
 
 class MediaForm(NamedTuple):
@@ -37,13 +37,15 @@ class Samples:
     """n decoded samples; the samples of a group are contiguous.
 
     media   images [n 3 h w] or videos [n f 3 h w], floats in 0..1; or n tensors [3 h w] or
-            [f 3 h w] of any sizes; or n strings; or tensors [n k] or [n t k] from a user's own
-            model: points, waveforms, trajectories. None in a sequence is a sample that could not be
-            read; `score_all` removes it before it calls a reward
+            [f 3 h w] of any sizes; or n strings; or, of sound alone, the waveforms of `audio`
+            [n channels time]; or tensors [n k] or [n t k] from a user's own model: points,
+            trajectories. None in a sequence is a sample that could not be read; `score_all` removes
+            it before it calls a reward. Sounds of files may have several lengths and rates: then
+            they are a list of `Audio` of one row, `audio` is None, and each form has a call
     group   one id per sample; two draws of the same prompt are two groups
     meta    the other columns of the prompt file, one mapping per sample; or empty
-    audio   the videos' sound: `audio.waveform` [n channels time] in -1..1 at `audio.rate` Hz; None
-            for samples without
+    audio   the sound of videos, or sound alone: `audio.waveform` [n channels time] in -1..1 at
+            `audio.rate` Hz; None for samples without
     """
 
     media: Any
@@ -71,8 +73,29 @@ class Samples:
     def kind(self) -> Kind:
         """Kind of the media. ValueError if they cannot be scored or mix two kinds.
 
-        "image" if there are no samples.
+        "image" if there are no samples; "sound" if the sound is all that they are.
         """
+        kind = self._kind_of_media
+        return "sound" if kind == "tensor" and self.audio is not None else kind
+
+    @property
+    def by_sound(self) -> "Iterator[tuple[list[int], Samples]]":
+        """The rows of each rate and shape of a list of sounds, and their samples with one `audio`;
+        other samples as they are."""
+        listed = [] if isinstance(self.media, Tensor) else list(self.media)
+        sounds = [item for item in listed if isinstance(item, Audio)]
+        if not sounds or len(sounds) < len(listed):
+            yield list(range(len(self.prompts))), self
+            return
+        forms: dict[tuple[Any, ...], list[int]] = {}
+        for row, sound in enumerate(sounds):
+            forms.setdefault((sound.rate, *sound.waveform.shape), []).append(row)
+        for rows in forms.values():
+            audio, part = Audio.joined([sounds[row] for row in rows]), self.take(rows)
+            yield rows, Samples.of_sound(audio, part.prompts, part.group, part.meta)
+
+    @property
+    def _kind_of_media(self) -> Kind:
         if isinstance(self.media, Tensor):
             return _kind(self.media[0] if len(self.media) else torch.empty(self.media.shape[1:]))
         readable = [item for item in self.media if item is not None]
@@ -80,6 +103,17 @@ class Samples:
         if len(kinds) > 1:
             raise ValueError(f"Samples: {' and '.join(sorted(kinds))} in one batch; separate them")
         return _kind(readable[0]) if readable else "image"
+
+    @classmethod
+    def of_sound(
+        cls,
+        audio: Audio,
+        prompts: Sequence[str],
+        group: Int[Tensor, " n"],
+        meta: Sequence[Mapping[str, Any]] = (),
+    ) -> "Samples":
+        """Samples of sound alone."""
+        return cls(audio.waveform, prompts, group, meta, audio)
 
     def on_cpu(self) -> "Samples":
         """The same samples with their media in host memory."""
@@ -110,14 +144,17 @@ def no_such_name(name: str) -> str:
     """Error message for an attribute that samples do not have."""
     return (
         f"samples have no {name!r}; they have media (images [n 3 h w] or videos [n f 3 h w] in "
-        "0..1, n texts, or tensors [n k] or [n t k]), prompts, meta (other columns of the prompt "
-        "file), audio (None, or waveform [n channels time] and rate), group, kind and take"
+        "0..1, n texts, waveforms [n channels time], or tensors [n k] or [n t k]), prompts, meta "
+        "(other columns of the prompt file), audio (None, or waveform [n channels time] and rate), "
+        "group, kind and take"
     )
 
 
 def _kind(item: Any) -> Kind:
     if isinstance(item, str):
         return "text"
+    if isinstance(item, Audio):
+        return "sound"
     if isinstance(item, Tensor) and item.is_floating_point() and item.ndim in (3, 4):
         if item.shape[-3] == 3:
             return "image" if item.ndim == 3 else "video"

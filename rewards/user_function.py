@@ -33,7 +33,7 @@ from torch import Tensor
 from rewards.checks.settings import function_parameters
 from rewards.combine import reward_scores
 from rewards.perception.media import by_size, expect
-from rewards.types import Reward, RewardScores, Samples, no_such_name, per_of
+from rewards.types import Kind, Reward, RewardScores, Samples, no_such_name, per_of
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -165,6 +165,14 @@ def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
             p.name: p for p in parameters if p.name not in ("prompts", "completions", *_TRAINER)
         }
     return {p.name: p for p in parameters[3 if _is_flow_grpo(function) else 1 :]}
+
+
+def form_kinds(function: Callable[..., Any]) -> tuple[Kind, ...] | None:
+    """The kinds of media that a user's function takes by its form; None for one of samples, which
+    may be of any kind."""
+    if _is_trl(function):
+        return ("text",)
+    return ("image", "video") if _is_flow_grpo(function) else None
 
 
 def _is_flow_grpo(function: Callable[..., Any]) -> bool:

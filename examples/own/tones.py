@@ -29,6 +29,7 @@ class Tones(nn.Module):
     """
 
     state = (HARMONICS, 2)
+    rate = RATE  # samples are sound, which rewards, pages and files get at this rate
     spread = 0.25
 
     def __init__(self, width: int = 64) -> None:
@@ -58,7 +59,7 @@ class Tones(nn.Module):
     def image(self, sample: Tensor) -> Image.Image:
         """The first 20 ms as a line."""
         image = Image.new("RGB", (160, 96), "white")
-        part = sample[: RATE // 50]
+        part = sample[0, : RATE // 50]  # of [channels t]
         points = [(i, 48 - 90 * float(y)) for i, y in enumerate(part)]
         ImageDraw.Draw(image).line(points, fill="black")
         return image
@@ -74,7 +75,7 @@ class Timbre:
     def differentiable(self, media: Tensor, samples: Samples) -> Tensor:
         power = torch.fft.rfft(media.double()).abs().square()
         bins = [round(PITCH * k * LENGTH / RATE) for k in range(1, HARMONICS + 1)]
-        energy = power[:, bins]
+        energy = power[:, 0, bins]
         low = energy[:, : HARMONICS // 2].sum(1) / (energy.sum(1) + 1e-6)
         asked = torch.tensor(["high" not in text for text in samples.prompts]).to(low)
         return (asked * low + (1 - asked) * (1 - low)).to(media)

@@ -28,6 +28,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.modular.face import faced
 from flowrl.models.diffusers.modular.folder import guiders_of
+from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.models.open import DTYPES
 from flowrl.paths import find
 from flowrl.settings.model.form import is_pipeline_folder
@@ -206,7 +207,7 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     if folder is not None and is_pipeline_of(pipe, folder):
         return source
     saved = files / "pipeline"
-    pipe.save_pretrained(saved)
+    save_pipeline(pipe, saved)
     return str(saved)
 
 

@@ -41,6 +41,7 @@ from rewards.types import MediaForm
 
 METRIC_NAMES = {
     "image/diversity": "diversity within a prompt",
+    "sound/diversity": "diversity within a prompt",
     "sample/diversity": "diversity within a prompt",
     "text/length": "tokens per completion",
     "text/stopped": "share that ended with a stop token",

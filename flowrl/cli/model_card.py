@@ -20,6 +20,7 @@ from flowrl.pages.curves import DIVERSITIES, RunCharts
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
+from flowrl.run.watch.text_facts import likely_form
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.checks.unlike import unlike_training
@@ -109,6 +110,8 @@ def _metadata(subject: CardSubject) -> ModelCardData:
         kind = library = None
     if isinstance(run.model, PipelineSettings) and run.model.call.get("num_frames", 1) != 1:
         kind = "text-to-video"
+    if pipeline and likely_form(run).kind == "sound":
+        kind = "text-to-audio"
     tags = [
         "flowrl",
         "reinforcement-learning",

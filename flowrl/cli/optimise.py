@@ -23,6 +23,7 @@ from flowrl.cli.steer import SampleScorer
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import euler_path
 from flowrl.models.diffusers.batch import Prompted
+from flowrl.models.diffusers.call.results.decoder import sound_of
 from rewards import Samples
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
@@ -120,7 +121,8 @@ class NoiseScores:
                 raise UserError(
                     f"--optimise gradient: the decoder of {policy.name} has no gradient"
                 )
-            shown = self.scorer.shown(media.detach(), at)
+            clean = media.detach()
+            shown = self.scorer.shown(clean, at, sound_of(policy.sound_rate, clean))
             weights = self.scorer.weights
             scores = [
                 weights[n] * differentiable_scores(n, r, media, shown).to(media)

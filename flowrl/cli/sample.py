@@ -179,13 +179,15 @@ def _at_one_size(policy: Any, prompts: PromptSet, option: str) -> Any:
 
 
 def _save_each(page: Page, policy: Policy | RewrittenPolicy, out: Path) -> None:
-    """Write a file per sample; for tensors also one file with their numbers."""
+    """Write a file per sample; for tensors also one file with their numbers. Of sound alone the
+    sample's file is its WAV, beside images of it."""
     if page.samples.kind == "tensor":
         np.save(out / "samples.npy", torch.as_tensor(page.samples.media).cpu().numpy())
     shown = replace(page, samples=shown_by(policy, page.samples))
     shown.save_each(out)
     if not shown.texts:  # so that `flowrl score` and `flowrl vote` know the prompts of the files
         ending = "gif" if shown.moving else "png"
+        ending = "wav" if page.samples.kind == "sound" else ending
         rows = [
             {"file": f"{i:03d}.{ending}", "prompt": prompt}
             for i, prompt in enumerate(shown.samples.prompts)

@@ -24,6 +24,7 @@ from flowrl.settings import RewardSpec
 from flowrl.settings.file.strict_yaml import list_entries
 from flowrl.settings.read import explain
 from rewards import Judge, Reward, Samples, check_reward, load, score_all
+from rewards.audio import Audio
 from rewards.checks.self_test import Prompts, self_test
 from rewards.combine import judged
 from rewards.load import load_judge
@@ -64,7 +65,7 @@ class Gallery:
     broken: dict[str, str] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     abstained: dict[str, list[str]] = field(default_factory=dict)
-    _kept: dict[int, Tensor | str | None] = field(default_factory=dict)
+    _kept: dict[int, Tensor | Audio | str | None] = field(default_factory=dict)
     _bytes: int = 0
 
     def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
@@ -74,7 +75,7 @@ class Gallery:
         self.broken |= read.broken
         fresh = dict(zip(missing, read.media, strict=True))
         for row, media in fresh.items():
-            size = media.nbytes if isinstance(media, Tensor) else len(media or "")
+            size = _size(media)
             if self._bytes + size <= CACHE:
                 self._kept[row], self._bytes = media, self._bytes + size
         media = [fresh[row] if row in fresh else self._kept[row] for row in rows]
@@ -179,7 +180,7 @@ def _note_refused(
 
 
 def _kinds(samples: Samples) -> list[list[int]]:
-    """Rows of images, of videos and of texts: a reward gets one kind per call. Unreadable samples
+    """Rows of images, videos, sounds and texts: a reward gets one kind per call. Unreadable samples
     go with the first kind."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
@@ -190,9 +191,17 @@ def _kinds(samples: Samples) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _dimensions(media: Tensor | str) -> int:
-    """3 for an image, 4 for a video, 0 for a text."""
+def _dimensions(media: Tensor | Audio | str) -> int:
+    """3 for an image, 4 for a video, 1 for a sound, 0 for a text."""
+    if isinstance(media, Audio):
+        return 1
     return media.ndim if isinstance(media, Tensor) else 0
+
+
+def _size(media: Tensor | Audio | str | None) -> int:
+    """Bytes of a sample."""
+    media = media.waveform if isinstance(media, Audio) else media
+    return media.nbytes if isinstance(media, Tensor) else len(media or "")
 
 
 def _groups(samples: Samples, rows: Sequence[int]) -> list[list[int]]:
@@ -359,7 +368,7 @@ def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, 
 def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
     """Run a reward's self-test, which only warns, since nothing is trained."""
     shown = items[:4]
-    kind = "text" if shown and shown[0].source.text is not None else "image"
+    kind = shown[0].source.kind if shown else "image"
     prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown], kind=kind)
     try:
         self_test(name, reward, prompts)

@@ -17,8 +17,11 @@ from flowrl.evaluation.folders import Where, columns, find_items
 from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.media import pictures
+from flowrl.media.sounds import wave_image
 from flowrl.paths import removed_on_error
 from flowrl.settings.command_line.arguments import Word
+from rewards.audio import Audio
+from rewards.perception.media import to_tensor
 
 ScoreColumn = Float[np.ndarray, " n"]
 
@@ -147,10 +150,17 @@ def contact_sheet(path: Path, gallery: Gallery, name: str, column: ScoreColumn, 
         return
     left_out = f", {len(shown)} of {len(rows)} shown" if len(shown) < len(rows) else ""
     title = f"{name}, best first{left_out}"
-    stills = [thumbnail(pictures.still(m)) for m in gallery.samples(shown).media]
+    stills = [thumbnail(_still(m)) for m in gallery.samples(shown).media]
     captions = [gallery.items[row].prompt for row in shown]
     page = pictures.contact_grid(stills, captions, [float(column[row]) for row in shown], title)
     pictures.save_grid(page, path)
+
+
+def _still(media: Any) -> Any:
+    """An image of a sample; of a sound its waveform."""
+    if not isinstance(media, Audio):
+        return pictures.still(media)
+    return to_tensor(wave_image(media.waveform[0]))
 
 
 def sheet_ranks(count: int, most: int) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.errors import UserError
+from rewards.audio import Audio
 from rewards.perception.contents import FIRST_BYTES, unlike_its_name
 from rewards.perception.files import DAMAGE, PIECE, Read, open_image_file
 from rewards.perception.media import to_tensor
@@ -21,13 +22,16 @@ from rewards.perception.moving import (
     read_image_or_frames,
     read_video_frames,
 )
+from rewards.perception.sound_files import is_wav, read_wav
+from rewards.types import Kind
 
 IMAGE_SUFFIXES = frozenset(
     (".png", ".apng", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".tif", ".tiff")
 )
 MOVING = frozenset((".gif",))
 VIDEOS = frozenset((".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi"))
-MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
+SOUNDS = frozenset((".wav",))
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS | SOUNDS
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,13 @@ class Source:
     data: bytes | None = field(default=None, repr=False)
     box: tuple[int, int, int, int] | None = None  # x, y, width, height in pixels
     text: str | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind, as far as its name says: a video's is "image"."""
+        if self.text is not None:
+            return "text"
+        return "sound" if Path(self.name).suffix.lower() in SOUNDS else "image"
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
@@ -62,7 +73,8 @@ class Source:
 
 
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
-    """Read images [3 h w] and videos [f 3 h w] in 0..1, texts, and None for entries in `broken`.
+    """Read images [3 h w] and videos [f 3 h w] in 0..1, sounds, texts, and None for entries in
+    `broken`.
 
     At most `frames` frames of a video or an animation are kept, evenly spaced in time, including
     the first and the last. What the pixels of each form of file are is in docs/pixels.md.
@@ -94,7 +106,7 @@ def _sentence(source: Source, error: BaseException) -> str:
     return f"{source.name}: not readable ({error})"
 
 
-def _read(source: Source, frames: int) -> Tensor:
+def _read(source: Source, frames: int) -> Tensor | Audio:
     by_name = Path(source.name.partition("#")[0]).suffix.lower() in VIDEOS
     if source.box is not None:
         assert source.path is not None
@@ -105,7 +117,10 @@ def _read(source: Source, frames: int) -> Tensor:
         return to_tensor(open_image_file(piece, formats=MEDIA_FORMATS))
     content = _content(source)
     assert content is not None, source
-    if by_name or is_video(_head(content)):
+    begin = _head(content)
+    if is_wav(begin):
+        return read_wav(content)
+    if by_name or is_video(begin):
         return read_video_frames(content, frames)
     if isinstance(content, io.BytesIO):
         return read_image_or_frames(content, frames)

@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
+from torch.nn.functional import adaptive_max_pool1d
 
 from flowrl.errors import UserError
+from flowrl.media.pictures import PAPER
 
 MOST_SECONDS, MOST_RATE = 6, 16_000  # of a page's copy
 WINDOW, SPAN = 512, 80.0  # samples of a window; decibels from black to white
-WIDTH, HEIGHT = 224, 64  # pixels of a spectrogram
+WIDTH, HEIGHT = 224, 64  # pixels of a spectrogram, and of a waveform
+WAVE = (46, 110, 180)  # colour of a waveform
 
 
 class SoundCopy(NamedTuple):
@@ -58,6 +61,19 @@ def spectrogram(waveform: Float[Tensor, "c t"]) -> Image.Image:
     gray = ((level + SPAN) / SPAN).clamp(0, 1).flip(0)
     gray = torch.nn.functional.adaptive_max_pool2d(gray[None], (HEIGHT, WIDTH))[0]
     return Image.fromarray((gray * 255).round().to(torch.uint8).numpy())
+
+
+def wave_image(waveform: Float[Tensor, "c t"], reach: float = 1.0) -> Image.Image:
+    """A waveform over time, from -reach to reach: its lowest and highest numbers in each column of
+    pixels, over all channels."""
+    image = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
+    pen, middle = ImageDraw.Draw(image), (HEIGHT - 1) / 2
+    wave = waveform.detach().cpu().float().nan_to_num(0.0, reach, -reach)[None]
+    high = adaptive_max_pool1d(wave, WIDTH)[0].amax(0).clamp(-reach, reach) / reach
+    low = -adaptive_max_pool1d(-wave, WIDTH)[0].amax(0).clamp(-reach, reach) / reach
+    for at, (top, bottom) in enumerate(zip(high.tolist(), low.tolist(), strict=True)):
+        pen.line((at, middle - middle * top, at, middle - middle * bottom), fill=WAVE)
+    return image
 
 
 def small_sound(waveform: Float[Tensor, "c t"], rate: int) -> SoundCopy:

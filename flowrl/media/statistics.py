@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# what a statistic's name begins with, which no reward's does
+PREFIXES = ("image/", "sound/", "sample/", "text/")
 THUMBNAIL_SIZE = 64  # statistics are computed on images of at most this size
 
 
@@ -125,6 +127,26 @@ def tensor_statistics(media: Tensor, group: Tensor) -> Statistics:
     flat = media.flatten(1).float().cpu()
     diversity, away = _diversity(flat, group)
     columns = {"mean": flat.mean(1), "size": flat.square().mean(1).sqrt()}
+    means = {name: float(column.mean()) for name, column in columns.items()}
+    return Statistics(means | {"diversity": diversity}, columns | {"diversity": away})
+
+
+def sound_statistics(media: Tensor, group: Tensor) -> Statistics:
+    """Statistics of waveforms [n channels time]; groups are contiguous rows.
+
+    level      root mean square, of full scale 1
+    clipped    share of numbers at full scale or beyond, which a file cuts
+    crossings  share of neighbours in time between which the first channel changes its sign
+    diversity  root mean square distance per number between two samples of one group
+    """
+    waves = media.float().cpu()
+    diversity, away = _diversity(waves.flatten(1), group)
+    first = waves[:, 0] > 0
+    columns = {
+        "level": waves.square().flatten(1).mean(1).sqrt(),
+        "clipped": (waves.abs() >= 1).float().flatten(1).mean(1),
+        "crossings": (first[:, 1:] != first[:, :-1]).float().mean(1),
+    }
     means = {name: float(column.mean()) for name, column in columns.items()}
     return Statistics(means | {"diversity": diversity}, columns | {"diversity": away})
 

@@ -1,8 +1,9 @@
-"""Draw samples that are tensors as images: points, waveforms and paths."""
+"""Draw samples that are tensors as images: points, sounds and paths."""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from PIL import Image, ImageDraw
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.media.pictures import INK, PALE, PAPER, TILE
+from flowrl.media.sounds import wave_image
 from rewards import Samples
 
 AXIS_MARGIN, DOT, OTHER = (
@@ -22,13 +24,14 @@ AXIS_COLOURS = ((46, 110, 180), (214, 104, 38), (60, 150, 80), (150, 90, 170), (
 
 
 def drawn(samples: Samples, draw: Callable[[Tensor], Image.Image | None]) -> Samples:
-    """The same samples with images [3 h w] in place of tensors; other samples unchanged.
+    """The same samples with images [3 h w] in place of tensors and of sound alone, whose sound
+    stays beside them; other samples unchanged.
 
     `draw` is the model's own drawing function; if it is missing or returns None, a sample of two
     numbers is a dot among the others, [t 2] a path that ends in a dot, and other tensors are lines
     over their first axis. All images share the same axes, from -m to m, with m a power of two.
     """
-    if samples.kind != "tensor" or not len(samples.prompts):
+    if samples.kind not in ("tensor", "sound") or not len(samples.prompts):
         return samples
     media: Tensor = torch.as_tensor(samples.media).float().cpu()
     largest = float(media.abs().nan_to_num(0.0, 0.0, 0.0).max())
@@ -38,7 +41,8 @@ def drawn(samples: Samples, draw: Callable[[Tensor], Image.Image | None]) -> Sam
         drawing = draw(item)
         if drawing is not None and not isinstance(drawing, Image.Image):
             raise UserError(f"image(sample) must return a PIL image, not {type(drawing).__name__}")
-        images.append((drawing or _plain(item, media, reach)).convert("RGB"))
+        plain = wave_image if samples.kind == "sound" else partial(_plain, all_items=media)
+        images.append((drawing or plain(item, reach=reach)).convert("RGB"))
     return replace(samples, media=[_pixels(image) for image in images])
 
 
@@ -47,7 +51,7 @@ def _pixels(image: Image.Image) -> Tensor:
     return data.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
 
 
-def _plain(item: Tensor, all_items: Tensor, reach: float) -> Image.Image:
+def _plain(item: Tensor, *, all_items: Tensor, reach: float) -> Image.Image:
     image = Image.new("RGB", (TILE, TILE), PAPER)
     pen = ImageDraw.Draw(image)
     middle = TILE / 2

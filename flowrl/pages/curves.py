@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flowrl.media.statistics import PREFIXES
 from flowrl.pages.charts import Chart, Curve
 from flowrl.pages.run_folder import RunFolder
 from flowrl.settings.words.scores import TRAINED, is_trained, shown_score
@@ -13,13 +14,17 @@ TRAINING = 5  # the colour of training samples, beside held-out ones
 PHASES = ("encode", "sample", "decode", "score", "ref", "update")
 WAITS = ("waiting/sampling", "waiting/scoring", "sending")  # of training, with workers
 OF_WORKERS, _AGE = "workers/seconds/", "workers/lag"
-DIVERSITIES = ("image/diversity", "text/distinct")
+DIVERSITIES = ("image/diversity", "sound/diversity", "text/distinct")
 STATISTIC_NAMES = {
     "image/brightness": ("Brightness", "0 to 1"),
     "image/saturation": ("Saturation", "0 to 1"),
     "image/edges": ("Share of pixels on edges", "0 to 1"),
     "image/entropy": ("Entropy of colours", "bits"),
     "image/diversity": ("Diversity within a prompt", "distance per pixel"),
+    "sound/level": ("Level of the sound", "root mean square of full scale"),
+    "sound/clipped": ("Share of numbers at full scale", "0 to 1"),
+    "sound/crossings": ("Changes of sign", "per number"),
+    "sound/diversity": ("Diversity within a prompt", "distance per number"),
     "image/surprise": ("Surprise of a token", "nats"),
     "text/length": ("Length", "tokens"),
     "text/stopped": ("Texts that end by themselves", "share"),
@@ -178,7 +183,7 @@ def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     names = [name.removeprefix("held_out/") for name in run.names]
-    for name in dict.fromkeys(n for n in names if n.startswith(("image/", "text/"))):
+    for name in dict.fromkeys(n for n in names if n.startswith(PREFIXES)):
         held_out = Curve("held-out samples", run.column(f"held_out/{name}"), marks=True)
         used |= {name, f"held_out/{name}", f"held_out_std/{name}", f"held_out_gain_error/{name}"}
         title, unit = STATISTIC_NAMES.get(name, (name, ""))

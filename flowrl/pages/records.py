@@ -26,7 +26,7 @@ MOST_RECORD_BYTES = 2**25  # of a file
 _MOST_LINES = 10_000  # of starts or alarms that are read: the newest
 MOST_TEXT = 4000  # letters of a text, and a tenth of that of a prompt
 _NUMBERED = re.compile(r"(evaluation|tree)-(\d{6,})\.json")
-MediaKind = Literal["image", "video", "text"]
+MediaKind = Literal["image", "video", "sound", "text"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from flowrl.bounded_files import json_object, parsed_json
 from flowrl.errors import UserError
+from flowrl.media.statistics import PREFIXES
 from flowrl.pages.plain_files import plain_bytes, plain_lines
 from flowrl.pages.records import (
     AlarmRecord,
@@ -152,7 +153,7 @@ class RunFolder:
         names = [name.removeprefix("held_out_std/") for name in std]
         if not names:
             names = [n.removeprefix("held_out/") for n in self.names if n.startswith("held_out/")]
-        scores = [name for name in names if not name.startswith(("image/", "text/"))]
+        scores = [name for name in names if not name.startswith(PREFIXES)]
         order = self.evaluations[-1].scores if self.evaluations else ()
         return sorted(scores, key=lambda name: list(order).index(name) if name in order else 99)
 

@@ -12,11 +12,11 @@ from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery, Item
 from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
-from flowrl.media.sounds import save_wav
+from flowrl.media.sounds import save_wav, wave_image
 from flowrl.media.videos import shown_seconds
 from flowrl.votes.plan import SAMPLES, PlannedSample, SourceKind, VotePlan, orders, pairs_within
 from rewards.audio import Audio
-from rewards.perception.media import to_pil
+from rewards.perception.media import to_pil, to_tensor
 from rewards.perception.references import read_references, reference_key
 from rewards.types import Samples
 
@@ -54,7 +54,7 @@ class SampleCopies:
         """Write a sample; returns its row. UserError for tensors that are no images or videos.
 
         source  the image that was edited, as a cell of a table; None for what is no edit
-        sound   of this one video
+        sound   of this one video; or this one sound, whose drawing the media are
         """
         row = len(self.planned)
         (self.folder / SAMPLES).mkdir(exist_ok=True)
@@ -63,6 +63,11 @@ class SampleCopies:
         if isinstance(media, str):
             sample = replace(sample, file=sample.file + ".txt")
             (self.folder / sample.file).write_text(media, encoding="utf-8", errors="replace")
+        elif isinstance(media, Audio):
+            drawing = to_tensor(wave_image(media.waveform[0]))
+            sample = self._sound(sample, drawing, media)
+        elif isinstance(media, Tensor) and media.ndim == 3 and sound is not None:
+            sample = self._sound(sample, media, sound)
         elif isinstance(media, Tensor) and media.ndim == 3:
             sample = replace(sample, file=sample.file + ".png")
             to_pil(media).save(self.folder / sample.file, "PNG", compress_level=1)
@@ -70,11 +75,19 @@ class SampleCopies:
             sample = self._video(sample, media, sound)
         else:
             raise UserError(
-                f"vote: {origin} is a tensor, and people vote on images, videos and texts: give "
-                "your model an `image` function that draws its samples"
+                f"vote: {origin} is a tensor, and people vote on images, videos, sounds and texts: "
+                "give your model an `image` function that draws its samples"
             )
         self.planned.append(sample)
         return row
+
+    def _sound(self, sample: PlannedSample, drawing: Tensor, sound: Audio) -> PlannedSample:
+        file = sample.file
+        save_wav(sound.waveform[0], sound.rate, self.folder / f"{file}.wav")
+        to_pil(drawing).save(self.folder / f"{file}.png", "PNG", compress_level=1)
+        seconds = sound.waveform.shape[-1] / sound.rate
+        wav = f"{file}.wav"
+        return replace(sample, file=wav, sound=wav, drawing=f"{file}.png", seconds=seconds)
 
     def _video(self, sample: PlannedSample, media: Tensor, sound: Audio | None) -> PlannedSample:
         seconds, file = shown_seconds(len(media)), sample.file

@@ -30,10 +30,19 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
+<<<<<<< HEAD
 KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
 SAMPLES = "samples"  # the folder of a plan's files
 # Names that flowrl gives. Others could lead out of the folder, whose plan anybody may have written.
 _NAME = re.compile(rf"{SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
+=======
+KIND_OF_SUFFIX: Mapping[str, MediaKind] = {
+    ".png": "image",
+    ".apng": "video",
+    ".wav": "sound",
+    ".txt": "text",
+}
+>>>>>>> wt-y
 
 
 class Showing(NamedTuple):
@@ -50,11 +59,12 @@ class PlannedSample:
     """A sample of a plan.
 
     file     in the folder of the votes: the pixels that rewards score, as a PNG, an animated one
-             for a video; or a text
+             for a video; a WAV of sound alone; or a text
     origin   where it is from: a file, or the weights that made it
     scores   the run's recorded scores; None where unscored
     source   the image that it is an edit of, in the folder too
-    sound    of a video, in the folder too
+    sound    of a video, in the folder too; of sound alone its file
+    drawing  of sound alone: its waveform as an image, in the folder too
     frames   of a video
     seconds  that it is shown for before it begins again
     """
@@ -65,6 +75,7 @@ class PlannedSample:
     scores: Mapping[str, float | None] = field(default_factory=dict)
     source: str = ""
     sound: str = ""
+    drawing: str = ""
     frames: int = 1
     seconds: float = 0.0
 
@@ -74,8 +85,9 @@ class PlannedSample:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All that the folder has of it: the sample, its source and its sound."""
-        return tuple(name for name in (self.file, self.source, self.sound) if name)
+        """All that the folder has of it: the sample, its source, its sound and its drawing."""
+        names = (self.file, self.source, self.sound, self.drawing)
+        return tuple(name for name in dict.fromkeys(names) if name)
 
 
 @dataclass(frozen=True)
@@ -123,8 +135,16 @@ class VotePlan:
             str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
+<<<<<<< HEAD
         if not all(_is_whole(sample) for sample in samples):
             raise ValueError("a sample of an unknown kind, or in a file outside its folder")
+=======
+        names = [sample.file for sample in samples] + [
+            name or "x.png" for sample in samples for name in (sample.source, sample.drawing)
+        ]
+        if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
+            raise ValueError("a sample of an unknown kind")
+>>>>>>> wt-y
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
         if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
             raise ValueError("a pair or a turn names what is not there")
@@ -140,11 +160,17 @@ class VotePlan:
 
 def _is_whole(sample: PlannedSample) -> bool:
     """Whether its names are ones that flowrl gives, of the kinds that they stand for."""
-    kinds = {sample.file: KIND_OF_SUFFIX, sample.source: (".png",), sample.sound: (".wav",)}
-    return all(
-        _NAME.fullmatch(name) is not None and Path(name).suffix in kinds[name]
-        for name in sample.files
+    kinds = (
+        (sample.file, KIND_OF_SUFFIX),
+        (sample.source, (".png",)),
+        (sample.sound, (".wav",)),
+        (sample.drawing, (".png",)),
     )
+    return all(
+        _NAME.fullmatch(name) is not None and Path(name).suffix in suffixes
+        for name, suffixes in kinds
+        if name
+    ) and bool(sample.file)
 
 
 def sample_bytes(folder: Path, name: str) -> bytes:

@@ -97,7 +97,7 @@ def _part(folder: Path, sample: PlannedSample, part: str) -> MediaPart | None:
     if part == "sound" and sample.sound:
         return MediaPart(sample_bytes(folder, sample.sound), "audio/wav")
     if sample.kind != "text" and _NUMBER.fullmatch(part) and int(part) < sample.frames:
-        return MediaPart(_frames(folder, sample.file)[int(part)])
+        return MediaPart(_frames(folder, sample.drawing or sample.file)[int(part)])
     return None
 
 
@@ -149,7 +149,9 @@ class VotingRoom:
             if sample.kind == "text":
                 tree[side] = sample_text(self.folder, sample.file)
         kinds = {sample.kind for sample in shown.values()}
-        tree["kind"] = kinds.pop() if len(kinds) == 1 else "video"  # an image has one frame
+        # an image has one frame, and so has the drawing of a sound
+        alike = len(kinds) == 1 and "sound" not in kinds
+        tree["kind"] = kinds.pop() if alike else "video"
         if tree["kind"] == "video":
             tree["video"] = {
                 side: {"frames": s.frames, "seconds": s.seconds, "sound": bool(s.sound)}

@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import LUMA, each_size, expect
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from torch import Tensor
 from rewards.combine import reward_scores
 from rewards.perception.media import expect
 from rewards.perception.references import read_references, reference_key
-from rewards.types import Reward, RewardScores, Samples, cell
+from rewards.types import Kind, Reward, RewardScores, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("image", "text")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from torch.nn import functional
 from rewards.perception.embedding import DtypeName, Placement, complete, tokenize
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.sound import expect_sound, resampled
-from rewards.types import OneOrMore, Reward, Samples
+from rewards.types import Kind, OneOrMore, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("sound", "video")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import Literal
 from rewards.perception.embedding import Cosine, open_clip_towers, transformers_towers
 from rewards.perception.hub import HubName
 from rewards.perception.image_model import ImageModelSettings
-from rewards.types import Inline, Reward
+from rewards.types import Inline, Kind, Reward
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 CLIPSCORE = 2.5  # arXiv:2104.08718, section 3
 

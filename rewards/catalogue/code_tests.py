@@ -61,7 +61,9 @@ from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
 from rewards.sandbox.external import configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
-from rewards.types import NEEDED_COLUMN, Inline, Reward, Samples, cell
+from rewards.types import NEEDED_COLUMN, Inline, Kind, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 LOST_PROTECTIONS = {
     "network": "it could reach the network",

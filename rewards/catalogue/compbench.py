@@ -28,7 +28,9 @@ from torch import Tensor
 from rewards.judging.panel import Panel, PanelSettings
 from rewards.judging.yes_no import yes_of_each
 from rewards.perception.media import expect
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import Inline, Kind, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 PHRASE_COLUMN = "noun_phrases"
 LEFT_OUT_PHRASES = (

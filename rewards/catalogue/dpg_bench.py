@@ -27,7 +27,9 @@ from rewards.judging.panel import Panel, PanelSettings
 from rewards.judging.tally import AnswerTally
 from rewards.judging.yes_no import yes_of_each
 from rewards.perception.media import expect
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import Inline, Kind, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 DPG_COLUMN = "dpg_questions"
 NO_PARENT = 0

@@ -33,7 +33,9 @@ from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patc
 from rewards.perception.references import check_image_column, column_images
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
 from rewards.rights import ReadFile, Right, need
-from rewards.types import Inline, Reward, Samples
+from rewards.types import Inline, Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 _SOURCE = "EditReward/dataset/prompts.py of github.com/TIGER-AI-Lab/EditReward"
 FOLLOWING_TEXT = PublishedText(

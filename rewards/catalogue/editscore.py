@@ -32,7 +32,9 @@ from rewards.perception.media import expect, items
 from rewards.perception.references import check_image_column, column_images
 from rewards.rights import ReadFile
 from rewards.serving.requests import Unparsable
-from rewards.types import Inline, Reward, Samples
+from rewards.types import Inline, Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 EditPart = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
 HIGHEST = 25

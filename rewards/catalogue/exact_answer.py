@@ -18,7 +18,9 @@ from torch import Tensor
 from rewards.answers.boxes import last_box
 from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
-from rewards.types import NeededColumn, Reward, Samples, cell
+from rewards.types import Kind, NeededColumn, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 _NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
 ANSWER_FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}

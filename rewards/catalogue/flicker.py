@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import each_video
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("video",)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from rewards.answers.boxes import boxes
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 FormatKind = Literal["think_answer", "boxed", "number", "json", "pattern"]
 GOOD = {

@@ -32,7 +32,9 @@ from rewards.perception.detect import Box, Detection, Detector, detector
 from rewards.perception.embedding import Cosine, Placement, Towers, pil_images, transformers_towers
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 COLOUR_NAMES = (
     "red",

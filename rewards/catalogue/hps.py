@@ -30,7 +30,9 @@ from rewards.perception.media import to_tensor
 from rewards.perception.pixels import PixelPreparation
 from rewards.perception.weight_files import stored_in
 from rewards.rights import NameInFolder, ReadFile, Right, is_bare, need
-from rewards.types import Inline, Reward
+from rewards.types import Inline, Kind, Reward
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY = "xswu/HPSv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

@@ -29,7 +29,9 @@ from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
 from rewards.rights import ReadFile
-from rewards.types import Inline, Reward, Samples
+from rewards.types import Inline, Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 RM_HEAD = "rm_head."

@@ -13,7 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import expect, items, to_pil
-from rewards.types import Positive, Reward, Samples
+from rewards.types import Kind, Positive, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 QUALITY = 95
 

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 Unit = Literal["characters", "words", "tokens"]
 

@@ -28,7 +28,9 @@ from torch import Tensor
 from rewards.catalogue import shapes
 from rewards.catalogue.shapes import BACKGROUND, COLOURS, SHAPES, DetectedShape, ShapesKind
 from rewards.perception.media import each_size, expect
-from rewards.types import Reward, Samples, Share
+from rewards.types import Kind, Reward, Samples, Share
+
+KINDS: tuple[Kind, ...] = ("video",)
 
 MOTIONS = {  # x runs to the right, y down
     "moving right": (1, 0),

@@ -41,7 +41,9 @@ from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.pickled_module import tensors_of
 from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
-from rewards.types import Inline, Reward, Samples, Share
+from rewards.types import Inline, Kind, Reward, Samples, Share
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 CONDITION = (
     "light, color, clarity, tone, style, ambiance, artistry, shape, face, hair, hands, limbs, "

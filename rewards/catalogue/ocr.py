@@ -29,7 +29,9 @@ from torch import Tensor
 from rewards.perception.media import expect, items, to_pil
 from rewards.perception.packages import needs_ocr
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
-from rewards.types import OneOrMore, Reward, Samples
+from rewards.types import Kind, OneOrMore, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 OcrKind = Literal["graded", "strict", "published"]
 Side = Annotated[int, Field(ge=32)]  # pixels

@@ -11,7 +11,9 @@ from typing import Literal
 from rewards.perception.embedding import Cosine, transformers_towers
 from rewards.perception.hub import HubName
 from rewards.perception.image_model import ImageModelSettings
-from rewards.types import Inline, Reward
+from rewards.types import Inline, Kind, Reward
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 def load(

@@ -21,7 +21,9 @@ from rewards.perception.embedding import DtypeName, Placement, loaded_with_info
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.perception.strings import step_ends
-from rewards.types import OneOrMore, Reward, Samples
+from rewards.types import Kind, OneOrMore, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 Reduce = Literal["last", "least", "mean", "product"]
 

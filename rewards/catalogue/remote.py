@@ -17,7 +17,9 @@ from rewards.serving.bounded import EXAMPLE_BYTES
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
-from rewards.types import Inline, Judge, OneOrMore, Reward, RewardScores, Samples
+from rewards.types import Inline, Judge, Kind, OneOrMore, Reward, RewardScores, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video", "text")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,9 @@ from rewards.perception.embedding import (
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.weight_files import weights_of_file
-from rewards.types import Inline, Reward, Samples
+from rewards.types import Inline, Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 CHECKERS = {
     "classifier": "Falconsai/nsfw_image_detection",

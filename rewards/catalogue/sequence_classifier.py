@@ -18,7 +18,9 @@ from rewards.perception.chat_frame import templated
 from rewards.perception.embedding import DtypeName, Placement, loaded_with_info
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
-from rewards.types import OneOrMore, Reward, Samples
+from rewards.types import Kind, OneOrMore, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("text",)
 
 HeadKind = Literal["logit", "softmax", "sigmoid"]
 Long = Literal["unscored", "cut_start", "cut_end"]

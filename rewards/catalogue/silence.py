@@ -13,7 +13,9 @@ from pydantic import Field
 from torch import Tensor
 
 from rewards.perception.sound import decibels, expect_sound, tones, windows
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("sound", "video")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from rewards.perception.media import each_video
 from rewards.perception.motion import middle_error, reduced_luma
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("video",)
 
 SmoothnessKind = Literal["compensated", "mean"]
 

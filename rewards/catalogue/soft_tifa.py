@@ -28,7 +28,9 @@ from rewards.judging.panel import SHORT_ANSWER, Messages, Panel, PanelSettings
 from rewards.judging.token_mass import first_token_mass
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect, items
-from rewards.types import Inline, NeededColumn, Reward, Samples, cell
+from rewards.types import Inline, Kind, NeededColumn, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 ONE_WORD = " Answer in one word."
 YES = ("Yes", "yes", " yes", " Yes")

@@ -19,7 +19,9 @@ from torch import Tensor
 from rewards.audio import Audio
 from rewards.perception.media import expect
 from rewards.perception.sound import WrongMedia, expect_sound, windows
-from rewards.types import Reward, Samples
+from rewards.types import Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("video",)
 
 LEAST = 4  # frames
 

@@ -39,7 +39,9 @@ from rewards.judging.tally import AnswerTally
 from rewards.perception.media import expect, items
 from rewards.rights import ReadFile
 from rewards.serving.requests import Malformed
-from rewards.types import Inline, Reward, Samples, cell
+from rewards.types import Inline, Kind, Reward, Samples, cell
+
+KINDS: tuple[Kind, ...] = ("image",)
 
 POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
 

@@ -20,7 +20,9 @@ from rewards.perception.chat_frame import templated
 from rewards.perception.embedding import Placement, complete, in_pair_batches
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
-from rewards.types import Inline, Reward, Samples
+from rewards.types import Inline, Kind, Reward, Samples
+
+KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 @dataclass(frozen=True)

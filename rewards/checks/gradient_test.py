@@ -4,13 +4,14 @@ The plain score sees 8-bit images and PIL's resizing, the differentiable one flo
 a group of images alike, and the gradient must agree with finite differences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from rewards.audio import Audio
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.self_test import Prompts
 from rewards.combine import scored
@@ -18,6 +19,7 @@ from rewards.types import Kind, Reward, Samples
 
 ALIKE, SLOPES = 64, 4  # images of the group, and those of them whose gradient is tested
 SIDE, PATCHES, FRAMES = 64, 6, 8  # pixels, patches along a side, frames of a video
+HEARD, HEARD_RATE = 1_600, 16_000  # numbers of a sound, and those of a second
 RANKS = 0.999  # least rank correlation of the two scores in the group
 LARGEST_GAP = 0.05  # largest difference of the two scores, in standard deviations within the group
 SLOPE = 0.05  # largest relative error of the gradient against finite differences
@@ -57,7 +59,12 @@ class Agreement:
 
 def group_of(kind: Kind, prompts: Prompts) -> Samples:
     """A group with one prompt: smooth patches of colour, which in videos move to the right. Tensors
-    are standard normal."""
+    are standard normal, and sounds are such noise at 0.1 of full scale."""
+    if kind == "sound":
+        draws = torch.Generator().manual_seed(0)
+        noise = 0.1 * torch.randn(ALIKE, 1, HEARD, generator=draws)
+        samples = _of_one_prompt(noise, prompts)
+        return replace(samples, audio=Audio(noise, HEARD_RATE))
     if kind == "tensor":
         draws = torch.Generator().manual_seed(0)
         media = torch.randn(ALIKE, *prompts.shape, generator=draws)

@@ -83,12 +83,15 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
     """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts; or, as
     tensors, noise, 0.5, a ramp from 0 to 1, and 1, -1, ... All in one group. In videos the noise
     and the colour stand still, and the others move to the right: the chequerboard by one square per
-    frame. They have sound: noise, silence, a tone that grows, and clicks."""
+    frame. They have sound, which is also that of sound alone: noise, silence, a tone that grows,
+    and clicks."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
     group = torch.zeros(4, dtype=torch.long)
     if kind == "text":
         return Samples(["7", "I do not know.", texts[0], "word " * 200], texts, group, meta)
+    if kind == "sound":
+        return Samples.of_sound(_sounds(), texts, group, meta)
     if kind == "tensor":
         count = math.prod(prompts.shape)
         noise = torch.randn(count, generator=torch.Generator().manual_seed(0))
@@ -243,6 +246,7 @@ def _check_different(
         "text": "texts",
         "image": seen,
         "video": f"videos ({seen}; the last two move)",
+        "sound": "noise, silence, a tone that grows, and clicks",
         "tensor": "noise, 0.5, a ramp from 0 to 1, and 1, -1, 1, ...",
     }[samples.kind]
     way_out = (

@@ -1,6 +1,6 @@
 """Conversion of images to tensors and back, and batches whose samples differ in size."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,18 @@ _APPLIED = (  # what `to_rgb` has applied, under PIL's names
 def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
     """Return the kind of the media. WrongMedia, naming the reward, unless it is one of `kinds`."""
     if samples.kind not in kinds:
-        wanted = " or ".join("text" if kind == "text" else f"{kind}s" for kind in kinds)
-        form = "text" if samples.kind == "text" else f"{samples.kind}s"
-        raise WrongMedia(f"the reward {name!r} scores {wanted}; it was given {form}")
+        raise WrongMedia(wrong_kind(name, kinds, samples.kind))
     return samples.kind
+
+
+def wrong_kind(name: str, kinds: Sequence[Kind], given: Kind) -> str:
+    """The sentence on a reward that was given media of another kind than it scores."""
+    wanted = " or ".join(plural(kind) for kind in kinds)
+    return f"the reward {name!r} scores {wanted}; it was given {plural(given)}"
+
+
+def plural(kind: Kind) -> str:
+    return kind if kind in ("text", "sound") else f"{kind}s"
 
 
 def items(samples: Samples) -> list[Any]:

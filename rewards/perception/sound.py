@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.audio import Audio
-from rewards.perception.media import WrongMedia
+from rewards.perception.media import WrongMedia, plural
 from rewards.types import Samples
 
 QUIETEST = -120.0  # dBFS of nothing
@@ -15,8 +15,8 @@ def expect_sound(samples: Samples, name: str) -> Audio:
     """The samples' sound. WrongMedia, naming the reward, for samples without."""
     if samples.audio is None:
         raise WrongMedia(
-            f"the reward {name!r} scores sound; it was given {samples.kind}s without: take a model "
-            "that makes videos with sound"
+            f"the reward {name!r} scores sound; it was given {plural(samples.kind)} without: take "
+            "a model that makes sound, or videos with sound"
         )
     return samples.audio
 

@@ -38,7 +38,9 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
+from flowrl.models.diffusers.call.traits.made import made_kind  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
+from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts  # noqa: E402
 from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
     modular_classes,
     modular_verdicts,
@@ -50,6 +52,7 @@ from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402
     WholeProof,
     prove_whole,
 )
+from rewards.types import Kind  # noqa: E402
 from tests.support.tiny_pipelines import NAMED  # noqa: E402
 from tests.support.zoo.calls import SIZES, SPECIALS  # noqa: E402
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS  # noqa: E402
@@ -59,9 +62,7 @@ PAGE = ROOT / "docs" / "pipelines.md"
 STEPS, FEWER = 4, 3
 LIMIT = 600.0  # seconds a class: a busy machine takes several times as long as an idle one
 PROMPTS = ["a red cube", "two blue cat on the table", "two blue cat"]
-OUTSIDE = re.compile(
-    r"Audio|Music|Speech|AceStep|Proteina|Upscale|Upsampl|Inverse|Marigold|ShapE|ONNX|Onnx"
-)
+OUTSIDE = re.compile(r"Speech|Proteina|Upscale|Upsampl|Inverse|Marigold|ShapE|ONNX|Onnx")
 OWN = "its own call fails with these versions, whatever its parts: "
 EDITS = "edits an image by latents or embeddings that are made of it before: no prompt to image"
 # what was read in their code, holds whatever the parts, and no tiny ones can show
@@ -206,6 +207,17 @@ MODULAR_CLAIMS = (
     "and Z-Image by 1e-6 with guidance: their classic calls put both halves of it into one "
     "batch. Z-Image's classic scale s is the modular scale s + 1.",
 )
+SOUND_TITLE = "## Pipelines of sound alone"
+SOUND_CLAIMS = (
+    "Exact means the same as above. What is compared are waveforms, whose full scale is 1: (a) and "
+    "(b) have the largest difference of a number of theirs, and the same bound holds.",
+    "Their rate is that of the decoder's or the vocoder's configuration. How long they are is an "
+    "argument of the class (`audio_end_in_s`, `duration`, `audio_duration_s`, `audio_duration`, "
+    "`audio_length_in_s`): set it in `model.call`. Stable Audio is tried with EDM's multistep "
+    "solver: the one of its checkpoint, CosineDPMSolverMultistepScheduler, wants the package "
+    "torchsde; flowrl's own steps stand in for both. A given waveform is a tensor in `call`, which "
+    "Python code can hand over and a YAML file cannot.",
+)
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 
 
@@ -216,8 +228,8 @@ class Result:
     note: str
 
 
-def classes() -> Iterator[tuple[str, type]]:
-    """Pipelines of prompts: the public ones that take a `prompt`, and make images or videos."""
+def classes(*kinds: Kind) -> Iterator[tuple[str, type]]:
+    """Pipelines of prompts: the public ones that take a `prompt`, and make media of these kinds."""
     for name in sorted(dir(diffusers)):
         if "Pipeline" not in name or OUTSIDE.search(name):
             continue
@@ -230,6 +242,7 @@ def classes() -> Iterator[tuple[str, type]]:
         if (
             found is not DiffusionPipeline
             and "prompt" in inspect.signature(found.__call__).parameters
+            and made_kind(found) in kinds
         ):
             yield name, found
 
@@ -246,12 +259,16 @@ def made(kind: type) -> tuple[Any, Mapping[str, Any]]:
 _NAMED: list[tuple[Any, Mapping[str, Any]]] = []
 
 
-def proved(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
-    """The proof with guidance at most steps, and whole samples at all steps and scales.
+Scales = tuple[float | None, ...]
+
+
+def proved(policy: PipelinePolicy, scales: Scales = ()) -> tuple[Replay, list[WholeProof]]:
+    """The proof with guidance at most steps, and whole samples at all steps and scales: these, or
+    4.5 and 1 if there is any guidance.
 
     A few take a scale and ignore it in so few steps: then they are tried at their own.
     """
-    scales = (None,) if policy.loop.guidance is None else (4.5, 1.0)
+    scales = scales or ((None,) if policy.loop.guidance is None else (4.5, 1.0))
     try:
         replay = policy.prove(PROMPTS[:2], steps=STEPS, guidance=scales[0])
     except UserError as error:
@@ -273,14 +290,16 @@ def proved(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
     return replay, whole
 
 
-def proved_by_its_sampler(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
+def proved_by_its_sampler(
+    policy: PipelinePolicy, scales: Scales = ()
+) -> tuple[Replay, list[WholeProof]]:
     """The same, with the steps of its own scheduler if no other ones sample its distribution."""
     try:
-        return proved(policy)
+        return proved(policy, scales)
     except UserError as error:
         if "plan: {kernel: scheduler}" not in str(error):
             raise
-    return proved(policy.with_own_steps())
+    return proved(policy.with_own_steps(), scales)
 
 
 def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:
@@ -403,7 +422,39 @@ def page(results: list[Result]) -> str:
         lines += ["", f"## {title}", "", "| pipeline | |", "|---|---|"]
         chosen = [r for r in results if r.verdict == verdict]
         lines += [f"| {r.name} | {_cell(r.note)} |" for r in chosen]
-    return "\n".join([*lines, "", *modular_section()]) + "\n"
+    return "\n".join([*lines, "", *sound_section(), "", *modular_section()]) + "\n"
+
+
+def sound_section() -> list[str]:
+    """The pipelines of sound alone, as `sound_pipelines.py` found them."""
+    found = swept_verdicts().get("sound", {})
+    rows = {key: note.partition(" | ")[::2] for key, note in found.items()}
+    exact = {key: note for key, (verdict, note) in rows.items() if verdict == "exact"}
+    refused = {key: note for key, (verdict, note) in rows.items() if verdict == "refused"}
+    classes_of = {key.partition(" | ")[0] for key in found}
+    lines = [
+        SOUND_TITLE,
+        "",
+        f"diffusers {diffusers.__version__} exports {len(classes_of)} of sound alone that take a "
+        f"prompt. With the inputs below, {len(exact)} are exact and {len(refused)} are refused. "
+        + SOUND_CLAIMS[0],
+        "",
+        *SOUND_CLAIMS[1:],
+        "",
+        "| pipeline | inputs | way | predicts | rows | scheduler | Euler steps | (a) | (b) |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {key} | {note} |" for key, note in sorted(exact.items())]
+    lines += ["", "### Refused, with the reason", "", "| pipeline | inputs | |", "|---|---|---|"]
+    return lines + [f"| {key} | {_cell(note)} |" for key, note in sorted(refused.items())]
+
+
+def write_sound_section() -> None:
+    """Replace the section of sound in the page, before that of the modular pipelines."""
+    text = PAGE.read_text()
+    before, title, modular = text.partition(f"\n{MODULAR_TITLE}\n")
+    before = before.partition(f"\n{SOUND_TITLE}\n")[0].rstrip()
+    PAGE.write_text("\n".join([before, "", *sound_section()]) + f"\n{title}{modular}")
 
 
 def modular_section() -> list[str]:
@@ -462,7 +513,7 @@ def main() -> None:
     _NAMED.extend((family.build(), family.call) for family in NAMED.values())
     results = known(given.kept)
     named = {type(pipe) for pipe, _ in _NAMED}
-    for name, kind in sorted(classes(), key=lambda each: each[1] not in named):
+    for name, kind in sorted(classes("image", "video"), key=lambda each: each[1] not in named):
         if any(part in name for part in given.only) and name not in results:
             r = results[name] = tried(name, kind)
             print(f"{r.verdict:10} {r.name}: {_cell(r.note)}", flush=True)
@@ -479,7 +530,9 @@ def keep_verdicts(results: Iterable[Result]) -> None:
     own: dict[str, dict[str, str]] = {}
     for result in results:
         own.setdefault(result.verdict, {})[result.name] = " ".join(result.note.split())
-    every = json.loads(VERDICTS.read_text()) | {diffusers.__version__: own}
+    every = json.loads(VERDICTS.read_text())
+    sound = every.get(diffusers.__version__, {}).get("sound")  # of `sound_pipelines.py`
+    every |= {diffusers.__version__: own | ({} if sound is None else {"sound": sound})}
     VERDICTS.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
 
 

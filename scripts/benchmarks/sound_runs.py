@@ -1,6 +1,7 @@
-"""Does training change the sound of a video? A tiny LTX-2 whose tones are trained to be higher.
+"""Does training change the sound of a video, and sound alone? Tones are trained to be higher.
 
     python scripts/benchmarks/sound_runs.py --out runs/sound
+    python scripts/benchmarks/sound_runs.py --out runs/alone --alone StableAudioPipeline
 
 The pipeline is diffusers' LTX2Pipeline of random weights: 9 frames of 64 x 64 pixels, a third of
 a second of sound. Its vocoder is LTX-2's class with weights set by hand: a bank of sines, one per
@@ -9,13 +10,16 @@ reward is the centroid of the sound's power spectrum in kHz; it trains the sound
 `recipe.modalities`. Loudness and the video's brightness are watched and trained by nothing. One
 run per seed of training. Prints a table over seeds; the folders have pages, sounds and
 spectrograms.
+
+With `--alone` the pipeline is a tiny one of sound alone, of random weights: some 0.1 s at 800 Hz.
+The reward is the centroid too, by LoRA of rank 8 and flow_grpo, and loudness is watched.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import diffusers
 import torch
@@ -29,6 +33,7 @@ from rewards import Samples
 from tests.support.zoo.calls import SIZES, SPECIALS, Special
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
+from tests.support.zoo.sounds import SOUND_SPECIALS
 
 QUIET = {
     "audio_guidance_scale": 1.0, "stg_scale": 0.0, "audio_stg_scale": 0.0, "modality_scale": 1.0,
@@ -37,6 +42,7 @@ QUIET = {
 THINGS = ("a red cube", "two blue cats", "a door that shuts", "rain on a roof", "a slow train")
 HELD_OUT = [f"{thing} at night" for thing in THINGS]
 WATCHED = ("pitch", "loudness", "brightness")
+HEARD = WATCHED[:2]  # of sound alone
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d)
 BINS, HOP, RATE, LEVEL = 16, 240, 24_000, 0.05
 
@@ -47,6 +53,9 @@ class Arguments:
     seeds: tuple[int, ...] = (0, 1, 2)
     iterations: int = 24
     lr: float = 5e-3
+    alone: Literal["", "StableAudioPipeline", "StableAudio3Pipeline", "LongCatAudioDiTPipeline"] = (
+        ""
+    )
 
 
 def vocoder(_: Any) -> LTX2Vocoder:
@@ -135,11 +144,31 @@ def trained(seed: int, given: Arguments) -> dict[str, Ends]:
     return {name: ends(run.metrics, f"held_out/{name}") for name in WATCHED}
 
 
+def trained_alone(seed: int, given: Arguments) -> dict[str, Ends]:
+    """The same of a pipeline of sound alone."""
+    made = tiny(getattr(diffusers, given.alone), SPECIALS | SOUND_SPECIALS, SIZES)
+    settings = {
+        "model": {"call": made.call, "guidance": {"sample": 1.0, "train": 1.0}},
+        "prompts": {"per_iteration": 4},
+        "train": {"seed": seed, "updates": 2},
+        "evaluate": {"every": given.iterations, "samples": 40, "steps": 6, "guidance": 1.0},
+        "track": {"panel": False, "training": 0},
+    }  # fmt: skip
+    run = flowrl.train(
+        made.pipe, rewards=[pitch], held_out_rewards=[pitch, "loudness"], prompts=list(THINGS),
+        held_out=HELD_OUT, recipe=flowrl.recipe("flow_grpo", steps=6, group=8), lora=8,
+        iterations=given.iterations, lr=given.lr, settings=settings,
+        folder=given.out / f"{given.alone}-seed{seed}",
+    )  # fmt: skip
+    return {name: ends(run.metrics, f"held_out/{name}") for name in HEARD}
+
+
 def main(given: Arguments) -> None:
     torch.set_num_threads(1)
-    found = with_seeds(given.seeds, lambda seed: trained(seed, given))
+    run = trained_alone if given.alone else trained
+    found = with_seeds(given.seeds, lambda seed: run(seed, given))
     print(GAIN_HEAD)
-    for name in WATCHED:
+    for name in HEARD if given.alone else WATCHED:
         print(gain_row(name, [each[name] for each in found]))
 
 

@@ -25,6 +25,7 @@ from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.losses.base import Entries
 from flowrl.losses.reward import RewardGradient
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.results.decoder import sound_of
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.session.learner import Learner
 from flowrl.session.record import Terminal
@@ -102,7 +103,9 @@ class RewardPath:
         at = integers(on_host(prompt))
         texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
         meta = [self.meta[i] for i in at] if self.meta else ()
-        return Samples(media.detach(), texts, on_host(prompt), meta)
+        shown = media.detach()
+        audio = sound_of(self.batch.owner.sound_rate, shown)
+        return Samples(shown, texts, on_host(prompt), meta, audio)
 
     def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
         """Weighted sum of the rewards, with a gradient with respect to the media."""

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flowrl.media.statistics import Statistics, image_statistics, tensor_statistics
+from flowrl.media.statistics import (
+    Statistics,
+    image_statistics,
+    sound_statistics,
+    tensor_statistics,
+)
 from flowrl.models.call_sizes import CallKind, CallSizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.results.decoder import Decoded
@@ -65,6 +70,9 @@ class Driven(Protocol):
 
     @property
     def layout(self) -> Layout | None: ...
+
+    @property
+    def sound_rate(self) -> int | None: ...
 
     @property
     def arithmetic(self) -> torch.dtype: ...
@@ -256,8 +264,8 @@ class MediaBatch:
 
     def media(self, rollout: Rollout) -> Tensor | Decoded:
         """Decode samples to images, with their prompt encodings, which some decoders need; states
-        with parts to videos and their sound."""
-        if self.owner.layout is None:
+        with parts to videos and their sound; sound alone to waveforms at their rate."""
+        if self.owner.layout is None and self.owner.sound_rate is None:
             return self.decode(rollout.x0, rollout.prompt)
         rows = self.conditioning.take(on_host(rollout.prompt))
         scale = self.owner.guidance.sample
@@ -282,6 +290,8 @@ class MediaBatch:
 
     def statistics(self, rollout: Rollout, media: Any) -> Statistics:
         group = on_host(rollout.prompt)
+        if self.owner.sound_rate is not None:
+            return sound_statistics(media, group).named("sound/")
         if len(media) and MediaForm.of(media[0]).kind == "tensor":
             return tensor_statistics(media, group).named("sample/")
         return image_statistics(media, group).named("image/")

@@ -27,7 +27,7 @@ from flowrl.models.diffusers.call.loop.image_shapes import fit_images
 from flowrl.models.diffusers.call.loop.inpainting import held_entries, picture
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.call.loop.own_steps import own_plans
-from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.diffusers.call.results.decoder import Decoded, rate_alone
 from flowrl.models.diffusers.call.rows import row_calls
 from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
 from flowrl.models.diffusers.call.rows.prompt_alone import through_prompt
@@ -408,6 +408,11 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         return lambda x, sigma, prompt: held.velocity(velocity(x, sigma, prompt), x, sigma, prompt)
 
     @property
+    def sound_rate(self) -> int | None:
+        """The rate in Hz of sound alone; None for samples of another kind."""
+        return rate_alone(self.pipe)
+
+    @property
     def layout(self) -> Layout | None:
         """The parts of a flat state (a video and its sound); None for a state of one tensor."""
         return self.loop.layout
@@ -421,7 +426,8 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         guidance: float | None,
         graded: bool = False,
     ) -> Tensor:
-        """Decode x0 [n *d] to images [n 3 h w] or videos [n f 3 h w], float32 in 0..1.
+        """Decode x0 [n *d] to images [n 3 h w] or videos [n f 3 h w], float32 in 0..1, or to
+        waveforms [n channels time] of sound alone.
 
         Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient with respect
         to x0.

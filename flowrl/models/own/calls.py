@@ -87,8 +87,20 @@ class ModelCalls:
             )
         return media
 
-    def form(self, media: Tensor) -> MediaForm:
-        """The form of decoded samples. UserError for what no reward can see."""
+    def waveforms(self, media: Tensor) -> Tensor:
+        """Decoded sounds [n t] or [n channels t] as [n channels t]. UserError for another shape."""
+        if media.ndim not in (2, 3):
+            raise UserError(
+                f"{self.name}.decode: a model with a `rate` makes sound: expected waveforms [n t] "
+                f"or [n channels t], not {list(media.shape)}"
+            )
+        return media[:, None] if media.ndim == 2 else media
+
+    def form(self, media: Tensor, rate: int | None = None) -> MediaForm:
+        """The form of decoded samples, which are sound at a `rate`. UserError for what no reward
+        can see."""
+        if rate is not None:
+            return MediaForm("sound")
         try:
             return MediaForm.of(media[0])
         except ValueError as error:

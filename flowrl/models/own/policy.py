@@ -27,11 +27,12 @@ from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.checks import checked
 from flowrl.models.own.lora import add_own_lora
-from flowrl.models.own.protocol import OwnModel, state_shape, trained_parts
+from flowrl.models.own.protocol import OwnModel, sound_rate, state_shape, trained_parts
 from flowrl.models.own.schedule import Levels, Scheduled
 from flowrl.settings.checks.machine import refuse_scheduler
 from flowrl.settings.model.pipeline import GuidanceScale
 from rewards import Samples
+from rewards.audio import Audio
 from rewards.types import MediaForm
 from samplers import Begin, Ode, Plan, Velocity
 from samplers.layout import Layout
@@ -81,6 +82,7 @@ class OwnPolicy:
         self.scheduled = Scheduled.of(self.name, model, levels)
         self.trained = trained_parts(self.name, model)
         self.row_shape = state_shape(self.name, model.state)
+        self.rate = sound_rate(self.name, model)
         self.form: MediaForm | None = None  # of its samples, once they were made
         if weights is not None:
             _load_whole(self.name, model, weights)
@@ -93,6 +95,11 @@ class OwnPolicy:
     # what a `MediaBatch` uses
 
     layout: Layout | None = None  # one tensor is the whole state
+
+    @property
+    def sound_rate(self) -> int | None:
+        """The rate in Hz of sound alone; None for samples of another kind."""
+        return self.rate
 
     @property
     def dtype(self) -> torch.dtype:
@@ -211,7 +218,9 @@ class OwnPolicy:
                 decoded = self.calls.decode(x0[at.to(x0.device)], conditioning.take(at), dtype)
                 parts.append(decoded.to(torch.promote_types(decoded.dtype, torch.float32)))
         media = torch.cat(parts) if parts else x0
-        self.form = self.form or self.calls.form(media)
+        if self.rate is not None:
+            media = self.calls.waveforms(media)
+        self.form = self.form or self.calls.form(media, self.rate)
         return media
 
     def decoded(
@@ -223,8 +232,9 @@ class OwnPolicy:
         guidance: float | None = None,
         graded: bool = False,
     ) -> Decoded:
-        """The samples, which have no sound beside them."""
-        return Decoded(self.decode(x0, conditioning, steps=steps, guidance=guidance, graded=graded))
+        """The samples, which are sound alone if the model has a rate."""
+        media = self.decode(x0, conditioning, steps=steps, guidance=guidance, graded=graded)
+        return Decoded(media) if self.rate is None else Decoded.of_sound(Audio(media, self.rate))
 
     # what a `Policy` is, beside
 
@@ -352,8 +362,13 @@ def _load_whole(name: str, model: nn.Module, file: Path) -> None:
 
 
 def shown_by(policy: Any, samples: Samples) -> Samples:
-    """Samples as pages show them: tensors of a user's own model as images."""
-    return drawn(samples, policy.calls.image) if isinstance(policy, OwnPolicy) else samples
+    """Samples as pages show them: tensors of a user's own model, and sound alone, as images."""
+    return drawn(samples, policy.calls.image if isinstance(policy, OwnPolicy) else undrawn)
+
+
+def undrawn(sample: Tensor) -> None:
+    """No image of its own, for a sample of a model that draws none."""
+    del sample
 
 
 def automatic_rows(numbers: int) -> int:

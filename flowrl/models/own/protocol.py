@@ -72,7 +72,19 @@ class Decodes(Protocol):
 
     def decode(self, x0: Float[Tensor, "n *d"], encoded: Any) -> Float[Tensor, "n ..."]:
         """Decode clean states: images [n 3 h w] or videos [n f 3 h w] in 0..1, or tensors [n k] or
-        [n t k]. With gradients for the recipes that train through a reward."""
+        [n t k], or waveforms (see `Sounding`). With gradients for the recipes that train through a
+        reward."""
+        ...
+
+
+@runtime_checkable
+class Sounding(Protocol):
+    """A model whose samples are sound."""
+
+    @property
+    def rate(self) -> int:
+        """Numbers per second of its waveforms, which `decode` returns as [n t] or [n channels t],
+        in -1..1."""
         ...
 
 
@@ -101,6 +113,18 @@ def trained_parts(name: str, model: Any) -> tuple[str, ...]:
     if isinstance(trained, str) or not all(isinstance(part, str) for part in trained):
         raise UserError(f'{name}: trained must be a tuple of names, such as ("network",)')
     return tuple(trained)
+
+
+def sound_rate(name: str, model: Any) -> int | None:
+    """The rate of a model that makes sound; None for another. UserError for anything but a whole
+    number above 0."""
+    if not isinstance(model, Sounding):
+        return None
+    if type(model.rate) is not int or model.rate < 1:
+        raise UserError(
+            f"{name}: rate must be a whole number of Hz above 0, such as 16000, not {model.rate!r}"
+        )
+    return model.rate
 
 
 def state_shape(name: str, state: Any) -> tuple[int, ...]:

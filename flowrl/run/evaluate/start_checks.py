@@ -273,8 +273,10 @@ def made_form(policy: Policy) -> MediaForm:
         return MediaForm("image")
     if not isinstance(policy, PipelinePolicy):
         return MediaForm("text")
-    moving = any(proof.video for sized in policy.sized for proof in sized.known_proofs.values())
-    return MediaForm("video" if moving else "image")
+    proofs = [proof for sized in policy.sized for proof in sized.known_proofs.values()]
+    if any(proof.sound for proof in proofs):
+        return MediaForm("sound")
+    return MediaForm("video" if any(proof.video for proof in proofs) else "image")
 
 
 def counts_on_levels(session: Session) -> Iterator[str]:

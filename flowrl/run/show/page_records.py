@@ -318,8 +318,8 @@ def _media(media: Any, side: int) -> Mapping[str, Any]:
 
 
 def _kind(samples: Samples | StoredSamples) -> Any:
-    """The kind of the samples as a page shows them: a tensor is drawn as an image."""
-    return "image" if samples.kind == "tensor" else samples.kind
+    """The kind of the samples as a page shows them: tensors and sounds are drawn as images."""
+    return "image" if samples.kind in ("tensor", "sound") else samples.kind
 
 
 def _side(samples: Samples | StoredSamples) -> int:

@@ -14,9 +14,9 @@ from flowrl.run.watch.ranges import Range
 from flowrl.settings.words.scores import is_trained
 
 Metrics = Mapping[str, float]
-DIVERSITY = ("image/diversity", "text/distinct")
+DIVERSITY = ("image/diversity", "sound/diversity", "text/distinct")
 LOOKS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", "image/diversity")
-STATISTICS = (*LOOKS, "text/distinct", "text/length", "text/stopped")
+STATISTICS = (*LOOKS, "sound/diversity", "text/distinct", "text/length", "text/stopped")
 _KEPT = ("reward", "reward_std", "unscored_share", *STATISTICS)
 _ERROR = "held_out_gain_error/"
 _ITERATION = "iteration"

@@ -88,6 +88,7 @@ def _checks(run: RunSettings, opened: Mapping[str, Reward], *, hub: bool = True)
             yield partial(_rows, run, place, opened)
     if not of_user:
         yield partial(check_classes_of, run)
+        yield partial(_kinds, run, opened)
 
 
 # each imports what is slow to import
@@ -134,6 +135,23 @@ def check_reward_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSe
                 f"({setting}); it has {', '.join(prompts.columns)}: name another with `{setting}`, "
                 "or add it to the file"
             )
+
+
+def _kinds(run: RunSettings, opened: Mapping[str, Reward]) -> None:
+    """UserError for a reward of other media than the model makes, as far as both say it."""
+    from flowrl.run.watch.text_facts import likely_form
+    from rewards.checks.kinds import check_kinds
+
+    if run.train.self_test != "raise" or not run.drawn:
+        return
+    made = likely_form(run).kind
+    for place, spec in _rewards(run):
+        if spec.label in opened:
+            continue
+        try:
+            check_kinds(spec.name, spec.settings, made)
+        except ValueError as error:
+            raise UserError(f"{place}: {spec.label}: {error}") from error
 
 
 def _shares(run: RunSettings) -> None:

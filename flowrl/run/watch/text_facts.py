@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
+from flowrl.models.diffusers.call.traits.made import made_kind
 from flowrl.models.open import modular_source
 from flowrl.prompts import PromptSet
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
@@ -63,25 +64,30 @@ def _codes(run: RunSettings) -> str:
     )
 
 
-def pipeline_call(run: RunSettings) -> tuple[str, Mapping[str, inspect.Parameter]]:
-    """Class and parameters of the pipeline's own call; none if it is not on this machine."""
+def pipeline_kind(run: RunSettings) -> type | None:
+    """The class of a run's pipeline; None if it is not on this machine, or not in diffusers."""
     import diffusers
 
     m = run.model
     folder = local_folder(m.pipeline) if isinstance(m, PipelineSettings) else None
     if folder is None:
-        return "", {}
+        return None
     if (source := modular_source(run.model)) is not None:
-        kind = type(source.skeleton())
-        return kind.__name__, inspect.signature(kind.__call__).parameters
-    name = pipeline_index(folder)["_class_name"]
-    kind = getattr(diffusers, name, None)
-    return name, {} if kind is None else inspect.signature(kind.__call__).parameters
+        return type(source.skeleton())
+    return getattr(diffusers, pipeline_index(folder)["_class_name"], None)
+
+
+def pipeline_call(run: RunSettings) -> tuple[str, Mapping[str, inspect.Parameter]]:
+    """Class and parameters of the pipeline's own call; none if it is not on this machine."""
+    kind = pipeline_kind(run)
+    if kind is None:
+        return "", {}
+    return kind.__name__, inspect.signature(kind.__call__).parameters
 
 
 def likely_form(run: RunSettings) -> MediaForm:
     """The form of a model's samples: by the class of a pipeline, or text for a language model."""
     if isinstance(run.model, LanguageSettings):
         return MediaForm("text" if run.writes_texts else "image")
-    name, parameters = pipeline_call(run)
-    return MediaForm("video" if "Video" in name or "num_frames" in parameters else "image")
+    kind = pipeline_kind(run)
+    return MediaForm("image" if kind is None else made_kind(kind))

@@ -15,6 +15,7 @@ from tests.support.zoo.settings import (
     UNET,
     Settings,
 )
+from tests.support.zoo.sound_models import SOUNDS
 from tests.support.zoo.videos import VIDEOS
 
 MODELS: dict[str, Settings] = {
@@ -276,4 +277,5 @@ MODELS: dict[str, Settings] = {
     },
     **VIDEOS,
     **DECODERS,
+    **SOUNDS,
 }

@@ -11,6 +11,7 @@ from flowrl.models import savings
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.lora import given_adapters, lora
 from flowrl.models.diffusers.memory.experts import RestingExperts
+from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.models.quantization import refuse_quantized
 
 
@@ -73,7 +74,7 @@ class DenoiserWeights:
         if lora.has_lora(self.loop.driver.denoisers):
             lora.save_lora(self.pipe, self.loop.driver.denoisers, folder)
         else:
-            self.pipe.save_pretrained(folder)
+            save_pipeline(self.pipe, folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load weights that `save` wrote, or an adapter in peft's own format, into a policy with

@@ -8,7 +8,7 @@ arguments        of the call: what blocks read before any block writes it, and t
 encode_prompt    runs the blocks named text_encoder, and returns what they declare to write
 prepare_latents  returns `latents` as they enter the loop, or as each chunk begins in a loop of
                  chunks; prepare_audio_latents the same of sound
-result           (images or videos, sound), under the names that the last block declares
+result           (images or videos, sound) or (sound,), under the names that the blocks declare
 
 Blocks in front that rewrite the prompt (upsamplers, enhancers) are left out: a prompt stands for
 itself. The others run unchanged, in the tree's order, each by its own `__call__` without the
@@ -39,6 +39,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
 from flowrl.settings.model.form import PipelineForm
+from rewards.types import Kind
 
 TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
 OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
@@ -63,6 +64,7 @@ class ClassicFace(ModularPipeline):
 
     _blocks: Any
     modules: tuple[str, ...] = ()  # of its blocks
+    makes: Kind | None = None  # the kind of its media, where outputs of its blocks say it
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
         """Return what the text blocks declare to write, after they read this state.
@@ -122,7 +124,7 @@ class ClassicFace(ModularPipeline):
         return guiders
 
     def run(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Run all blocks on a new state, and return the media and its sound."""
+        """Run all blocks on a new state, and return the media and its sound, or sound alone."""
         names = [parameter.name for parameter in self._blocks.inputs]
         state, wanted = (
             PipelineState(),
@@ -139,9 +141,11 @@ class ClassicFace(ModularPipeline):
                     run_blocks(self, block, state)
                 elif name == texts[0]:
                     self.put_encoded(state, self.encode_prompt(state))
-        media = next(state.get(name) for name in MEDIA if state.get(name) is not None)
-        sound = next((state.get(name) for name in SOUND if state.get(name) is not None), None)
-        return (media,) if sound is None else (media, sound)
+        media, sound = (
+            next((state.get(name) for name in names if state.get(name) is not None), None)
+            for names in (MEDIA, SOUND)
+        )
+        return tuple(part for part in (media, sound) if part is not None)
 
     @contextmanager
     def guided(self, arguments: Mapping[str, Any]) -> Iterator[None]:
@@ -355,7 +359,12 @@ def faced(pipe: Any) -> Any:
     vars(pipe)["_blocks"] = graded(without_rewriting(copy.deepcopy(pipe._blocks)))
     kind = type(pipe)
     modules = sorted({cls.__module__ for cls in _classes(pipe._blocks)})
-    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "modules": tuple(modules)}
+    members = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "modules": tuple(modules),
+        "makes": declared_media(pipe._blocks),
+    }
     pipe.__class__ = type(kind.__name__, (ClassicFace, kind), members)
     arguments = arguments_of(pipe._blocks)
     if SCHEDULE in arguments:
@@ -364,6 +373,16 @@ def faced(pipe: Any) -> Any:
         arguments[argument] = guider.config[SCALE] if argument == SCALE else None
     type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]
     return pipe
+
+
+def declared_media(blocks: Any) -> Kind | None:
+    """The kind of media that blocks declare to write; None if they declare images and videos, or
+    neither."""
+    written = {output.name for output in blocks.outputs}
+    images, videos = (name in written for name in MEDIA)
+    if images or videos:
+        return None if images and videos else "image" if images else "video"
+    return "sound" if written & set(SOUND) else None
 
 
 def form_of(pipe: Any) -> PipelineForm:

@@ -1,12 +1,14 @@
 """Guiders of modular pipelines: the passes that they make at each step, and those that a step's
 density does not allow."""
 
+import inspect
 from typing import Any
 
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
 
 MOMENTUM, ZEROED = "momentum", "zero_init_steps"  # end settings of guiders
+BUFFER = "MomentumBuffer"  # of a loop that guides by itself (ACE-Step)
 
 
 def guider_passes(pipe: Any, scale: float | None, steps: int) -> list[int]:
@@ -39,6 +41,19 @@ def remembering_guider(pipe: Any) -> str:
                 f"{value:g}), which a single step does not know: {_way(pipe, part, key, 'null')}"
             )
     return ""
+
+
+def remembering_loop(pipe: Any) -> str:
+    """Name what a classic loop averages over its earlier steps while it guides, as its code says;
+    empty without."""
+    names = getattr(inspect.unwrap(type(pipe).__call__), "__code__", _way.__code__).co_names
+    named = [name for name in names if name.endswith(BUFFER)]
+    if not named:
+        return ""
+    return (
+        f"its guidance averages over earlier steps ({named[0]}), which a single step does not know:"
+        " set model.guidance: none, which switches it off"
+    )
 
 
 def zeroing_guider(pipe: Any) -> str:

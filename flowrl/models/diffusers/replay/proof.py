@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.received import Received
-from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
+from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own, shown_call
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Way
@@ -35,6 +35,7 @@ from flowrl.models.diffusers.modular.face import form_of, guider_named
 from flowrl.models.diffusers.modular.guiders import (
     guider_passes,
     remembering_guider,
+    remembering_loop,
     zeroing_guider,
 )
 from flowrl.models.diffusers.replay.own_call import record
@@ -106,6 +107,7 @@ class Subject:
             padding=padding,
             user_levels=self.loop.levels is not None,
             video=self.recorded[1].media.ndim == 5,
+            sound=self.recorded[1].sound_alone,
             levels=way.levels,
             parts=() if (layout := self.loop.layout) is None else layout.names,
             data=() if layout is None else layout.data,
@@ -137,7 +139,7 @@ class Subject:
             steps, media, repeatable = self._record()
         predicted = [media.values, *(step.output for step in steps)]
         proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
-        if not shown(media.media) and self.loop.traits.form == "pt":
+        if not media.sound_alone and not shown(media.media) and self.loop.traits.form == "pt":
             # some pipelines scale to 0..1 only there
             self.loop.show(form="np")
             steps, media, repeatable = self._record()
@@ -172,10 +174,11 @@ class Subject:
         if self._takes_later():
             return self._way()
         refused = (
-            f"{self.loop.name} cannot be driven with {self.loop.call}, guidance "
+            f"{self.loop.name} cannot be driven with {shown_call(self.loop.call)}, guidance "
             f"{self.guidance}, {self.steps} steps: "
         )
-        if remembers := remembering_guider(self.loop.pipe):
+        pipe = self.loop.pipe
+        if remembers := remembering_guider(pipe) or remembering_loop(pipe):
             raise UserError(refused + remembers)
         raise UserError(
             f"{refused}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "
@@ -295,8 +298,9 @@ class Subject:
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
-            proof_checks.coloured(self.loop.name, decoded)
-            if away == 0 and shown(decoded):
+            check = proof_checks.heard if result.sound_alone else proof_checks.coloured
+            check(self.loop.name, decoded)
+            if away == 0 and (result.sound_alone or shown(decoded)):
                 return through
             if away == 0:
                 raise UserError(
@@ -346,7 +350,8 @@ class Subject:
         if self._mismatch(more) is not None:  # some guide a part of the steps only
             return
         raise UserError(
-            f"guidance {way.guidance} has no effect on {self.loop.name} with {self.loop.call}: "
+            f"guidance {way.guidance} has no effect on {self.loop.name} with "
+            f"{shown_call(self.loop.call)}: "
             "set a negative_prompt, or leave guidance out (null)"
         )
 

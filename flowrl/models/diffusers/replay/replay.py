@@ -37,6 +37,7 @@ class Replay:
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
     user_levels: bool = False  # the call was made at the levels of model.sigmas
     video: bool = False  # the pipeline makes videos, not images
+    sound: bool = False  # it makes sound alone
     evaluations: float = 1.0  # of the network, for a row's velocity; more than 1: guided
     sampler: bool = False  # samples are made by the scheduler's own steps
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit

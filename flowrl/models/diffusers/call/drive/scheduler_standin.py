@@ -26,7 +26,15 @@ OURS_OF_STEP = ("model_output", "timestep", "sample", "generator", "return_dict"
 
 
 def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
-    return UserError(f"{owner} rejects its arguments {call}: {type(error).__name__}: {error}")
+    said = f"{type(error).__name__}: {error}"
+    return UserError(f"{owner} rejects its arguments {shown_call(call)}: {said}")
+
+
+def shown_call(call: Mapping[str, Any]) -> str:
+    """A call's arguments for a sentence, with the shapes of tensors in place of their numbers."""
+    shapes = {k: list(v.shape) for k, v in call.items() if isinstance(v, Tensor)}
+    shown = {k: f"a tensor of shape {shape}" for k, shape in shapes.items()}
+    return ", ".join(f"{k}: {shown.get(k) or repr(v)}" for k, v in call.items()).join("{}")
 
 
 @dataclass(frozen=True)

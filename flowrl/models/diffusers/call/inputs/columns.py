@@ -1,9 +1,9 @@
 """A prompt's own arguments: columns of the prompt file named like arguments of the pipeline.
 
-`negative_prompt`, `prompt_2` and similar ones are texts; `image`, `mask_image`, `control_image`,
-`video` and similar ones are paths, lists of paths (several reference images, the frames of a
-video), bytes as in parquet, or images. Only rewards read the other columns. `call` may hold
-arguments that all rows share.
+`negative_prompt`, `prompt_2`, `lyrics` and similar ones are texts; `image`, `mask_image`,
+`control_image`, `video` and similar ones are paths, lists of paths (several reference images, the
+frames of a video), bytes as in parquet, or images. Only rewards read the other columns. `call` may
+hold arguments that all rows share.
 """
 
 import json
@@ -22,7 +22,7 @@ from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
 from rewards.perception.files import Stamp, file_stamp, open_image_bytes, open_image_file
 from rewards.perception.media import to_rgb
 
-TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
+TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
 OPEN_IMAGES = 256  # images that stay open
 RATIOS = tuple(Fraction(*sides) for sides in ((1, 1), (2, 1), (1, 2), (4, 3), (3, 4)))

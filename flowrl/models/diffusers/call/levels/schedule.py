@@ -5,7 +5,7 @@ sample of a variance-preserving process has the flow's level s / (alpha + s) (`s
 any form of a scheduler's list is converted to such levels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -39,6 +39,8 @@ class PipelineSchedule:
     beside     the schedules of parts of the state that have a scheduler of their own, by its name,
                at their own levels
     clock      of a state whose parts move in different steps: `sigmas` are its levels
+    edm        of a model in the formulation of EDM (arXiv:2206.00364) with data of size 1: its
+               scheduler's times for ratios s / alpha
     """
 
     sigmas: tuple[float, ...]
@@ -51,11 +53,12 @@ class PipelineSchedule:
     rising: bool = False
     beside: Mapping[str, "PipelineSchedule"] = field(default_factory=dict)
     clock: PartClock | None = None
+    edm: Callable[[Tensor], Tensor] | None = None
 
     @property
     def preserving(self) -> bool:
         """Whether the model belongs to a variance-preserving process."""
-        return self.trig or self.levels is not None
+        return self.trig or self.levels is not None or self.edm is not None
 
     @classmethod
     def of(
@@ -67,15 +70,17 @@ class PipelineSchedule:
         """
         flow, levels = kind in ("flow", "inverted"), None
         trig = scheduler.config.get("prediction_type") == "trigflow"
-        if not (flow or trig):
+        edm = None if flow else edm_times(scheduler)
+        if not (flow or trig or edm):
             levels = level(scheduler.alphas_cumprod.detach().cpu().double())
         name = type(scheduler).__name__
         passed = torch.stack([torch.as_tensor(t).detach().cpu().flatten()[0] for t in visited])
-        visits = _angle_levels(passed) if trig else _levels(scheduler, passed, levels)
+        ratios = levels is not None or edm is not None  # its sigmas are s / alpha
+        visits = _angle_levels(passed) if trig else _levels(scheduler, passed, levels, ratios)
         if kind == "inverted":
             visits = [1 - s for s in visits]
         first = [i for i, s in enumerate(visits) if i == 0 or s < min(visits[:i])]
-        sigmas = (*(visits[i] for i in first), _last_level(scheduler, visits[-1], levels))
+        sigmas = (*(visits[i] for i in first), _last_level(scheduler, visits[-1], ratios))
         away = [s for s in visits if s not in sigmas]
         if away or len(sigmas) < 2 or not all(a > b for a, b in pairwise(sigmas)):
             raise UserError(
@@ -102,6 +107,7 @@ class PipelineSchedule:
             inverted=kind == "inverted",
             trig=trig,
             rising=flow and rises,
+            edm=edm,
         )
 
     @classmethod
@@ -155,6 +161,9 @@ class PipelineSchedule:
         """
         if self.trig:
             return torch.atan2(sigma.double(), 1 - sigma.double())
+        if self.edm is not None:
+            level = sigma.to(torch.float32)
+            return self.edm(level / (1 - level))
         if self.levels is None:
             self._check_times()
             level = sigma.to(torch.float32)
@@ -187,12 +196,17 @@ class PipelineSchedule:
             )
 
 
-def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:
-    """The level at which the scheduler's last step ends.
+def edm_times(scheduler: Any) -> Callable[[Tensor], Tensor] | None:
+    """The times of a scheduler in EDM's formulation, from ratios s / alpha; None for another."""
+    return getattr(scheduler, "precondition_noise", None)
+
+
+def _last_level(scheduler: Any, before: float, ratios: bool) -> float:
+    """The level at which the scheduler's last step ends. `ratios`: its sigmas are s / alpha.
 
     SD1.5's common DDIM (set_alpha_to_one false) ends at alpha_0, and its decoder sees that state.
     """
-    if levels is None:
+    if not ratios:
         return 0.0
     sigmas, alpha = vars(scheduler).get("sigmas"), vars(scheduler).get("final_alpha_cumprod")
     last = 0.0
@@ -211,7 +225,7 @@ def _angle_levels(passed: Tensor) -> list[float]:
     return (angles.sin() / (angles.sin() + angles.cos())).clamp(max=1.0).tolist()
 
 
-def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float]:
+def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None, ratios: bool) -> list[float]:
     """The noise level at each visited timestep."""
     listed_sigmas = vars(scheduler).get("sigmas")
     listed = scheduler.timesteps.detach().cpu()
@@ -236,7 +250,7 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
             f"has {listed.tolist()}: other times have no known level"
         )
     visited = sigmas[places]
-    if levels is not None:  # its sigmas are s / alpha
+    if ratios:
         visited = visited / (1 + visited)
     return visited.tolist()
 

@@ -19,7 +19,7 @@ from flowrl.models.diffusers.call.drive.image_to_image import RecordedNoise, noi
 from flowrl.models.diffusers.call.drive.latents import PipelineCall, Target
 from flowrl.models.diffusers.call.drive.patches import patched
 from flowrl.models.diffusers.call.drive.received import Received
-from flowrl.models.diffusers.call.drive.scheduler_standin import its_own
+from flowrl.models.diffusers.call.drive.scheduler_standin import its_own, shown_call
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.inputs.conditioning import (
@@ -429,8 +429,8 @@ class Loop:
             index = set(places.tolist())
             if len(index) != 1 or -1 in index:
                 raise UserError(
-                    f"{self.name} with {self.call} depends on the step's index: velocities exist "
-                    f"only at its own {way.steps} sigmas, one per call, not at "
+                    f"{self.name} with {shown_call(self.call)} depends on the step's index: "
+                    f"velocities exist only at its own {way.steps} sigmas, one per call, not at "
                     f"{sigma.tolist()}"
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))

@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
 from flowrl.models.diffusers.call.results.proof_checks import NotFinitePartError, refuse_weights
+from flowrl.models.diffusers.call.traits.made import made_kind
 from rewards.audio import Audio
 from samplers.host import sent
 
@@ -91,7 +94,8 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 class Decoded(NamedTuple):
-    """Images [n 3 h w] or videos [n f 3 h w], and their sound if the pipeline makes any."""
+    """Images [n 3 h w] or videos [n f 3 h w], and their sound if the pipeline makes any; or the
+    waveforms [n channels time] of sound alone, which are the sound too."""
 
     media: Tensor
     audio: Audio | None = None
@@ -99,6 +103,8 @@ class Decoded(NamedTuple):
     @classmethod
     def of(cls, pipe: Any, result: Any, double: bool = False) -> "Decoded":
         """Read the result of a pipeline's call."""
+        if (rate := rate_alone(pipe)) is not None:
+            return cls.of_sound(Audio(waveforms(result[0], double), rate))
         media = media_of(result[0], double)
         sound = result[1] if isinstance(result, tuple) and len(result) > 1 else None
         if isinstance(sound, np.ndarray):
@@ -112,30 +118,72 @@ class Decoded(NamedTuple):
         return cls(media, Audio(waveform.float(), rate))
 
     @classmethod
+    def of_sound(cls, audio: Audio) -> "Decoded":
+        """Sound alone."""
+        return cls(audio.waveform, audio)
+
+    @property
+    def sound_alone(self) -> bool:
+        return self.audio is not None and self.media is self.audio.waveform
+
+    @classmethod
     def joined(cls, parts: Sequence["Decoded"]) -> "Decoded":
         """Concatenate rows."""
+        if parts[0].sound_alone:
+            return cls.of_sound(Audio.joined([p.audio for p in parts if p.audio is not None]))
         media, sounds = torch.cat([part.media for part in parts]), [p.audio for p in parts]
         present = [sound for sound in sounds if sound is not None]
         return cls(media, Audio.joined(present) if present else None)
 
     def take(self, rows: Tensor) -> "Decoded":
+        if self.audio is not None and self.sound_alone:
+            return Decoded.of_sound(self.audio.take(rows))
         media = self.media[sent(rows, self.media.device)]
         return Decoded(media, None if self.audio is None else self.audio.take(rows))
 
     @property
     def values(self) -> Tensor:
-        """All numbers, for comparisons: the media alone if there is no sound."""
-        if self.audio is None:
+        """All numbers, for comparisons, each once."""
+        if self.audio is None or self.sound_alone:
             return self.media
         return torch.cat([part.flatten(1) for part in (self.media, self.audio.waveform)], 1)
 
 
+def rate_alone(pipe: Any) -> int | None:
+    """The rate in Hz of a pipeline that makes sound alone; None for one that makes anything else.
+
+    UserError if the configurations of its components name none.
+    """
+    if made_kind(type(pipe)) != "sound":
+        return None
+    rate = sampling_rate(pipe)
+    if rate is None:
+        raise UserError(
+            f"{type(pipe).__name__} makes sound, but no configuration of its components has its "
+            f"rate: add {RATES[1]} (Hz) to the one of its decoder or vocoder"
+        )
+    return rate
+
+
+def sound_of(rate: int | None, media: Tensor) -> Audio | None:
+    """The sound of decoded media at a `rate`, which are waveforms then; None without one."""
+    return None if rate is None else Audio(media, rate)
+
+
+def waveforms(result: Any, double: bool = False) -> Tensor:
+    """Waveforms [n channels time] of a pipeline's result, in float32; `double` keeps float64."""
+    sound = torch.from_numpy(result) if isinstance(result, np.ndarray) else result
+    sound = torch.stack([*sound]) if isinstance(sound, list | tuple) else sound
+    sound = sound if double and sound.dtype == torch.float64 else sound.float()
+    return sound[:, None] if sound.ndim == 2 else sound
+
+
 def sampling_rate(pipe: Any) -> int | None:
     """The rate in Hz of the sound that a pipeline makes, from its components' configurations; None
-    if they have none."""
-    configs = [
-        dict(part.config) for part in pipe.components.values() if isinstance(part, ConfigMixin)
-    ]
+    if they have none. A vocoder may be one of transformers."""
+    parts = list(pipe.components.values())
+    configs = [dict(part.config) for part in parts if isinstance(part, ConfigMixin)]
+    configs += [part.config.to_dict() for part in parts if isinstance(part, PreTrainedModel)]
     rates = (config[name] for name in RATES for config in configs if config.get(name) is not None)
     return next((int(rate) for rate in rates), None)
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.diffusers.call.drive.received import Received
 
+MOST_CHANNELS = 8  # of a sound: 7.1 has the most that files of sound have in common use
+
 
 class NotFinitePartError(NotFiniteError):
     """A weight, or a decoder's output, is NaN or infinite."""
@@ -83,7 +85,17 @@ def coloured(owner: str, media: Tensor) -> None:
         )
 
 
+def heard(owner: str, waveform: Tensor) -> None:
+    """Raise UserError for waveforms that no reward can score."""
+    if waveform.ndim != 3 or not 1 <= waveform.shape[1] <= MOST_CHANNELS:
+        raise UserError(
+            f"{owner} returns {tuple(waveform.shape)} for {len(waveform)} prompts: rewards need "
+            f"waveforms [n channels time] of at most {MOST_CHANNELS} channels"
+        )
+
+
 def shown(media: Tensor) -> bool:
+    """Whether pixels are in 0..1, as far as rounding goes."""
     return -1e-3 <= float(media.min()) <= float(media.max()) <= 1.001
 
 

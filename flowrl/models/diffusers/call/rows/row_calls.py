@@ -115,7 +115,7 @@ def _in_order(groups: Sequence[Tensor], parts: Iterator[Decoded], graded: bool) 
     first = next(parts)
     if len(groups) == 1:
         return first
-    if graded:
+    if graded or first.sound_alone:
         order = torch.argsort(torch.cat(list(groups)))
         return Decoded.joined([first, *parts]).take(order)
     count, sounds = sum(map(len, groups)), list[Audio]()

@@ -20,7 +20,7 @@ from flowrl.models.complete_weights import check_fits, complete_weights, refuse_
 from flowrl.models.diffusers.call.drive.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
-from flowrl.models.diffusers.call.levels.schedule import ModelOutput
+from flowrl.models.diffusers.call.levels.schedule import ModelOutput, edm_times
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
 from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
@@ -103,6 +103,8 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
             f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which plans do "
             "not support: set skip_prk_steps to true in scheduler/scheduler_config.json"
         )
+    if says == "v_prediction" and config.get("sigma_data") == 1.0 and edm_times(scheduler):
+        return says  # in EDM's formulation, c_in x is a variance-preserving state
     if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
         return says
     if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):

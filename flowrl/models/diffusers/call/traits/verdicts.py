@@ -21,8 +21,9 @@ Verdicts = Mapping[str, Mapping[str, str]]
 
 @cache
 def swept_verdicts(version: str = diffusers.__version__) -> Verdicts:
-    """Reasons by pipeline class, by verdict (exact, refused, known, not built); empty for a version
-    of diffusers that no sweep has seen."""
+    """Reasons by pipeline class, by verdict (exact, refused, known, not built); `sound`: verdicts
+    and reasons by class and inputs, of pipelines of sound alone (`scripts/benchmarks/
+    sound_pipelines.py`). Empty for a version of diffusers that no sweep has seen."""
     return json.loads(VERDICTS_FILE.read_text(encoding="utf-8")).get(version, {})
 
 
@@ -31,9 +32,17 @@ def refused_because(name: str) -> str | None:
     found; None: it may be."""
     verdicts = swept_verdicts()
     reason = verdicts.get("refused", {}).get(name)
+    heard = [note for key, note in verdicts.get("sound", {}).items() if _class_of(key) == name]
+    if heard and all(_FAILS in note for note in heard):
+        reason = heard[0].partition(" | ")[2]
     if reason is None and _FAILS in verdicts.get("known", {}).get(name, ""):
         reason = verdicts["known"][name]
     return None if reason is None or _OF_SETTINGS.search(reason) else reason
+
+
+def _class_of(key: str) -> str:
+    """The class of a verdict on sound, whose key has its inputs too."""
+    return key.partition(" | ")[0]
 
 
 def refuse_known(name: str) -> None:

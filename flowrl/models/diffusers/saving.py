@@ -1,0 +1,24 @@
+"""Save a whole pipeline."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from diffusers.configuration_utils import ConfigMixin
+
+INDEX = "model_index.json"  # of a classic form; a modular one saves all that it has
+
+
+def save_pipeline(pipe: Any, folder: Path) -> None:
+    """Save a pipeline with every component that its index names.
+
+    diffusers leaves out those that a constructor makes where none is given (LongCat-Audio's
+    scheduler), and its index names them all the same.
+    """
+    pipe.save_pretrained(folder)
+    index = folder / INDEX
+    names = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    for name in names:
+        part = vars(pipe).get(name)
+        if isinstance(part, ConfigMixin) and not (folder / name).exists():
+            part.save_pretrained(folder / name)  # type: ignore[attr-defined]

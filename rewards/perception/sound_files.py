@@ -1,0 +1,48 @@
+"""Sound files as rewards hear them: WAV files of whole numbers (PCM), of 8 to 32 bits."""
+
+import io
+import wave
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rewards.audio import Audio
+
+MOST_NUMBERS = 2**27  # of a file: over 12 minutes of stereo at 48 kHz
+FIRST = 12  # bytes by which a WAV file is known
+
+
+def is_wav(begin: bytes) -> bool:
+    """Whether a file with these first bytes is a WAV file."""
+    return begin[:4] == b"RIFF" and begin[8:FIRST] == b"WAVE"
+
+
+def read_wav(source: Path | io.BytesIO) -> Audio:
+    """Read one sound [1 channels time] in -1..1. ValueError for what is no such file, for an empty
+    one, and for more than 2^27 numbers."""
+    try:
+        with wave.open(str(source) if isinstance(source, Path) else source, "rb") as file:
+            channels, width, rate, frames, *_ = file.getparams()
+            if channels * frames > MOST_NUMBERS:
+                raise ValueError(f"a sound of {channels * frames} numbers, over {MOST_NUMBERS}")
+            data = file.readframes(frames)
+    except (wave.Error, EOFError) as error:
+        raise ValueError(f"no WAV file of whole numbers (PCM): {error}") from error
+    numbers = _numbers(data, width)
+    if rate < 1 or not len(numbers) or len(numbers) % channels:
+        raise ValueError("a WAV file without sound, or cut off")
+    return Audio(torch.from_numpy(numbers).view(-1, channels).T.contiguous()[None], rate)
+
+
+def _numbers(data: bytes, width: int) -> np.ndarray:
+    """Samples in -1..1 as float32. Those of 8 bits have no sign; 24 bits become 32 with zeros."""
+    if width == 1:
+        return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
+    if width == 3:
+        wide = np.zeros((len(data) // 3, 4), np.uint8)
+        wide[:, 1:] = np.frombuffer(data[: len(wide) * 3], np.uint8).reshape(-1, 3)
+        data, width = wide.tobytes(), 4
+    kind = {2: "<i2", 4: "<i4"}[width]
+    whole = data[: len(data) // width * width]
+    return np.frombuffer(whole, kind).astype(np.float32) / 2 ** (8 * width - 1)

@@ -1,0 +1,133 @@
+"""Pipelines of sound alone: driven by their own calls, whole samples compared as waveforms."""
+
+import math
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.diffusers.call.traits.made import made_kind
+from flowrl.models.diffusers.call.traits.verdicts import refused_because
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from flowrl.run.evaluate.start_checks import made_form
+from samplers import Chain, ConstantSDE
+from tests.support.driving import PROMPTS
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.pipelines import tiny
+from tests.support.zoo.sounds import INPUTS, SOUND_SPECIALS
+
+torch.set_num_threads(1)
+STEPS = 3
+
+
+def sounding(name: str, **more: Any) -> PipelinePolicy:
+    made = tiny(getattr(diffusers, name), SPECIALS | SOUND_SPECIALS, SIZES)
+    return PipelinePolicy(made.pipe, call={**made.call, **more})
+
+
+# of each class: (channels, numbers) of its waveforms, guidance scales, and
+# whether flowrl's Euler steps are the scheduler's own
+EXACT = {
+    "StableAudioPipeline": ((2, 100), (4.5, 1.0), False),
+    "StableAudio3Pipeline": ((2, 100), (4.5, 1.0), True),
+    "LongCatAudioDiTPipeline": ((1, 80), (4.5, 1.0), True),
+    "AceStepPipeline": ((2, 104), (1.0,), True),
+    "AudioLDM2Pipeline": ((1, 64), (4.5, 1.0), True),
+    "AudioLDMPipeline": ((1, 64), (4.5, 1.0), True),
+    "StableAudio3InpaintPipeline": ((2, 100), (None,), True),
+    "StableAudio3AudioToAudioPipeline": ((2, 100), (None,), True),
+}
+
+
+@pytest.mark.quick_cases("StableAudioPipeline")
+@pytest.mark.parametrize("name", EXACT)
+def test_whole_sounds_are_the_pipelines_own(name: str) -> None:
+    """Latents and waveforms of the pipeline's own call, at full scale 1, within the bound."""
+    shape, scales, own_steps = EXACT[name]
+    more = INPUTS.get(name, {})
+    exact = next((call for call, _ in more.values()), {}) if None in scales else {}
+    made = sounding(name, **exact)
+    for scale in scales:
+        proof = made.prove(PROMPTS, steps=STEPS, guidance=scale)
+        assert proof.sound and not proof.video and proof.own_steps == own_steps
+        whole = prove_whole(made, PROMPTS, (), proof)
+        assert whole.failure() is None and whole.unshown is None
+        assert whole.own is not None and whole.own.media < 1e-5 < whole.flowrl.media + own_steps
+    assert made_form(made).kind == "sound"
+    rows = made.encode(PROMPTS)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(0))
+    heard = made.decoded(x, rows, steps=STEPS, guidance=scales[-1])
+    assert heard.sound_alone and heard.audio is not None and heard.audio.rate == 800
+    assert heard.media.shape == (2, *shape) and heard.media.std() > 1e-3
+
+
+def test_guidance_with_a_memory_is_refused_by_its_name() -> None:
+    """ACE-Step's loop averages over its earlier steps while it guides."""
+    made = sounding("AceStepPipeline")
+    with pytest.raises(UserError, match=r"averages over earlier steps \(MomentumBuffer\)"):
+        made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert made.scale("none") == 1.0
+
+
+def test_the_levels_of_edm() -> None:
+    """Ratios s / alpha of its scheduler, whose own function maps other levels to times."""
+    made = sounding("StableAudioPipeline")
+    schedule, scheduler = made.schedule(STEPS), made.loop.driver.scheduler
+    ratios = scheduler.sigmas.double()
+    torch.testing.assert_close(
+        torch.tensor(schedule.sigmas, dtype=torch.float64), ratios / (1 + ratios)
+    )
+    assert schedule.preserving and schedule.sigmas[-1] == 0
+    between = torch.tensor([0.5])  # as much noise as data
+    assert schedule.times(between).item() == pytest.approx(0.25 * math.log(1.0), abs=1e-6)
+    assert torch.equal(schedule.times(torch.tensor(schedule.sigmas[:1])), schedule.timesteps[:1])
+
+
+def test_another_formulation_of_edm_is_refused() -> None:
+    """Data of another size, or another prediction, would be read wrongly."""
+    made = tiny(diffusers.StableAudioPipeline, SPECIALS | SOUND_SPECIALS, SIZES)
+    config = made.pipe.scheduler.config
+    for other in ({"sigma_data": 0.5}, {"prediction_type": "epsilon"}):
+        made.pipe.scheduler = type(made.pipe.scheduler).from_config(config, **other)
+        with pytest.raises(UserError, match="does not determine the model's process"):
+            PipelinePolicy(made.pipe, call=made.call)
+
+
+def test_a_batch_of_sounds_has_ratio_one_and_rows_of_their_own() -> None:
+    made = sounding("StableAudioPipeline").guided(1.0, 1.0)
+    batch = MediaBatch(made, made.encode(PROMPTS), STEPS)
+    chain = Chain(ConstantSDE(0.3), 2)
+    (rollout,) = batch.rollouts(chain, [4, 7], seed=1, iteration=0)
+    heard = batch.media(rollout)
+    assert isinstance(heard, Decoded) and heard.sound_alone and len(heard.media) == 4
+    statistics = batch.statistics(rollout, heard.media)
+    assert {"sound/level", "sound/diversity"} < statistics.means.keys()
+    edge = rollout.edges[0]
+    with torch.no_grad():  # the density of a step, in float64 by its formula
+        sigma, after = (
+            rollout.plan.steps[edge.step].sigma,
+            rollout.plan.steps[edge.step].sigma_next,
+        )
+    assert sigma > after
+    alone = MediaBatch(made, made.encode(PROMPTS[1:]), STEPS)
+    (other,) = alone.rollouts(chain, [7], seed=1, iteration=0)
+    torch.testing.assert_close(other.x0, rollout.x0[2:], rtol=1e-4, atol=1e-5)
+    made.sizes.sampling = made.sizes.decoding = 3
+    (again,) = batch.rollouts(chain, [4, 7], seed=1, iteration=0)
+    cut = batch.media(again)
+    assert isinstance(cut, Decoded) and cut.sound_alone
+    torch.testing.assert_close(cut.media, heard.media, rtol=1e-3, atol=1e-5)
+
+
+def test_what_a_class_makes_is_read_of_its_code() -> None:
+    kinds = {name: made_kind(getattr(diffusers, name)) for name in (*EXACT, "MusicLDMPipeline")}
+    assert set(kinds.values()) == {"sound"}
+    assert made_kind(diffusers.FluxPipeline) == "image"
+    assert made_kind(diffusers.WanPipeline) == made_kind(diffusers.LTX2Pipeline) == "video"
+    assert refused_because("MusicLDMPipeline") is not None
+    assert all(refused_because(name) is None for name in EXACT)
