@@ -241,7 +241,7 @@ class _Evaluator:
             self.run(module, names, statement)
 
     def items(self, module: _Module, names: dict[str, Any], node: ast.expr) -> list[Any]:
-        """What a loop goes over: a list, a text, the names of a mapping, or a range."""
+        """The items of a loop: of a list, a text, the names of a mapping, or a range."""
         if isinstance(node, ast.Call) and _dotted(node.func) == "range" and not node.keywords:
             bounds = [self.value(module, names, argument) for argument in node.args]
             if not 1 <= len(bounds) <= 3 or not all(isinstance(bound, int) for bound in bounds):

@@ -200,7 +200,7 @@ def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _decided(node: ast.BoolOp | ast.IfExp | ast.Compare, names: dict[str, Any]) -> Any:
-    """What a condition comes to; `Unresolved` where a part that decides is."""
+    """The value of a condition; `Unresolved` where a part that decides is."""
     match node:
         case ast.BoolOp():
             value: Any = None
@@ -245,7 +245,7 @@ def _own_arguments(tree: ast.Module) -> dict[str, Any]:
 
 
 def _default(option: str, keywords: Mapping[str, ast.expr]) -> Any:
-    """What argparse leaves where an option is not given."""
+    """The value of an option that is not given."""
     action = _literal(keywords["action"], {}) if "action" in keywords else "store"
     if "default" not in keywords:
         needed = "required" in keywords and _literal(keywords["required"], {}) is not False
