@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import Leaves, Secret, Unresolved, flattened, guarded
+from flowrl.importing.leaves import ROWS, Leaves, Secret, Unresolved, flattened, guarded
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.flow_factory import FLOW_FACTORY
 from flowrl.importing.peers.flow_grpo import FLOW_GRPO
@@ -353,11 +353,9 @@ def _trl_arguments(words: Sequence[str], folder: Path) -> tuple[Leaves, list[str
 def _script(file: Path, leaves: Leaves, notes: list[str]) -> tuple[Leaves, Peer | None, list[str]]:
     """A script of TRL: its own values, under the arguments of the command or of its docstring."""
     script = TrlScript(file)
-    if script.trainer is None or script.trainer not in ("GRPO", "RLOO"):
-        which = script.trainer or "none"
-        raise UserError(
-            f"{file}: its trainer is {which}; of TRL, GRPOTrainer and RLOOTrainer are read"
-        )
+    if script.trainer not in ("GRPO", "RLOO"):
+        which = "it makes no trainer" if script.trainer is None else f"its is {script.trainer}"
+        raise UserError(f"{file}: of TRL, GRPOTrainer and RLOOTrainer are read, and {which}")
     if not leaves and script.command:
         words = read_shell(script.command, str(file)).commands
         at = (
@@ -371,7 +369,28 @@ def _script(file: Path, leaves: Leaves, notes: list[str]) -> tuple[Leaves, Peer 
         if at is not None:
             leaves, more = _trl_arguments(words[0][at + 1 :], file.parent)
             notes = [*notes, *more, "the command in the script's docstring is read"]
-    return {TRAINER: script.trainer, **script.leaves, **leaves}, TRL, notes
+    own = {name: leaves[name] for name in leaves if name in script.arguments}
+    if script.arguments:
+        notes = [*notes, f"{file.name}: its own arguments have their defaults, unless given"]
+        leaves = {
+            **{name: value for name, value in leaves.items() if name not in own},
+            **_unread(file, own),
+        }
+        script = TrlScript(file, own)
+    found = {TRAINER: script.trainer, **script.leaves, **leaves}
+    if "dataset_name" in found:
+        found.pop(ROWS, None)
+    return found, TRL, notes
+
+
+def _unread(file: Path, own: Leaves) -> Leaves:
+    """The script's own arguments that a command gives, and no value that is read depends on."""
+    read = TrlScript(file, own).leaves
+    return {
+        f"args.{name}": own[name]
+        for name in own
+        if TrlScript(file, {**own, name: Unresolved(f"--{name}")}).leaves == read
+    }
 
 
 def _hydra(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, list[str]]:

@@ -45,7 +45,8 @@ BEHIND_GUIDES = (
 
 ASKED = PROJECT / "docs" / "asked.yaml"
 # Words of a question that name no subject. The search takes every word as the beginning of one, so
-# that `i` and `do` would find Installing and Documents before anything that was asked for.
+# that `i` and `do` would find Installing and Documents before anything that was asked for. All
+# pages are about training: `train on a TPU` found those that say it most.
 NO_SUBJECT = (
     *("a", "about", "after", "again", "all", "already", "also", "am", "an", "and", "any", "are"),
     *("as", "at", "be", "because", "been", "but", "by", "can", "cannot", "could", "did", "didn"),
@@ -55,7 +56,8 @@ NO_SUBJECT = (
     *("must", "my", "need", "no", "not", "now", "of", "off", "on", "one", "only", "or", "other"),
     *("our", "out", "own", "put", "re", "s", "should", "since", "so", "some", "such", "t", "than"),
     *("that", "the", "their", "them", "then", "there", "these", "they", "thing", "this", "to"),
-    *("too", "up", "us", "use", "ve", "via", "want", "was", "we", "were", "what", "when", "where"),
+    *("too", "train", "trained", "training", "up", "us", "use", "ve", "via", "want", "was", "we"),
+    *("were", "what", "when", "where"),
     *("which", "while", "who", "whom", "why", "will", "with", "won", "would", "yet", "you"),
     "your",
 )

@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.result import ImportedRun, imported
-from flowrl.importing.sources import IMPORTERS
+from flowrl.importing.sources import IMPORTERS, read_source
 from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_rewards, run_from
@@ -758,3 +758,82 @@ def test_another_value_is_another_run_or_has_no_effect(peer, tmp_path, monkeypat
         if run.tree == base.tree and leaf(run, name)[0] in (SAME, CONVERTED):
             deaf.append(name)
     assert not set(deaf) - set(UNCHANGED)
+
+
+OWN_ARGUMENTS = """
+import argparse
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+def parse_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", "--model-id", default="a/b")
+    parser.add_argument("--learning-rate", type=float, default="2e-6")
+    parser.add_argument("--accumulation", type=int, default=None)
+    parser.add_argument("--urls", nargs="+", default=["x", "y"])
+    parser.add_argument("--backend", default="colocate")
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--bf16", action="store_true")
+    return parser.parse_args()
+
+def short(completions, **columns):
+    return [-len(text) for text in completions]
+
+def main():
+    args = parse_args()
+    lr = args.learning_rate
+    rows = args.rows
+    data = Dataset.from_dict({"prompt": ["a"] * rows})
+    config = GRPOConfig(
+        learning_rate=lr, gradient_accumulation_steps=args.accumulation or len(args.urls),
+        epsilon=0.3 if args.backend == "server" else 0.1, bf16=args.bf16, num_generations=4,
+    )
+    GRPOTrainer(model=args.model_id, args=config, reward_funcs=[short], train_dataset=data)
+"""
+
+
+def test_a_script_with_an_argparse_of_its_own(tmp_path: Path) -> None:
+    """Its defaults were no values, and a command's words for it were taken for TRL's arguments."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN_ARGUMENTS)
+    with pytest.raises(UserError, match=r"makes its rows by code.*--dataset_name FILE\.jsonl"):
+        imported(str(file))
+    run = imported(f"python {file} --dataset_name rows.jsonl")
+    assert run.tree["model"]["language"] == "a/b" and run.tree["train"]["lr"] == 2e-6
+    assert run.tree["recipe"]["loss"]["low"] == 0.1 and run.tree["prompts"]["train"] == "rows.jsonl"
+    assert run.tree["prompts"]["per_iteration"] == 4  # 8 rows, twice accumulated, in groups of 4
+    words = "--model-id c/d --learning-rate 1e-5 --accumulation 1 --backend server --rows 9"
+    changed = imported(f"python {file} --dataset_name rows.jsonl {words}")
+    assert changed.tree["model"]["language"] == "c/d" and changed.tree["train"]["lr"] == 1e-5
+    assert changed.tree["recipe"]["loss"]["low"] == 0.3
+    assert changed.tree["prompts"]["per_iteration"] == 2
+    assert kinds(changed)["args.rows"] == UNKNOWN and "args.rows" not in kinds(run)
+    assert "args.backend" not in kinds(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('default="a/b"', "required=True"),  # a model that the command has to give
+        ("    lr = args.learning_rate\n", "    lr = args.learning_rate = 3\n"),
+        ('"--accumulation", type=int, default=None', '"--accumulation", default=number()'),
+    ],
+)
+def test_an_argument_without_a_value_here_is_open(tmp_path: Path, change: str, said: str) -> None:
+    """As each other value that a script does not hold: none is guessed."""
+    file = tmp_path / "own.py"
+    file.write_text(OWN_ARGUMENTS.replace(change, said))
+    assert file.read_text() != OWN_ARGUMENTS
+    source = read_source(f"python {file} --dataset_name rows.jsonl", None)
+    of = {"required=True": "model_name_or_path", "number()": "gradient_accumulation_steps"}
+    name = next((leaf for word, leaf in of.items() if word in said), "learning_rate")
+    assert isinstance(source.leaves.get(name, Unresolved("")), Unresolved)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [("SSDTrainer(model)", "its is SSDTrainer"), ("run()", "it makes no trainer")]
+)
+def test_a_script_without_a_trainer_that_is_read(tmp_path: Path, call: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(f"import trl\ntrl.{call}\n")
+    with pytest.raises(UserError, match=f"GRPOTrainer and RLOOTrainer are read, and {said}"):
+        imported(str(tmp_path / "train.py"), "trl")

@@ -126,18 +126,61 @@ def test_secrets_are_not_kept() -> None:
         ("c.a = 1\n    c.a += 2", 3),
         ("for_ = {'k': 5}\n    c.a = for_['k']", 5),
         ("c.a = min(3, max(1, 2)) ** 2", 4),
+        ("c.a = 0\n    for i in range(1, 6, 2):\n        c.a += i", 9),
+        ("for i, (k, v) in enumerate({'x': 2, 'y': 3}.items()):\n        c[k] = v\n"
+         "        c.a = i", 1),
+        ("c.a = 1\n    for k in ['b', 'd']:\n        if k == 'd':\n            break\n"
+         "        c.a = k", "b"),
+        ("c.a = 1\n    for k in 'bd':\n        if k == 'b':\n            continue\n"
+         "        c.a = k\n    else:\n        c.a += 'z'", "dz"),
+        ("c.a = [2 * x for x in range(5) if x % 2]", [2, 6]),
+        ("c.a = {k: n for k, n in zip(['x', 'y'], reversed([1, 2]))}", {"x": 2, "y": 1}),
+        ("c.a = sum(x * x for x in (1, 2, 3))", 14),
+        ("c.a = []\n    for k in sorted(['y', 'x']):\n        c.a.append(k)\n    c.a.extend([1])",
+         ["x", "y", 1]),
     ],
-)
+)  # fmt: skip
 def test_a_python_configuration(tmp_path: Path, body: str, value: object) -> None:
     (tmp_path / "c.py").write_text(PYTHON.format(body=body))
     assert evaluated_config(tmp_path / "c.py", "one")[0]["a"] == value
+
+
+def test_statements_outside_functions_count(tmp_path: Path) -> None:
+    """A loop, `+=` or a call on a name of the file was passed over, and the name kept its value."""
+    text = "import sys\nN = 2\nN *= 4\nD = {'k': 1}\nD.update(k=3)\nsys.path.append('x')\nL = []\n"
+    text += "for i in range(3):\n    L.append(i)\n" + PYTHON.format(
+        body="c.a = N\n    c.b = D['k']\n    c.d = L"
+    )
+    (tmp_path / "c.py").write_text(text)
+    assert evaluated_config(tmp_path / "c.py", "one")[0] == {"a": 8, "b": 3, "d": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "c.a = [0]\n    for i in range(99):\n        c.a = [c.a, c.a]",
+        "c.a = [0]\n    for i in range(99):\n        c.a.extend(c.a)",
+        "c.a = [0]\n    c.a.append(c.a)",
+        "c.a = {}\n    for i in range(99):\n        d = {}\n        d['x'] = c.a\n"
+        "        d['y'] = c.a\n        c.a = d",
+        "for i in range(99):\n        for j in range(999):\n            c.a = j",
+        "c.a = c", "c.a = list(range(10**12))", "for x in 5:\n        c.a = x", "break",
+        "for a, b in [1]:\n        c.a = a", "for i in range(0, 1, 0):\n        c.a = i",
+        "c.a = [x for x in os.environ['FOO']]", "c.a = [x for x in [1] if os.environ['FOO']]",
+        "c.a = [x + y for x in [1] for y in [2]]", "for x in __import__('os'):\n        c.a = x",
+    ],
+)  # fmt: skip
+def test_a_loop_ends_and_makes_no_large_value(tmp_path: Path, body: str) -> None:
+    (tmp_path / "c.py").write_text(PYTHON.format(body=body))
+    with fuzz.watched(), pytest.raises(UserError, match=r"c\.py: "):
+        evaluated_config(tmp_path / "c.py", "one")
 
 
 @pytest.mark.parametrize(
     "body",
     [
         "import os; os.system('touch ran')", "c.a = __import__('os')", "c.a = open('ran', 'w')",
-        "c.a = eval('1')", "while True: pass", "c.a = [x for x in range(9)]", "c.a = 9 ** 9 ** 9",
+        "c.a = eval('1')", "while True: pass", "c.a = 9 ** 9 ** 9",
         "c.a = 'a' * 10**9", "c.a = ().__class__.__bases__", "c.a = one()", "c.a = unknown",
         "c.a = '{0.__class__}'.format(c)", "c.a = lambda: 1", "exec('x')",
     ],

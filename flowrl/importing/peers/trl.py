@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
-from flowrl.importing.leaves import Secret, Unresolved
+from flowrl.importing.leaves import ROWS, Secret, Unresolved
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.trl_names import TRL_NAMES
 
@@ -161,7 +161,10 @@ def _read(d: RunDraft) -> None:
 
 def _model(d: RunDraft) -> None:
     if d.value("model_name_or_path") is None and d.value("model") is None:
-        raise UserError("model_name_or_path: the input names no model: add --model_name_or_path")
+        raise UserError(
+            "model_name_or_path: the input names no model: add --model_name_or_path; a script's "
+            "command goes into quotes, 'python SCRIPT.py --model_name_or_path NAME'"
+        )
     for name in ("model_name_or_path", "model"):
         if d.has(name):
             d.write(name, {"model.language": d.value(name)})
@@ -613,6 +616,12 @@ def _optimizer(d: RunDraft) -> None:
 def _data(d: RunDraft) -> None:
     name = d.value("dataset_name")
     if name is None:
+        if d.has(ROWS):
+            raise UserError(
+                "dataset_name: the script makes its rows by code, which an import does not run: "
+                "write them to a file, and import the command in quotes, "
+                "'python SCRIPT.py --dataset_name FILE.jsonl'"
+            )
         raise UserError(
             "dataset_name: the input names no data set: add "
             "--dataset_name, or set prompts.train in a run "

@@ -18,6 +18,7 @@ from flowrl.importing.leaves import Secret, Unresolved
 
 _MOST_CHARACTERS = 2**18
 _MOST_CALLS = 2_000
+_MOST_ROUNDS = 10_000  # of all loops together
 _DEEPEST = 30
 _LARGEST = 1e15
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -32,7 +33,10 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _CALLS: Mapping[str, Callable[..., Any]] = {
     "int": int, "float": float, "str": str, "bool": bool, "len": len, "min": min, "max": max,
     "round": round, "abs": abs, "list": list, "tuple": tuple, "dict": dict, "sum": sum,
-    "math.ceil": math.ceil, "math.floor": math.floor,
+    "math.ceil": math.ceil, "math.floor": math.floor, "sorted": sorted,
+    "enumerate": lambda items, start=0: [list(pair) for pair in enumerate(items, start)],
+    "zip": lambda *items: [list(row) for row in zip(*items, strict=False)],
+    "reversed": lambda items: items[::-1],
 }  # fmt: skip
 _DICTS = ("ml_collections.ConfigDict", "ConfigDict", "config_dict.ConfigDict")
 _PLACES = {"os.getcwd": ""}
@@ -55,6 +59,14 @@ class _Module:
 class _Return(Exception):
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class _Break(Exception):
+    """A `break` on its way to its loop."""
+
+
+class _Continue(Exception):
+    """A `continue` on its way to its loop."""
 
 
 def source_text(path: Path) -> str:
@@ -95,11 +107,31 @@ def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
     value = reader.call(module, module.functions[function], {})
     if not isinstance(value, Fields):
         raise UserError(f"{path}: {function} returns no ConfigDict")
+    if _is_larger(value, _MOST_ROUNDS):
+        raise UserError(f"{path}: {function} returns too many values for settings")
     return value, reader.failed
 
 
 def _arguments(node: ast.FunctionDef) -> list[str]:
     return [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def _changes(node: ast.stmt, names: Mapping[str, Any]) -> bool:
+    """Whether a statement is a call of a method of something that the file has made."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    return _dotted(node.value.func).partition(".")[0] in names
+
+
+def _is_larger(value: Any, most: int) -> bool:
+    """Whether nested lists and mappings have more than `most` parts, counted with repetitions."""
+    left, count = [value], 0
+    while left and count <= most:
+        one = left.pop()
+        count += 1
+        if isinstance(one, dict | list | tuple):
+            left += one.values() if isinstance(one, dict) else one
+    return count > most
 
 
 def _dotted(node: ast.expr) -> str:
@@ -115,6 +147,7 @@ class _Evaluator:
         self.modules: dict[Path, _Module] = {}
         self.failed: list[str] = []
         self.calls = 0
+        self.rounds = 0
         self.depth = 0
 
     def module(self, path: Path) -> _Module:
@@ -123,7 +156,9 @@ class _Evaluator:
             tree = python_tree(path)
             module = self.modules[path] = _Module(path, tree)
             for node in tree.body:
-                if isinstance(node, ast.Assign | ast.AnnAssign | ast.If):
+                if isinstance(
+                    node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.If | ast.For
+                ) or _changes(node, module.names):
                     self.run(module, module.names, node)
         return self.modules[path]
 
@@ -143,6 +178,8 @@ class _Evaluator:
                 self.run(module, names, statement)
         except _Return as result:
             return result.value
+        except (_Break, _Continue) as stray:
+            raise self.unknown(module, node, "a break or continue outside a loop") from stray
         finally:
             self.depth -= 1
         return None
@@ -168,6 +205,12 @@ class _Evaluator:
                     raise self.unknown(module, node, "a condition that the file does not decide")
                 for statement in node.body if test else node.orelse:
                     self.run(module, names, statement)
+            case ast.For():
+                self.loop(module, names, node)
+            case ast.Break():
+                raise _Break
+            case ast.Continue():
+                raise _Continue
             case ast.Assert():
                 if self.value(module, names, node.test) is False:
                     message = "" if node.msg is None else self.value(module, names, node.msg)
@@ -184,7 +227,62 @@ class _Evaluator:
             case _:
                 raise self.unknown(module, node, type(node).__name__)
 
+    def loop(self, module: _Module, names: dict[str, Any], node: ast.For) -> None:
+        for item in self.items(module, names, node.iter):
+            self.assign(module, names, node.target, item)
+            try:
+                for statement in node.body:
+                    self.run(module, names, statement)
+            except _Continue:
+                continue
+            except _Break:
+                return
+        for statement in node.orelse:
+            self.run(module, names, statement)
+
+    def items(self, module: _Module, names: dict[str, Any], node: ast.expr) -> list[Any]:
+        """The items of a loop: of a list, a text, the names of a mapping, or a range."""
+        if isinstance(node, ast.Call) and _dotted(node.func) == "range" and not node.keywords:
+            bounds = [self.value(module, names, argument) for argument in node.args]
+            if not 1 <= len(bounds) <= 3 or not all(isinstance(bound, int) for bound in bounds):
+                raise self.unknown(module, node, ast.unparse(node))
+            if len(bounds) == 3 and bounds[2] == 0:
+                raise self.unknown(module, node, ast.unparse(node))
+            over: Any = range(*bounds)
+        else:
+            over = self.value(module, names, node)
+        if not isinstance(over, range | list | tuple | str | dict):
+            raise self.unknown(module, node, f"a loop over {ast.unparse(node)}")
+        self.rounds += len(over)
+        if self.rounds > _MOST_ROUNDS:
+            raise UserError(f"{module.path}: line {node.lineno}: too many rounds for settings")
+        return list(over)
+
+    def comprehension(
+        self,
+        module: _Module,
+        names: dict[str, Any],
+        node: ast.ListComp | ast.DictComp | ast.GeneratorExp,
+    ) -> Any:
+        """A list or mapping of one loop over items, with its conditions."""
+        if len(node.generators) != 1 or node.generators[0].is_async:
+            raise self.unknown(module, node, ast.unparse(node))
+        [generator] = node.generators
+        inner = dict(names)  # the loop's names are its own
+        rows = list[Any]()
+        for item in self.items(module, names, generator.iter):
+            self.assign(module, inner, generator.target, item)
+            tests = [self.value(module, inner, test) for test in generator.ifs]
+            if any(isinstance(test, Unresolved | Secret) for test in tests):
+                raise self.unknown(module, node, "a condition that the file does not decide")
+            if all(tests) and isinstance(node, ast.DictComp):
+                rows.append([self.value(module, inner, part) for part in (node.key, node.value)])
+            elif all(tests) and isinstance(node, ast.ListComp | ast.GeneratorExp):
+                rows.append(self.value(module, inner, node.elt))
+        return dict(rows) if isinstance(node, ast.DictComp) else rows
+
     def assign(self, module: _Module, names: dict[str, Any], target: ast.expr, value: Any) -> None:
+        self.check_size(module, target, value)
         match target:
             case ast.Name():
                 names[target.id] = value
@@ -193,10 +291,17 @@ class _Evaluator:
             case ast.Subscript():
                 self.fields(module, names, target)[self.value(module, names, target.slice)] = value
             case ast.Tuple() | ast.List():
+                if not isinstance(value, list | tuple) or len(value) != len(target.elts):
+                    raise self.unknown(module, target, ast.unparse(target))
                 for inner, one in zip(target.elts, value, strict=True):
                     self.assign(module, names, inner, one)
             case _:
                 raise self.unknown(module, target, "a target of an assignment")
+
+    def check_size(self, module: _Module, node: ast.AST, value: Any) -> None:
+        """UserError for lists in lists that a few lines can make as large as memory."""
+        if isinstance(value, dict | list | tuple) and _is_larger(value, _MOST_ROUNDS):
+            raise self.unknown(module, node, "a value that is too long")
 
     def fields(
         self, module: _Module, names: dict[str, Any], target: ast.Attribute | ast.Subscript
@@ -265,6 +370,10 @@ class _Evaluator:
                 if any(isinstance(part, Unresolved | Secret) for part in inserted):
                     return Unresolved(ast.unparse(node))
                 return "".join(map(str, inserted))
+            case ast.ListComp() | ast.DictComp() | ast.GeneratorExp():
+                return self.comprehension(module, names, node)
+            case ast.Call() if _dotted(node.func) == "range":
+                return self.items(module, names, node)
             case ast.Call():
                 return self.called(module, names, node)
             case _:
@@ -367,7 +476,23 @@ class _Evaluator:
             )
         if isinstance(owner, dict) and name == "update":
             for values in (*arguments, named):
+                self.check_size(module, node, values)
                 owner.update(values)
+            return None
+        if isinstance(owner, dict) and name in ("items", "keys", "values") and not arguments:
+            return (
+                [list(pair) for pair in owner.items()]
+                if name == "items"
+                else [*getattr(owner, name)()]
+            )
+        if isinstance(owner, list) and name in ("append", "extend") and len(arguments) == 1:
+            more = arguments[0] if name == "extend" else arguments
+            if not isinstance(more, list | tuple):
+                raise self.unknown(module, node, ast.unparse(node))
+            self.check_size(module, node, more)
+            if len(owner) > _MOST_ROUNDS:
+                raise self.unknown(module, node, "a value that is too long")
+            owner.extend(list(more))
             return None
         if isinstance(owner, dict) and name in ("unlock", "lock", "unlocked"):
             return None

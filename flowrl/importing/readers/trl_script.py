@@ -1,5 +1,5 @@
-"""A Python script that trains with TRL: the constants of its calls, and the command in its
-docstring. The script is not run."""
+"""A Python script that trains with TRL: the constants of its calls, the defaults of its own
+argparse, and the command in its docstring. The script is not run."""
 
 import ast
 import operator
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.importing.leaves import Leaves, Unresolved, guarded
+from flowrl.importing.leaves import ROWS, Leaves, Unresolved, guarded
 from flowrl.importing.readers.python_config import python_tree
 
 _CONFIGS = {"GRPOConfig": "GRPO", "RLOOConfig": "RLOO"}
@@ -29,37 +29,26 @@ _SKIPPED = (
     "train_dataset",
 )
 _CODE = ("rollout_func", "tools", "environment_factory")
-OTHER_TRAINERS = (
-    "SFTTrainer",
-    "DPOTrainer",
-    "KTOTrainer",
-    "PPOTrainer",
-    "OnlineDPOTrainer",
-    "RewardTrainer",
-    "NashMDTrainer",
-    "XPOTrainer",
-    "CPOTrainer",
-    "ORPOTrainer",
-    "GKDTrainer",
-    "BCOTrainer",
-    "AsyncGRPOTrainer",
-    "SDPOTrainer",
-    "SDFTTrainer",
-    "DistillationTrainer",
-)
+_ROW_CODE = {  # methods of datasets.Dataset
+    "from_dict": ROWS, "from_list": ROWS, "from_generator": ROWS, "from_pandas": ROWS,
+    "map": "(rows changed by code)",
+}  # fmt: skip
 
 
 class TrlScript:
     """The constants of a script.
 
-    leaves    arguments, by the names that the command line has for them
-    trainer   GRPO, RLOO, or another class's name; None if there is none
-    command   the command of its docstring, or an empty text
+    given      values for the script's own argparse, by name
+    arguments  that argparse's values, by name: the given ones, else its defaults
+    leaves     arguments, by the names that the command line has for them
+    trainer    GRPO, RLOO, or another class's name; None if there is none
+    command    the command of its docstring, or an empty text
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, given: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.tree = python_tree(path)
+        self.arguments = {**_own_arguments(self.tree), **(given or {})}
         self.names = self._constants()
         self.functions = {n.name for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
         self.top = {n.name for n in self.tree.body if isinstance(n, ast.FunctionDef)}
@@ -71,7 +60,16 @@ class TrlScript:
         self.command = _command(ast.get_docstring(self.tree) or "")
 
     def _constants(self) -> dict[str, Any]:
-        constants: dict[str, Any] = {}
+        constants = {
+            f"{holder}.{name}": value
+            for holder in _holders(self.tree)
+            for name, value in self.arguments.items()
+        }
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                name = ast.unparse(node)
+                if name in constants:  # set again after it was parsed
+                    constants[name] = Unresolved(name)
         for node in ast.walk(self.tree):
             if (
                 isinstance(node, ast.Assign)
@@ -85,9 +83,7 @@ class TrlScript:
         return constants
 
     def _call(self, node: ast.Call) -> None:
-        name = (
-            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
+        name = _last_name(node)
         if name in _CONFIGS:
             self.trainer = _CONFIGS[name]
             for keyword in node.keywords:
@@ -104,12 +100,12 @@ class TrlScript:
             self.trainer = _TRAINERS[name]
             for keyword in node.keywords:
                 self._trainer_argument(keyword)
-        elif name in OTHER_TRAINERS and self.trainer is None:
+        elif name.endswith("Trainer") and self.trainer is None:
             self.trainer = name
         elif name == "load_dataset":
             self._data_set(node)
-        elif name == "map" and isinstance(node.func, ast.Attribute):
-            self.leaves["(rows changed by code)"] = ast.unparse(node)[:60]
+        elif name in _ROW_CODE and isinstance(node.func, ast.Attribute):
+            self.leaves[_ROW_CODE[name]] = ast.unparse(node)[:60]
 
     def _trainer_argument(self, keyword: ast.keyword) -> None:
         if keyword.arg == "reward_funcs":
@@ -176,18 +172,116 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _literal(node: ast.expr, names: dict[str, Any]) -> Any:
-    """A constant, a name that has one, or their sum, difference, product or quotient."""
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        sides = [_literal(side, names) for side in (node.left, node.right)]
-        numbers = all(isinstance(s, int | float) and abs(s) <= MOST_NUMBER for s in sides)
-        if numbers and (sides[1] or not isinstance(node.op, ast.Div | ast.FloorDiv)):
-            return _ARITHMETIC[type(node.op)](*sides)
+    """A constant; a name or an argument that has one; or what arithmetic, `len`, `or`, `and`,
+    equality and `x if y else z` make of them."""
+    open_part = Unresolved(ast.unparse(node)[:80])
+    match node:
+        case ast.Name() | ast.Attribute(value=ast.Name()):
+            if ast.unparse(node) in names:
+                return names[ast.unparse(node)]
+        case ast.BinOp() if type(node.op) in _ARITHMETIC:
+            sides = [_literal(side, names) for side in (node.left, node.right)]
+            numbers = all(isinstance(s, int | float) and abs(s) <= MOST_NUMBER for s in sides)
+            if numbers and (sides[1] or not isinstance(node.op, ast.Div | ast.FloorDiv)):
+                return _ARITHMETIC[type(node.op)](*sides)
+        case ast.BoolOp() | ast.IfExp() | ast.Compare():
+            decided = _decided(node, names)
+            return open_part if isinstance(decided, Unresolved) else decided
+        case ast.Call(func=ast.Name(id="len"), args=[counted]):
+            value = _literal(counted, names)
+            if isinstance(value, str | list | tuple | dict):
+                return len(value)
+        case _:
+            pass
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return Unresolved(ast.unparse(node)[:80])
+        return open_part
+
+
+def _decided(node: ast.BoolOp | ast.IfExp | ast.Compare, names: dict[str, Any]) -> Any:
+    """The value of a condition; `Unresolved` where a part that decides is."""
+    match node:
+        case ast.BoolOp():
+            value: Any = None
+            for part in node.values:
+                value = _literal(part, names)
+                if isinstance(value, Unresolved) or bool(value) is isinstance(node.op, ast.Or):
+                    break
+            return value
+        case ast.IfExp():
+            test = _literal(node.test, names)
+            if isinstance(test, Unresolved):
+                return test
+            return _literal(node.body if test else node.orelse, names)
+        case ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as kind]):
+            sides = [_literal(side, names) for side in (node.left, *node.comparators)]
+            still_open = [side for side in sides if isinstance(side, Unresolved)]
+            equal = sides[0] == sides[1]
+            return still_open[0] if still_open else equal is isinstance(kind, ast.Eq | ast.Is)
+        case _:
+            return Unresolved(ast.unparse(node)[:80])
+
+
+def _own_arguments(tree: ast.Module) -> dict[str, Any]:
+    """The arguments of a script's own argparse, by name, with their defaults. One without a value
+    here is `Unresolved`."""
+    found: dict[str, Any] = {}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    if not any(_last_name(call) == "ArgumentParser" for call in calls):
+        return found
+    for call in calls:
+        keywords = {k.arg: k.value for k in call.keywords if k.arg}
+        if _last_name(call) == "set_defaults":
+            found |= {name: _literal(value, {}) for name, value in keywords.items()}
+        if _last_name(call) == "add_argument":
+            options = [a.value for a in call.args if isinstance(a, ast.Constant)]
+            named = [str(option) for option in options if str(option).startswith("--")] or options
+            dest = _literal(keywords["dest"], {}) if "dest" in keywords else (*named, "")[0]
+            name = str(dest).lstrip("-").replace("-", "_")
+            value = _default(f"--{name.replace('_', '-')}", keywords)
+            found[name] = Unresolved(f"--{name}") if name in found else value
+    return found
+
+
+def _default(option: str, keywords: Mapping[str, ast.expr]) -> Any:
+    """The value of an option that is not given."""
+    action = _literal(keywords["action"], {}) if "action" in keywords else "store"
+    if "default" not in keywords:
+        needed = "required" in keywords and _literal(keywords["required"], {}) is not False
+        switches = {"store_true": False, "store_false": True}
+        return Unresolved(f"{option}, which a command gives") if needed else switches.get(action)
+    value = _literal(keywords["default"], {})
+    kind = ast.unparse(keywords["type"]) if "type" in keywords else "str"
+    if isinstance(value, str) and kind in ("int", "float"):  # argparse converts a default text
+        try:
+            return int(value) if kind == "int" else float(value)
+        except ValueError:
+            return Unresolved(f"{option}: {value}")
+    return value
+
+
+def _holders(tree: ast.Module) -> set[str]:
+    """Names that hold what an argparse has read: assigned from `parse_args()`, or from a function
+    that returns it; and `args`, as functions call the object that they are passed."""
+    parsers = {"parse_args"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+            if any(isinstance(v, ast.Call) and _last_name(v) == "parse_args" for v in returned):
+                parsers.add(node.name)
+    assigned: dict[str, list[bool]] = {"args": []}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            parsed = isinstance(node.value, ast.Call) and _last_name(node.value) in parsers
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(parsed)
+    return {name for name, parsed in assigned.items() if all(parsed)}
+
+
+def _last_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _command(docstring: str) -> str:
