@@ -84,7 +84,7 @@ def vote(  # noqa: PLR0913 one keyword for each option of the command
 @public_call
 def fit_reward(  # noqa: PLR0913 one keyword for each option of the command
     votes: str | Path | CollectedVotes,
-    features: Sequence[str | Mapping[str, Any]] = ("clip",),
+    features: Sequence[str | Mapping[str, Any]] = ("clip", "patches"),
     *,
     out: str | Path | None = None,
     reuse: str | Path | None = None,
@@ -101,7 +101,8 @@ def fit_reward(  # noqa: PLR0913 one keyword for each option of the command
     {"name": "fitted", "path": out}, with a page that says whether it can be trusted.
 
     votes     votes.jsonl, a folder of votes, any table of preferences, or what `vote` returned
-    features  rewards whose features are used: clip, pickscore, hps, or mappings with settings
+    features  models whose features are used, side by side: clip, pickscore, hps, siglip, dinov2,
+              patches, of texts last_hidden, or mappings with settings
     reuse     the folder of an earlier fit, whose features of the same samples are taken
     beside    rewards that are measured on the same votes
     layout, columns, images  how the table is read

@@ -144,9 +144,9 @@ COMMANDS = {
     ),
     "fit-reward": Command(
         "flowrl.api.commands:fit_reward_command",
-        "VOTES --features clip --out FOLDER",
+        "VOTES --out FOLDER",
         "fit a reward to votes, and measure it on prompts that it has not seen",
-        "flowrl fit-reward votes-0001/votes.jsonl --features clip --out taste",
+        "flowrl fit-reward votes-0001/votes.jsonl --out taste",
         "flowrl.votes.fit:FitReward",
     ),
     "score": Command(

@@ -41,6 +41,7 @@ from rewards.fitted.scoring import FeatureColumns, HeldOutScores
 from rewards.perception.files import READER
 from rewards.perception.weight_files import check_file
 
+DEFAULT_FEATURES = ("clip", "patches")  # what is in an image, and how it looks
 STORED_FEATURES = "features.safetensors"
 LEVEL, DRAWS = 0.95, 2000
 LITTLE_GAIN = 0.02  # of accuracy: a gain that is called little
@@ -55,9 +56,9 @@ class FitReward:
     votes: Word[Path]
     """A table of votes (votes.jsonl, or any layout of `flowrl evaluate-rewards`), or a folder of
     `flowrl vote`."""
-    features: tuple[str, ...] = ("clip",)
-    """Models whose features are used: clip, pickscore, hps, siglip, dinov2, of texts last_hidden,
-    or YAML such as '{name: clip, model: FOLDER}'."""
+    features: tuple[str, ...] = DEFAULT_FEATURES
+    """Models whose features are used, side by side: clip, pickscore, hps, siglip, dinov2, patches,
+    of texts last_hidden, or YAML such as '{name: patches, model: FOLDER}'."""
     out: Path | None = None
     """A new folder for the reward."""
     reuse: Path | None = None

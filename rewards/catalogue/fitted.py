@@ -17,7 +17,12 @@ from pydantic import Field
 
 from rewards.catalogue import clip, hps, pickscore
 from rewards.checks.settings import call_with, converted_settings, settings_of
-from rewards.fitted.feature_models import load_dinov2, load_last_hidden, load_siglip
+from rewards.fitted.feature_models import (
+    load_dinov2,
+    load_last_hidden,
+    load_patches,
+    load_siglip,
+)
 from rewards.fitted.folder import HEAD, RECORD, FeatureSource, FittedFolder, fitted_path
 from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
 from rewards.perception.features import FeatureReward, inner_features
@@ -30,6 +35,7 @@ FEATURED: Mapping[str, Callable[..., FeatureReward]] = {
     "pickscore": pickscore.load,
     "siglip": load_siglip,
     "dinov2": load_dinov2,
+    "patches": load_patches,
     "last_hidden": load_last_hidden,
 }
 """What a folder may name for features: no other code runs for it."""

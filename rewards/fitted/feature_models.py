@@ -3,6 +3,8 @@
 siglip       a SiglipModel of transformers: an image's vector, and its product with its prompt's;
              arXiv:2303.15343
 dinov2       a Dinov2Model: an image's vector, which says nothing of the prompt; arXiv:2304.07193
+patches      the image tower of a CLIPModel, a SiglipModel or a Dinov2Model: the means of its
+             patches' vectors inside the tower, which say nothing of the prompt either
 last_hidden  a language model: the last hidden state of a prompt with its answer, at the last token
 """
 
@@ -63,6 +65,45 @@ class ImageTower:
         pixels = pixels.to(self.placement.device, self.placement.dtype)
         pooled = self.model(pixel_values=pixels).pooler_output
         return functional.normalize(pooled.float(), dim=-1)
+
+
+@dataclass(frozen=True)
+class PatchMeans:
+    """A vision model: the means over an image of its patches' vectors, after half of the tower's
+    blocks and after all of them.
+
+    An image's own vector is trained to tell what is in it, and loses much of how it looks: sizes,
+    places, colours. Inside the tower this is still there, and is linear in such a mean.
+    """
+
+    model: Any
+    processor: Any
+    placement: Placement
+    batch: int
+
+    def features(self, samples: Samples) -> Float[Tensor, "n 2*e"]:
+        return in_batches(self._images, pil_images(samples), self.batch)
+
+    def graded_features(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, "n 2*e"]:
+        del samples  # the prompts have no part in it
+        prepare = PixelPreparation.of(self.processor)
+        return torch.cat([self._seen(prepare(part)) for part in media.split(self.batch)])
+
+    @torch.no_grad()
+    def _images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n 2*e"]:
+        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
+
+    def _seen(self, pixels: Tensor) -> Float[Tensor, "n 2*e"]:
+        pixels = pixels.to(self.placement.device, self.placement.dtype)
+        states = self.model(pixel_values=pixels, output_hidden_states=True).hidden_states
+        side = self.model.config.patch_size
+        patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
+        blocks = len(states) - 1  # the first state is what the blocks begin with
+        # a class token, where there is one, stands before the patches
+        chosen = [states[block][:, -patches:].mean(1) for block in (-(-blocks // 2), blocks)]
+        return torch.cat(chosen, 1).float()
 
 
 @dataclass(frozen=True)
@@ -151,6 +192,29 @@ def load_dinov2(
     path, placement = model_path(model), Placement.of(device, dtype)
     loaded = placement.put(complete(Dinov2Model.from_pretrained, path))
     return FeatureModel(ImageTower(loaded, image_processor(path), placement, batch), frames)
+
+
+def load_patches(
+    model: HubName = "openai/clip-vit-large-patch14",
+    frames: Frames = "all",
+    batch: OneOrMore = 32,
+    device: str = "auto",
+    dtype: DtypeName = "float32",
+) -> FeatureModel:
+    """Load the patches' means of an image tower, a hub name or a folder of a CLIPModel, a
+    SiglipModel or a Dinov2Model. ValueError for another model."""
+    from transformers import AutoConfig, AutoModel
+
+    path, placement = model_path(model), Placement.of(device, dtype)
+    kind = AutoConfig.from_pretrained(path).model_type
+    if kind not in ("clip", "siglip", "dinov2"):
+        raise ValueError(
+            f"patches: {model} is a model of type {kind!r:.50}: use one of type clip, siglip or "
+            "dinov2"
+        )
+    loaded = complete(AutoModel.from_pretrained, path)
+    tower = placement.put(loaded if kind == "dinov2" else loaded.vision_model)
+    return FeatureModel(PatchMeans(tower, image_processor(path), placement, batch), frames)
 
 
 def load_last_hidden(

@@ -10,6 +10,11 @@ page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
 
     votes-50, votes-100, votes-200   the reward fitted to the first so many votes
     cautious-200                     the same with `cautious: 1`
+    output-200                       the same on the output of clip alone, as the features were
+                                     before flowrl had `patches`
+    ask-200                          a reward fitted to the first 50 votes; the run asks the other
+                                     150 about its own samples, 15 in an iteration (the taste
+                                     `large` alone, since the simulated person of a run has it)
     hidden                           the hidden taste itself, at the scale of the votes' log-odds
     hidden-matched                   the same at the spread of the reward fitted to 200 votes on the
                                      samples voted on, so the rule beside it counts as much
@@ -45,13 +50,20 @@ from rewards.types import Samples
 
 VOTES = 200
 COUNTS = (50, 100, 200)
+FIRST_ASKED = 50  # votes that the run that asks begins with
+ASKED = 15  # votes of an iteration of the run that asks
 CLIP = {"name": "clip", "model": "flowrl/demo/shapes-clip"}
+FEATURES = {
+    "fit": (CLIP, {**CLIP, "name": "patches"}),  # the default of fit-reward, in the demo's size
+    "output": (CLIP,),
+}
 STRICT = {"name": "shapes", "kind": "strict"}
 READY = (CLIP, {"name": "shapes", "kind": "graded"}, STRICT)
 METHODS = (
     "hidden", "votes-200", "hidden-matched", "dpo-200", "ready", "votes-100", "votes-50",
-    "cautious-200",
+    "cautious-200", "output-200", "ask-200",
 )  # fmt: skip
+AGREEMENT = {"fit": "agreement-{}", "output": "agreement of output-{}"}
 HELD_OUT = "configs/prompts/shapes_held_out.jsonl"
 
 
@@ -109,16 +121,22 @@ class Study:
             )  # fmt: skip
         return folder
 
-    def fitted(self, count: int) -> Path:
-        """The folder of the reward fitted to the first votes."""
-        folder, votes = self.folder / f"fit-{count}", self.voted()
+    def first(self, count: int) -> Path:
+        """A table of the first votes."""
+        votes = self.voted()
+        lines = (votes / "votes.jsonl").read_text().splitlines(keepends=True)
+        table = votes / f"first-{count}.jsonl"
+        table.write_text("".join(lines[:count]))
+        return table
+
+    def fitted(self, count: int, kind: str = "fit") -> Path:
+        """The folder of the reward fitted to the first votes, on one of FEATURES."""
+        folder = self.folder / f"{kind}-{count}"
         if not (folder / "fitted.yaml").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            lines = (votes / "votes.jsonl").read_text().splitlines(keepends=True)
-            table = votes / f"first-{count}.jsonl"
-            table.write_text("".join(lines[:count]))
-            words = ("--features", json.dumps(CLIP), "--robust", 0, "--out", folder)
-            flowrl("fit-reward", table, *words)
+            features = (json.dumps(each) for each in FEATURES[kind])
+            words = ("--features", *features, "--robust", 0, "--out", folder)
+            flowrl("fit-reward", self.first(count), *words)
         return folder
 
     def agreement(self, reward: Any) -> float:
@@ -155,7 +173,9 @@ class Study:
             if count == "matched":
                 own["weight"] = 0.5 * self.known("log-odds of a unit of taste", self.log_odds)
         else:
-            own = {"name": "fitted", "path": str(self.fitted(int(count))), "weight": 0.5}
+            votes = FIRST_ASKED if kind == "ask" else int(count)
+            path = self.fitted(votes, kind if kind in FEATURES else "fit")
+            own = {"name": "fitted", "path": str(path), "weight": 0.5}
             own |= {"cautious": 1} if kind == "cautious" else {}
         return [own, {**STRICT, "weight": 0.5}]
 
@@ -172,6 +192,12 @@ class Study:
         else:
             file = "demo_votes"
             words += ["--rewards", json.dumps(self.rewards_of(method)), "--evaluate.every", 20]
+        if method.startswith("ask"):
+            ask = {
+                "votes": ASKED, "budget": VOTES - FIRST_ASKED, "person": "simulated", "port": 0,
+                "earlier": str(self.first(FIRST_ASKED)),
+            }  # fmt: skip
+            words += ["--ask", json.dumps(ask)]
         if (run / "checkpoints").exists():
             flowrl("train", "--resume", run)
         else:
@@ -244,7 +270,8 @@ def report(studies: Sequence[Study]) -> None:
             )
             before, after, rule = (interval(cell) for cell in cells)
             print(f"| {method} | {before} | {after} | {interval(gains)} | {shares} | {rule} |")
-        names = [f"agreement-{count}" for count in COUNTS] + ["agreement of ready"]
+        names = [AGREEMENT["fit"].format(count) for count in COUNTS]
+        names += [AGREEMENT["output"].format(VOTES), "agreement of ready"]
         for name in names:
             values = [study.found[name] for study in own if name in study.found]
             if values:
@@ -270,10 +297,10 @@ def main(given: Arguments) -> None:
         for study in studies:
             study.known(method, lambda s=study, m=method: s.gain(m))
     for study in studies if given.agreement and not given.report_only else ():
-        for count in COUNTS:
-            path = study.fitted(count)
+        for count, kind in [*((count, "fit") for count in COUNTS), (VOTES, "output")]:
+            path = study.fitted(count, kind)
             study.known(
-                f"agreement-{count}",
+                AGREEMENT[kind].format(count),
                 lambda s=study, p=path: s.agreement(rewards.load("fitted", path=str(p))),
             )
         study.known(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoImageProcessor,
     AutoModel,
     AutoTokenizer,
     Dinov2Config,
@@ -17,6 +18,7 @@ from transformers import (
 from rewards import Samples
 from rewards.catalogue.fitted import load_columns
 from rewards.fitted.folder import FeatureSource, weights_digest
+from rewards.perception.media import to_pil
 from tests.support.reward_contract import images, videos
 
 PROMPTS = ("a red square", "a blue circle", "two cats")
@@ -78,9 +80,10 @@ def images_of(moving, row):
     return Samples(frames, [moving.prompts[row]] * len(frames), torch.zeros(len(frames)).long())
 
 
-@pytest.mark.parametrize("name", ["siglip", "dinov2"])
+@pytest.mark.parametrize("name", ["siglip", "dinov2", "patches"])
 def test_features_have_a_gradient_and_agree_up_to_rounding(name, folders):
-    columns, samples = columns_of(name, folders / name), images(PROMPTS)
+    folder = folders / ("siglip" if name == "patches" else name)
+    columns, samples = columns_of(name, folder), images(PROMPTS)
     media = samples.media.clone().requires_grad_(True)
     graded = columns.with_gradient(media, samples)
     graded.sum().backward()
@@ -95,6 +98,39 @@ def test_the_prompts_part_is_a_product_and_dinov2_has_none(folders):
     one, two = siglip.of(samples), siglip.of(other)
     assert (one[:, :16] == two[:, :16]).all() and (one[:, 16:] != two[:, 16:]).any()
     assert (dinov2.of(samples) == dinov2.of(other)).all()
+
+
+TOWERS = {"clip": 1, "siglip": 0, "dinov2": 1}  # tokens before the patches
+
+
+@pytest.mark.parametrize(("kind", "before"), TOWERS.items())
+def test_patches_are_means_inside_the_tower_of_each_type(kind, before, folders):
+    folder = "flowrl/demo/shapes-clip" if kind == "clip" else folders / kind
+    columns, samples = columns_of("patches", folder), images(PROMPTS)
+    found = columns.of(samples)
+    model = AutoModel.from_pretrained(folder).eval()
+    tower = model if kind == "dinov2" else model.vision_model
+    blocks = tower.encoder.layer if kind == "dinov2" else tower.encoder.layers
+    seen = []
+    for block in blocks:
+        block.register_forward_hook(
+            lambda _, __, out: seen.append(out if isinstance(out, torch.Tensor) else out[0])
+        )
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    pixels = processor([to_pil(image) for image in samples.media], return_tensors="pt")
+    with torch.no_grad():
+        tower(**pixels)
+    middle = seen[(len(seen) + 1) // 2 - 1]
+    own = torch.cat([state[:, before:].mean(1) for state in (middle, seen[-1])], 1)
+    assert abs(found - own.double().numpy()).max() < 1e-4
+    other = Samples(samples.media, ["a dog"] * 3, samples.group)
+    assert (columns.of(other) == found).all(), "the prompt has no part in it"
+    assert columns.graded and columns.kinds == ("image", "video")
+
+
+def test_patches_of_a_model_without_an_image_tower_are_a_sentence():
+    with pytest.raises(ValueError, match=r"is a model of type .*: use one of type clip, siglip or"):
+        columns_of("patches", SUMS)
 
 
 def texts(answers):

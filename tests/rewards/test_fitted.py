@@ -199,7 +199,9 @@ def test_held_out_scores_use_the_head_that_has_not_seen_the_prompt(taste):
 
 
 def test_the_rewards_with_features_are_those_that_are_named():
-    assert set(FEATURED) == {"clip", "hps", "pickscore", "siglip", "dinov2", "last_hidden"}
+    assert set(FEATURED) == {
+        "clip", "hps", "pickscore", "siglip", "dinov2", "patches", "last_hidden",
+    }  # fmt: skip
     with pytest.raises(ValueError, match="'judge' offers none: use clip, hps, pickscore, siglip"):
         load_columns([FeatureSource("judge")])
     with pytest.raises(ValueError, match="has no setting 'modle'; did you mean 'model'"):
