@@ -34,6 +34,12 @@ ANSWER_SECONDS = 60.0  # for one program, its start and its end
 LATE_SECONDS = 15.0  # that an end may come after the time of a program
 LOW_NUMBER = 300  # processes of a sandbox have lower numbers in a space of their own
 LINUX_ONLY = ("privileges", "calls", "kernel", "others")
+# where other files can be read, so can those of /proc
+WITH_FILES = {
+    "names": "it could see names and sizes of files",
+    "variables": "it could read the variables of other processes in /proc",
+    "others": "it could see other processes in /proc",
+}
 Tried = Literal["yes", "no", "impossible"]
 
 
@@ -55,7 +61,7 @@ class ProtectionRow:
     @property
     def detail(self) -> str:
         if self.impossible is not None:
-            return self.impossible
+            return "; ".join([self.impossible, *self.through])
         if self.through:
             return "; ".join(self.through)
         return f"held against {self.programs} programs"
@@ -119,12 +125,14 @@ def _lacking(protection: str, missing: Sequence[str]) -> str | None:
         return "only Linux has the means"
     if protection in missing:
         return f"this system permits no namespaces: {LOST_PROTECTIONS[protection]}"
+    if sys.platform == "linux" and "files" in missing and protection in WITH_FILES:
+        return f"this system permits no namespaces: {WITH_FILES[protection]}"
     return None
 
 
 def print_table(rows: Sequence[ProtectionRow]) -> None:
     """Print a line per protection, its meaning, and whether it held now."""
-    wide = max(len(row.protection) for row in rows)
+    wide = max(len(name) for name in ("protection", *(row.protection for row in rows)))
     means = max(len(PROTECTION_MEANINGS[row.protection]) for row in rows)
     print(f"{'protection':<{wide}}  {'meaning':<{means}}  tried now")
     for row in rows:

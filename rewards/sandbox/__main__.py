@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from channel import Channel, Gone
-from confine import confine
+from confine import PROGRAM_FILE, confine
 
 TYPE_CHECKING = False  # typing itself takes a tenth of a program's start
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ OWN_MODULES = (
     "weak_tests",
 )
 HIGH_NUMBER = 1000  # of the file through which a program is asked
-FILE = "program.py"  # the program's file, in the folder that it starts in
 
 
 def main() -> None:
@@ -56,12 +55,12 @@ def main() -> None:
     content = json.load(sys.stdin) if role in ("judge", "audit") else _code()
     missing = confine(settings, settings["channel"])
     os.write(settings["control"], json.dumps(missing).encode() + b"\n")
-    sys.argv = [FILE]
+    sys.argv = [PROGRAM_FILE]
     work(content)
 
 
 def _code() -> bytes:
-    with open(FILE, "rb") as file:
+    with open(PROGRAM_FILE, "rb") as file:
         return file.read()
 
 
@@ -74,7 +73,7 @@ def _program(settings: dict[str, Any]) -> Callable[[bytes], None]:
 
     def work(code: bytes) -> None:
         os.close(settings["control"])  # untrusted code must not write to it
-        run_script(code, FILE)
+        run_script(code, PROGRAM_FILE)
 
     return work
 

@@ -19,6 +19,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from cgroup import end_group, enter_group, make_group
 from keeper import keep_program, reap
@@ -47,7 +48,16 @@ OF_MOUNTS = ("files", "names", "disk")  # protections that need a space of mount
 MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 MOST_PENDING = 256  # signals that wait and timers, of all processes together
 NOBODY = 65534
+PROGRAM_FILE = "program.py"  # in the folder that a program starts in
 KEEPERS = 2  # processes of ours that are counted as the user's
+# protections that rest on a limit. Of the others the time has a second one outside, the filter of
+# calls refuses queues, and of a core file only the name could be missed
+RESTING = {
+    resource.RLIMIT_AS: "memory", resource.RLIMIT_FSIZE: "disk", resource.RLIMIT_NPROC: "processes",
+    resource.RLIMIT_NOFILE: "memory",
+}  # fmt: skip
+if sys.platform == "linux":
+    RESTING[resource.RLIMIT_SIGPENDING] = "memory"
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
@@ -60,7 +70,9 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     # the keeper's root becomes the program's, where the folder is not found by its name
     beside = os.open(os.path.dirname(settings["folder"]), os.O_RDONLY)
     libc: Any = ctypes.CDLL(None, use_errno=True) if linux else None
+    mounts = _space_of_mounts() if linux else None
     alone = linux and _enter_namespaces(libc)
+    own_mounts = mounts is not None and _space_of_mounts() != mounts
     if linux:
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
     group = settings["group"] if alone else None
@@ -82,7 +94,8 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     if alone:
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
         files = [*close, settings["control"]]
-        missing, watched = _first(libc, settings, files, reading_end, report, group is not None)
+        grouped = group is not None
+        missing, watched = _first(libc, settings, files, reading_end, report, grouped, own_mounts)
     else:
         os.write(report, b"0")
     os.close(report)
@@ -94,7 +107,7 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         _drop_capabilities(libc)
         libc.prctl(DUMPABLE, 0, 0, 0, 0)  # a change of the user has reset it
-    _limit(settings, most)
+    missing = list(dict.fromkeys([*missing, *_limit(settings, most)]))
     return _fence(libc, settings, missing, watched, alone)
 
 
@@ -124,14 +137,16 @@ def _first(
     reading_end: int,
     report: int,
     grouped: bool,
+    own_mounts: bool,
 ) -> tuple[list[str], bool]:
     """Become process 1, and continue in a child of it: the missing protections there, and whether
-    the total memory is limited, by its control group or by the keeper."""
-    missing, watched = [], False
-    try:
-        watched = _own_root(libc, settings)
-    except OSError:
-        missing = ["files", "disk"]
+    the total memory is limited, by its control group or by the keeper. Without `own_mounts` nothing
+    is mounted, since the run's process would see it."""
+    missing, watched = ["files", "disk"], False
+    if own_mounts:
+        with suppress(OSError):
+            watched = _own_root(libc, settings)
+            missing = []
     # a group counts memory by itself; the keeper looks at it only without one
     os.write(report, b"1" if watched and not grouped else b"0")
     watched = watched or grouped
@@ -143,9 +158,19 @@ def _first(
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         _drop_capabilities(libc)
         reap(program, reading_end)
-    if not _own_user():
+    # a kernel that keeps less than Linux (gVisor's) may keep none of the processes' limit either
+    if not _own_user(settings["folder"] if missing else None) or (missing and not _counted()):
         missing.append("processes")
     return missing, watched
+
+
+def _space_of_mounts() -> str | None:
+    """The name of this process's space of mounts; None where the kernel has none to tell. gVisor
+    makes no new one when it is asked to, and reports no error."""
+    try:
+        return os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return None
 
 
 def _enter_namespaces(libc: Any) -> bool:
@@ -241,21 +266,40 @@ def _read_only(libc: Any, target: str) -> None:
     _checked(libc.syscall(MOUNT_SETATTR, -100, target.encode(), flags, attributes, size))
 
 
-def _own_user() -> bool:
-    """Change from root to an unused user, whose processes can be counted. False if impossible."""
+def _own_user(folder: str | None) -> bool:
+    """Change from root to an unused user, whose processes can be counted. False if impossible, or
+    if that user could not read Python's own libraries.
+
+    `folder`: where the program lies if it has no root of its own. It becomes this user's.
+    """
     if os.geteuid() != 0:
         return True  # counted by the namespace of users
     if not _other_users():
         return _counted()
+    libraries = [path for path in sys.path if os.path.isdir(path)]
     for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), NOBODY):
         try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            if folder is not None:
+                if not _tried(functools.partial(_reads_as, uid, libraries)):
+                    return False  # they may lie in root's own folder
+                for path in (folder, f"{folder}/{PROGRAM_FILE}"):
+                    os.chown(path, uid, uid)
+            _become(uid)
         except OSError:
             continue
         return True
     return False
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _reads_as(uid: int, folders: list[str]) -> bool:
+    _become(uid)
+    return all(os.access(folder, os.R_OK | os.X_OK) for folder in folders)
 
 
 @functools.cache  # asked first where /proc is there
@@ -301,7 +345,9 @@ def _drop_capabilities(libc: Any) -> None:
     libc.capset(header, (ctypes.c_uint32 * 6)())
 
 
-def _limit(settings: dict[str, Any], processes: int | None) -> None:
+def _limit(settings: dict[str, Any], processes: int | None) -> list[str]:
+    """Set the limits of this process and its children. Returns the protections that rest on one
+    that the kernel does not have."""
     limits = {
         resource.RLIMIT_AS: settings["memory"],
         resource.RLIMIT_CPU: int(settings["seconds"]) + 1,
@@ -314,10 +360,16 @@ def _limit(settings: dict[str, Any], processes: int | None) -> None:
     if sys.platform == "linux":
         limits[resource.RLIMIT_SIGPENDING] = MOST_PENDING
         limits[resource.RLIMIT_MSGQUEUE] = 0
+    lost: list[str] = []
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+        try:
+            resource.setrlimit(kind, (most, most))
+        except (ValueError, OSError):  # gVisor keeps none of some kinds
+            if kind in RESTING and resource.getrlimit(kind) != (most, most):
+                lost.append(RESTING[kind])
+    return lost
 
 
 REFUSED = (

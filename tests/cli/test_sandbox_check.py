@@ -151,6 +151,31 @@ def test_without_namespaces_full_would_refuse(tmp_path, monkeypatch, capsys) -> 
         assert row in said
 
 
+class LosesFiles:
+    """A sandbox that mounts nothing, as in gVisor: all files can be read, /proc too."""
+
+    external = None
+
+    def run(self, code: str) -> dict[str, list[str]]:
+        return {"missing": ["files", "disk"]}
+
+    def through(self, escape: escapes.Escape) -> dict[str, str]:
+        return {escape.protection: "seen"}
+
+
+@linux
+def test_what_rests_on_files_is_no_hole_where_files_can_be_read(capsys) -> None:
+    kinds = ("files", "names", "variables", "others", "network")
+    tried = {kind: next(e for e in ESCAPES.values() if e.protection == kind) for kind in kinds}
+    rows, _ = try_all(LosesFiles(), tried)
+    assert [row.tried for row in rows if row.protection in kinds] == [
+        "no" if row.protection == "network" else "impossible"
+        for row in rows if row.protection in kinds
+    ]  # fmt: skip
+    print_table(rows)
+    assert "variables of other processes in /proc; variables: seen" in capsys.readouterr().out
+
+
 MACOS_LACKS = ["network", "files", "disk", "processes", "memory"]
 
 

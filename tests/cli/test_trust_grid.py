@@ -5,9 +5,9 @@ harmless twin that is not refused."""
 import json
 import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from flowrl.cli.command_table import COMMANDS as TABLE
-from flowrl.paths import PROJECT
 from rewards.rights import Right
 from scripts.generate.rights import Marked
 from tests.settings.test_rights import CODE_PLACES, MARKED, NAMES, put, spelt, values, with_setting
 from tests.support import runs, watched
+from tests.support.traced import Traced, traced
+from tests.support.traced import needed as strace_needed
 from tests.support.warm import Warm, small
 
 CANARY = "canary-of-a-secret"
@@ -35,7 +36,7 @@ COMMANDS = {
     "report": ("report", "RUN", "--out", "PAGE"),
     "compare": ("compare", "RUN", "OTHER", "--out", "PAGE"),
     "doctor": ("doctor", "RUN"),
-    "drill": ("drill", "RUN", "--out", "PAGE"),
+    "drill": ("drill", "RUN", "--out", "PAGE", "--only", "records", "--yes"),
     "runs": ("runs", "RUN"),
     "vote": (
         *("vote", "RUN", "--person", "simulated", "--port", "0", "--votes", "2"),
@@ -265,39 +266,143 @@ def test_the_folder_itself_is_used_without_any_right(command, place, commands, t
     assert not [event for event in events if CANARY in event[1] or "/.ssh" in event[1]]
 
 
-TRACED = {
-    Right.CODE: lambda p: {"rewards": [{"name": f"{p.outside / 'e.py'}:f"}]},
-    Right.NETWORK: lambda p: {"rewards": [{"name": "remote", "url": f"http://127.0.0.1:{p.port}"}]},
-    Right.VARIABLES: lambda p: {
-        "rewards": [{"name": "remote", "url": f"http://127.0.0.1:{p.port}", "key": VARIABLE}]
-    },
-    Right.FILES: lambda p: {"prompts": {"train": str(p.outside / "secret.txt")}},
-    Right.ACCOUNTS: lambda p: {"track": {"with": ["wandb"]}},
+def _asking(place: Place, **more: str) -> dict[str, Any]:
+    return {"rewards": [{"name": "remote", "url": f"http://127.0.0.1:{place.port}", **more}]}
+
+
+NAMED: dict[str, tuple[Right, Callable[[Place], dict[str, Any]]]] = {
+    "code": (Right.CODE, lambda p: {"rewards": [{"name": f"{p.outside / 'e.py'}:f"}]}),
+    "network": (Right.NETWORK, _asking),
+    "variables": (Right.VARIABLES, lambda p: _asking(p, key=VARIABLE)),
+    "files": (Right.FILES, lambda p: {"prompts": {"train": str(p.outside / "secret.txt")}}),
+    "trackers": (Right.ACCOUNTS, lambda _: {"track": {"with": ["wandb"]}}),
+    "the hub's token": (
+        Right.ACCOUNTS,
+        lambda _: {"rewards": [{"name": "clip", "model": "owner/name"}]},
+    ),
+}
+HARMLESS = {"rewards": [{"name": "flowrl/demo/taste.py:warm"}, {"name": "brightness"}]}
+SECRET_FILES = (".ssh", ".netrc", ".aws", ".cache/huggingface/token")
+
+
+class Listener(ThreadingHTTPServer):
+    """A server and hub of this machine that has nothing, and keeps what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Refusing)
+        self.heard: list[str] = []
+        self.port = self.server_address[1]
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def refuse(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        assert isinstance(self.server, Listener)
+        self.server.heard.append(f"{self.requestline}\n{self.headers}\n{body!r}")
+        self.send_error(404)
+
+    do_GET = do_HEAD = do_POST = refuse
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing into the tests' output."""
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def as_downloaded(place: Place, folder: Path, port: int) -> Place:
+    """A copy of the run in a folder where nothing was begun."""
+    shutil.copytree(place.run, folder / "run", ignore=shutil.ignore_patterns("link"))
+    shutil.copytree(place.run.with_name("other"), folder / "other")
+    run = folder / "run"
+    begun = json.loads(json.dumps(place.begun).replace(str(place.run), str(run)))
+    return place._replace(begun=begun, run=run, port=port)
+
+
+def under_strace(place: Place, hub: Listener, words: Sequence[str]) -> Traced:
+    """A command under strace: every place of flowrl's own is in the folder of `place`, and every
+    variable that is known for a secret, and every file, has the canary."""
+    folder = place.run.parent
+    (folder / "tmp").mkdir(exist_ok=True)
+    own = {name: value for name, value in runs.environment().items() if name != "HF_HUB_OFFLINE"}
+    return traced(words, folder, own | {
+        "HOME": str(place.outside), "TMPDIR": str(folder / "tmp"), VARIABLE: CANARY,
+        "FLOWRL_STATE": str(folder / "state"), "FLOWRL_CACHE": str(folder / "cache"),
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.port}", "PYTHONDONTWRITEBYTECODE": "1",
+        **dict.fromkeys(SECRETS, CANARY),
+    })  # fmt: skip
+
+
+def strayed(place: Place, hub: Listener, done: Traced) -> list[str]:
+    """What a command did that no folder may have it do without a right."""
+    folder = place.run.parent
+    own = [folder / name for name in ("run", "page", "state", "cache", "tmp")]
+    own += [place.outside / ".cache", "/dev", "/proc"]
+    found = [f"changed {path}" for path in done.changed() if not _below(path, own)]
+    secret = [place.outside / name for name in SECRET_FILES]
+    found += [f"opened {path}" for path in done.opened() if _below(path, secret)]
+    found += [f"sent {call}" for call in done.sent(CANARY)]
+    found += [f"the hub heard {heard}" for heard in hub.heard if CANARY in heard]
+    found += [f"{path} holds the canary" for path in holding(*map(Path, own[:5]))]
+    return found + (["the canary was printed"] if CANARY in done.said else [])
+
+
+def _below(path: str, places: Sequence[str | Path]) -> bool:
+    return any(Path(path).is_relative_to(each) for each in places)
+
+
+@pytest.mark.slow
+@strace_needed
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("named", NAMED)
+def test_nor_does_the_kernel_see_it(named, command, place, listener, tmp_path):
+    """The calls of a command and of all that it starts, with all rights but one."""
+    right, tree = NAMED[named]
+    own = as_downloaded(place, tmp_path, listener.port)
+    put(own.run, own.begun | tree(own))
+    others = ",".join(each for each in Right if each is not right)
+    done = under_strace(own, listener, words_of(own, command, others, tmp_path))
+    assert not strayed(own, listener, done)
+    # the hub may be read without its token
+    assert done.connections() <= ({listener.port} if right is Right.ACCOUNTS else set())
+    assert not [p for p in done.opened() if _below(p, [own.outside]) and ".cache" not in p]
+    assert command != "train" or named == "the hub's token" or done.code == 2, done.said[-900:]
+
+
+@pytest.mark.slow
+@strace_needed
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_kernel_sees_a_harmless_folder_work(command, place, listener, tmp_path):
+    """The twin of each right: files of flowrl and of the folder alone, and no right granted."""
+    own = as_downloaded(place, tmp_path, listener.port)
+    put(own.run, own.begun | HARMLESS | {"train": {**own.begun["train"], "iterations": 2}})
+    done = under_strace(own, listener, words_of(own, command, "", tmp_path))
+    assert done.code == 0, done.said[-900:]
+    assert not strayed(own, listener, done)
+    assert not listener.heard and listener.port not in done.connections()
+    assert not done.connections() or command == "vote"  # its own page
+
+
+USED: dict[str, Callable[[Place, Traced], Any]] = {
+    "code": lambda place, done: str(place.outside / "e.py") in done.opened(),
+    "network": lambda place, done: place.port in done.connections(),
+    "variables": lambda _, done: done.sent(CANARY),
+    "files": lambda place, done: str(place.outside / "secret.txt") in done.opened(),
+    "the hub's token": lambda _, done: done.sent(CANARY),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("command", ["train", "evaluate", "sample", "export", "report", "compare"])
-@pytest.mark.parametrize("right", [*Right])
-def test_nor_does_the_kernel_see_it(right, command, place, tmp_path):
-    """The calls of the process itself, with all rights but one, and a listener."""
-    put(place.run, place.begun | TRACED[right](place))
-    others = ",".join(each for each in Right if each is not right)
-    words = words_of(place, command, others, tmp_path)
-    calls = tmp_path / "calls"
-    traced = ["strace", "-f", "-qq", "-o", calls, "-s", "300", "-e", "trace=connect,openat,execve"]
-    done = subprocess.run(
-        [*traced, sys.executable, "-m", "flowrl", *words], cwd=PROJECT, text=True, check=False,
-        capture_output=True, timeout=600, env=runs.environment() | {
-            "HOME": str(place.outside), VARIABLE: CANARY, "HF_HUB_OFFLINE": "1",
-            "FLOWRL_STATE": str(tmp_path / "state"), "PYTHONDONTWRITEBYTECODE": "1",
-        },
-    )  # fmt: skip
-    lines = calls.read_text(errors="replace").splitlines()
-    assert not place.heard() and CANARY not in done.stdout + done.stderr
-    assert not [line for line in lines if f"htons({place.port})" in line]
-    names = (".ssh", ".netrc", "secret.txt" if right is Right.FILES else "/e.py")
-    opened = [line for line in lines if str(place.outside) in line and " = -1" not in line]
-    assert not [line for line in opened if any(name in line for name in names)]
-    assert command != "train" or done.returncode == 2, done.stderr[-900:]
+@strace_needed
+@pytest.mark.parametrize("named", USED)
+def test_the_kernel_sees_what_a_right_is_used_for(named, place, listener, tmp_path):
+    """Else the grid would see nothing at all."""
+    own = as_downloaded(place, tmp_path, listener.port)
+    put(own.run, own.begun | NAMED[named][1](own))
+    done = under_strace(own, listener, ["train", "--resume", str(own.run), "--trust"])
+    assert USED[named](own, done), done.said[-900:]

@@ -1,8 +1,10 @@
 """`isolation: external`: the judge over the input and output of a command of the user's."""
 
+import errno
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -14,10 +16,13 @@ from rewards.configuration import CONFIGURATION_VARIABLE
 from rewards.load import check_reward
 from rewards.sandbox.external import External, configured
 from rewards.sandbox.run import ProgramResult, SandboxLimits
+from tests.rewards.test_program_forms import FORMS
 from tests.rewards.test_rewards_code import PLAIN, block, of
 from tests.rewards.test_rewards_sandbox import FORGED
 
-PYTHON = External((sys.executable,))  # a command that isolates nothing
+# a command that isolates nothing; what is killed there leaves its folder, which a sandbox has alone
+FOLDER = tempfile.TemporaryDirectory(prefix="flowrl-tests-")
+PYTHON = External(("env", f"TMPDIR={FOLDER.name}", sys.executable))
 SHORT = SandboxLimits(seconds=1.0, written=2**16)
 BWRAP = [
     *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
@@ -41,6 +46,22 @@ def test_a_program_reads_its_input_and_its_code_comes_back() -> None:
     long = "x" * 2**20  # more than a pipe holds, and read late
     assert PYTHON.run_program("print(len(input()))", long, SHORT).output == "1048576\n"
     assert PYTHON.run_program("print(1)", long, SHORT).output == "1\n"
+
+
+def test_a_programs_own_folder_goes_with_it_and_not_with_its_child() -> None:
+    code = (
+        "import os\nif os.fork() == 0: raise SystemExit\n"
+        "os.wait()\nprint(os.getcwd(), os.path.exists(os.getcwd()))"
+    )
+    folder, there = PYTHON.run_program(code, "", SHORT).output.split()
+    assert Path(folder).is_relative_to(FOLDER.name) and there == "True"
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("name", ["input mapped", "its name"])
+def test_a_program_finds_its_input_and_its_name_as_in_plain_python(name) -> None:
+    """Two of the right forms that a pipe and a command line of ours would break."""
+    assert PYTHON.run_program(FORMS[name], "1\n", SHORT).output == "1\n"
 
 
 def test_time_and_output_are_bounded() -> None:
@@ -81,7 +102,9 @@ def test_what_is_no_python_is_named(tmp_path, monkeypatch) -> None:
 
 def test_the_reward_runs_behind_the_configured_command(tmp_path, monkeypatch) -> None:
     own = tmp_path / "mine"
-    own.write_text(f'#!/bin/sh\necho >> {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    own.write_text(
+        f'#!/bin/sh\necho >> {tmp_path}/started\nTMPDIR={tmp_path} exec {sys.executable} "$@"\n'
+    )
     own.chmod(0o755)
     configure(tmp_path, monkeypatch, f'[sandbox]\ncommand = ["{own}"]')
     with warnings.catch_warnings():
@@ -143,4 +166,5 @@ def test_in_a_sandbox_of_the_user(sandbox) -> None:
         "import socket\ntry: socket.create_connection(('1.1.1.1', 53), 1)\n"
         "except OSError as error: print(error.errno)"
     )
-    assert inside.run_program(code, "", SHORT).output == "101\n"  # no network is reachable
+    found = inside.run_program(code, "", SHORT).output
+    assert found in (f"{errno.ENETUNREACH}\n", f"{errno.EHOSTUNREACH}\n")

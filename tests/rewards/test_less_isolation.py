@@ -1,7 +1,10 @@
 """`isolation: best` on a system that permits no namespaces: what Python alone can do to files and
 to other processes, with Landlock and without it."""
 
+import ctypes
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,9 +13,10 @@ import pytest
 from rewards import load
 from rewards.catalogue.code_tests import CodeTests
 from rewards.sandbox import run
-from tests.rewards.test_rewards_code import PLAIN, SMALL, block, of
+from tests.rewards.test_rewards_code import ISOLATED, PLAIN, SMALL, block, of
 from tests.rewards.test_rewards_sandbox import reached, test_no_socket_reaches_anybody
 
+isolated = pytest.mark.skipif(not ISOLATED, reason="no namespaces are permitted here")
 SPACES = (("libc.unshare(flags) == 0", "False"), ("libc.unshare(flags | USERS) != 0", "True"))
 NO_LANDLOCK = (("if version < 1:", "if True:"),)
 
@@ -178,3 +182,68 @@ def test_native_code_starts_and_signals_nobody(fenced):
     assert said == "" or said.split() == ["-1", "-1", "-1", "still", "here"]
     code = "import os\ntry:\n    os.fork()\nexcept OSError:\n    print('refused')"
     assert run.run_program(code, "", SMALL).output == "refused\n"
+
+
+NO_MOUNTS = (('    root = settings["folder"]\n', "    raise OSError\n"),)
+# as gVisor answers: no new space of mounts, and no error
+SAME_MOUNTS = (('"mounts": 0x20000', '"mounts": 0'),)
+FEWER_LIMITS = (
+    ("            resource.setrlimit(kind, (most, most))\n        except",
+     "            if kind != resource.KIND: resource.setrlimit(kind, (most, most))\n"
+     "            else: raise ValueError\n        except"),
+)  # fmt: skip
+OWN_FILES = "print(open('program.py').read()[:5], open('new', 'w').write(input()))"
+
+
+PYTHONS = {"this one": sys.executable, "one that all users may read": "/usr/bin/python3"}
+
+
+@isolated
+@pytest.mark.parametrize("python", PYTHONS)
+def test_where_mounts_alone_are_refused_a_program_has_its_own_folder(python, monkeypatch, tmp_path):
+    """As in containers of root's whose profile forbids mounts. There it becomes another user, if
+    that one can read the interpreter's libraries."""
+    asked = [PYTHONS[python], "-c", "import sys; print(sys.version_info >= (3, 11))"]
+    if not os.path.exists(asked[0]) or subprocess.check_output(asked) != b"True\n":
+        pytest.skip("it is none of 3.11 or later")
+    monkeypatch.setattr(sys, "executable", asked[0])
+    monkeypatch.setattr(run, "SANDBOX_FOLDER", without(tmp_path / "sandbox", NO_MOUNTS))
+    found = run.run_program(OWN_FILES, "12345\n", SMALL)
+    assert (found.code, found.output) == (0, "print 5\n")
+    assert {*found.missing} - {"processes"} in ({"names", "disk"}, {"files", "disk"})
+    assert run.run_tests("def f(x): return x + 1", PLAIN, SMALL).passed == [True] * 3
+
+
+@isolated
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts without a namespace of users")
+def test_nothing_is_mounted_unless_the_space_of_mounts_is_new(monkeypatch, tmp_path):
+    """In a space that is thrown away, since a sandbox that believed the kernel would change it."""
+    monkeypatch.setattr(run, "SANDBOX_FOLDER", without(tmp_path / "sandbox", SAME_MOUNTS))
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).unshare(0x20000)
+        before = Path("/proc/self/mountinfo").read_text()
+        found = run.run_program("print(1)", "", SMALL)
+        os.write(tell, f"{Path('/proc/self/mountinfo').read_text() == before} {found}".encode())
+        os._exit(0)
+    os.close(tell)
+    os.waitpid(child, 0)
+    said = os.read(told, 2**12).decode()
+    os.close(told)
+    assert said.startswith("True ") and "output='1\\n'" in said and "'disk'" in said
+
+
+@isolated
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [("RLIMIT_NPROC", "processes"), ("RLIMIT_AS", "memory"), ("RLIMIT_FSIZE", "disk"),
+     ("RLIMIT_SIGPENDING", "memory"), ("RLIMIT_CORE", None)],
+)  # fmt: skip
+def test_a_limit_that_the_kernel_does_not_have_is_a_missing_protection(
+    kind, lost, monkeypatch, tmp_path
+):
+    changes = tuple((old, new.replace("KIND", kind)) for old, new in FEWER_LIMITS)
+    monkeypatch.setattr(run, "SANDBOX_FOLDER", without(tmp_path / "sandbox", changes))
+    found = run.run_program("print(1)", "", SMALL)
+    assert found == run.ProgramResult(0, "1\n", () if lost is None else (lost,))
