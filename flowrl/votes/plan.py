@@ -30,19 +30,15 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
-<<<<<<< HEAD
-KIND_OF_SUFFIX: Mapping[str, MediaKind] = {".png": "image", ".apng": "video", ".txt": "text"}
 SAMPLES = "samples"  # the folder of a plan's files
 # Names that flowrl gives. Others could lead out of the folder, whose plan anybody may have written.
 _NAME = re.compile(rf"{SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
-=======
 KIND_OF_SUFFIX: Mapping[str, MediaKind] = {
     ".png": "image",
     ".apng": "video",
     ".wav": "sound",
     ".txt": "text",
 }
->>>>>>> wt-y
 
 
 class Showing(NamedTuple):
@@ -135,16 +131,8 @@ class VotePlan:
             str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
             for rater, order in tree["turns"].items()
         }
-<<<<<<< HEAD
         if not all(_is_whole(sample) for sample in samples):
             raise ValueError("a sample of an unknown kind, or in a file outside its folder")
-=======
-        names = [sample.file for sample in samples] + [
-            name or "x.png" for sample in samples for name in (sample.source, sample.drawing)
-        ]
-        if not all(Path(name).suffix in KIND_OF_SUFFIX for name in names):
-            raise ValueError("a sample of an unknown kind")
->>>>>>> wt-y
         inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
         if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
             raise ValueError("a pair or a turn names what is not there")

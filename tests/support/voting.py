@@ -41,7 +41,7 @@ def written_plan(
 
 
 def written_media(folder: Path, kind: str, pairs: int = 4) -> VotePlan:
-    """A folder of votes on videos (the odd ones longer, with sound), texts, or edits."""
+    """A folder of votes on videos (the odd ones longer, with sound), sounds, texts, or edits."""
     folder.mkdir(parents=True, exist_ok=True)
     copies = SampleCopies(folder)
     for i in range(2 * pairs):
@@ -53,6 +53,9 @@ def written_media(folder: Path, kind: str, pairs: int = 4) -> VotePlan:
             source = folder / f"given-{i // 2}.png"
             Image.new("RGB", (9, 7), COLOURS[40 + i // 2]).save(source)
             copies.add(colour.expand(3, 8, 8).clone(), prompt, f"file {i}", source=str(source))
+        elif kind == "sound":
+            waves = torch.linspace(-0.5, 0.5, 800 + i).sin()[None, None]
+            copies.add(Audio(waves, 8000), prompt, f"file {i}")
         else:
             frames = torch.arange(4 + i % 2)[:, None, None, None] * 0.02
             video = colour.expand(len(frames), 3, 8, 8) * 0.9 + frames

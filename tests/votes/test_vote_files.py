@@ -19,7 +19,12 @@ from tests.support.voting import written_media, written_plan
 
 OUTSIDE = ("/etc/x{}", "../x{}", "samples/../x{}", "samples/../../x{}", "x{}", "samples/a/x{}",
            "samples/x{}\n", "file:///etc/x{}", "~/x{}", "samples//x{}", "samples/.x{}")  # fmt: skip
-FIELDS = {"file": (".png", ".apng", ".txt"), "source": (".png",), "sound": (".wav",)}
+FIELDS = {
+    "file": (".png", ".apng", ".wav", ".txt"),
+    "source": (".png",),
+    "sound": (".wav",),
+    "drawing": (".png",),
+}
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -38,7 +43,7 @@ def test_a_plan_that_names_files_elsewhere_is_damaged(field, tmp_path):
         del whole["samples"][0][field]
 
 
-@pytest.mark.parametrize("kind", ["image", "video", "text", "edit"])
+@pytest.mark.parametrize("kind", ["image", "video", "sound", "text", "edit"])
 @pytest.mark.parametrize("how", ["absent", "link", "folder", "pipe", "large", "linked folder"])
 def test_a_file_that_is_no_plain_one_is_named_before_anybody_votes(how, kind, tmp_path):
     folder, secret = tmp_path / "votes", tmp_path / "secret"
