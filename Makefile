@@ -62,7 +62,8 @@ lint: setup
 	@$(BIN)/lint-imports
 
 # Side by side, each with its output as a whole: the type checker takes one processor for minutes.
-check: setup
+# Both set themselves up, once.
+check:
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint test
 
 format: setup

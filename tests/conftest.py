@@ -2,6 +2,7 @@ import gc
 import itertools
 import os
 import random
+import re
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -82,10 +83,19 @@ def _seed() -> None:
 def _no_kept_proofs(monkeypatch) -> None:
     """A proof that another test has kept would hide what this one changes in a pipeline.
 
-    The folder is named and not made: few tests write into it, and each `mktemp` reads the names of
-    all folders before it, which took half a minute of a whole run.
+    The folder is named and not made: few tests write into it.
     """
     monkeypatch.setenv("FLOWRL_CACHE", str(CACHES / str(next(NUMBERS))))
+
+
+@pytest.fixture
+def tmp_path(request, tmp_path_factory) -> Path:
+    """A folder of this test, in place of pytest's own fixture, which reads the names of all folders
+    of earlier tests: half a minute of a whole run."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    folder = tmp_path_factory.getbasetemp() / f"{name}-{next(NUMBERS)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -222,7 +222,7 @@ def test_a_tracker_that_does_not_import_is_one_sentence(capsys, tmp_path, monkey
     assert "pip install 'flowrl[track]'" in said
 
 
-FEW = ["configs/papers/flow_grpo_sd35m_geneval.yaml", *PAPERS[::24]]
+FEW = ["configs/papers/flow_grpo_sd35m_geneval.yaml", *PAPERS[::48]]
 
 
 @pytest.mark.parametrize("papers", [FEW, pytest.param(PAPERS, marks=pytest.mark.slow)])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from flowrl.session.row_answers import KeptAnswers, RowAnswers, askers_of
@@ -13,6 +14,7 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.sections.data import PromptFiles
 from rewards import Reward, Samples
+from rewards.catalogue import math_answer
 from rewards.combine import scored as reward_scores
 from tests.data_sets.answers import AnswerForm
 from tests.data_sets.programs import ProgramForm
@@ -34,12 +36,17 @@ def rows_won(found: Verdicts) -> int:
     return sum(all(score == float(win) for score, win in each) for each in found)
 
 
+_workers = functools.cache(math_answer.Workers)
+
+
 @functools.cache
 def loaded(reward: str) -> Mapping[str, Reward]:
-    """A reward, with one process for mathematics: each takes a second to start."""
+    """A reward. All rewards for mathematics share one process, which takes a second to start."""
     spec = RewardSpec.model_validate(json.loads(reward))
     more = {"processes": 1} if spec.name == "math_answer" else {}
-    return load_rewards([spec.model_copy(update={"settings": spec.settings | more})])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math_answer, "Workers", _workers)
+        return load_rewards([spec.model_copy(update={"settings": spec.settings | more})])
 
 
 def written(folder: Path, rows: Iterable[Mapping[str, Any]], suffix: str) -> Path:

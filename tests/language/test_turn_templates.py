@@ -4,6 +4,7 @@ that the template writes, for all templates of TRL's wheel."""
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -73,10 +74,12 @@ class Model:
     replies: Replies
 
     @classmethod
+    @cache  # several tests read it, and none writes
     def of(cls, name: str, role: str = "user", stop: tuple[str, ...] = ()) -> "Model":
         made = byte_tokenizer(TEMPLATES[name], OWN_ENDS.get(name, "<EOS>"))
         how = EnvironmentSettings(name="own.py:reply", role=role)
-        policy = CausalPolicy(tiny_lm.llama(), made, use=TextUse(stop=stop, environment=how))
+        use = TextUse(stop=stop, environment=how)
+        policy = CausalPolicy(tiny_lm.llama(), made, use=use, weights=False)  # none is called
         assert policy.environment is not None
         return cls(made, policy.stops.tokens, policy.environment)
 

@@ -53,6 +53,8 @@ PLACES = {
 
 def starts_in(text: str) -> Iterator[str]:
     """The calls in a module that start a program, and those in texts of it that are modules."""
+    if not any(f"{owner}." in text for owner in STARTING):
+        return  # most modules, which then need not be parsed
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = node.func.value

@@ -67,7 +67,7 @@ def test_a_modular_pipeline_is_driven_to_the_bit(name: str) -> None:
     )
 
 
-@pytest.mark.quick_cases("anima")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SDXL", "Wan 2.2", "Z-Image", *ALONE])
 def test_whole_samples_are_the_modular_pipelines_own(name: str) -> None:
     made = driven(name)

@@ -48,6 +48,7 @@ def adapted(made: PipelinePolicy) -> PipelinePolicy:
     return made
 
 
+@pytest.mark.slow
 def test_a_whole_sample_is_the_pipelines_own():
     made = driven()
     assert made.layout is not None and made.layout.data == (1.0, LARGER)
