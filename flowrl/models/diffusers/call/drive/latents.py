@@ -37,7 +37,9 @@ class Entry:
 
     `index` maps each number of one of our rows to its position in a row of that output; None: the
     same numbers in the same order. `size` is the size of the data in `latents`. The argument and
-    the method are those of the state's part.
+    the method are those of the state's part. `memory` has the dimensions of a row in the order of
+    their strides, the largest first, as in the state that the pipeline prepares itself; empty: as
+    they come.
     """
 
     place: int | None = None
@@ -45,6 +47,7 @@ class Entry:
     size: float = 1.0
     argument: str = MAIN
     method: str = PREPARE
+    memory: tuple[int, ...] = ()
 
     def arguments(self, x: Tensor) -> dict[str, Tensor]:
         """Arguments of a call that put x [n *d] into its loop."""
@@ -53,8 +56,8 @@ class Entry:
         return {self.argument: x if self.size == 1 else self.size * x}
 
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
-        """Patches that do so, or let the state have a given dtype."""
-        if self.place is None and dtype is None:
+        """Patches that do so, or let the state have a given dtype, or its memory order."""
+        if self.place is None and dtype is None and not self.memory:
             return []
         return [Patch(pipe, self.method, self.around(getattr(pipe, self.method), x, dtype))]
 
@@ -64,7 +67,8 @@ class Entry:
         """A replacement for prepare_latents that returns x [n *d] as the state, in `dtype` if
         given.
 
-        Without a place, x is already among its arguments.
+        Without a place, x is already among its arguments. A pipeline may add it to noise of weight
+        0, so its memory order is set behind that.
         """
 
         def put(*args: Any, **named: Any) -> Any:
@@ -73,6 +77,7 @@ class Entry:
             at = self.place or 0
             if self.place is not None:
                 outputs[at] = self.fill(outputs[at], x)
+            outputs[at] = in_memory_order(outputs[at], self.memory)
             if dtype is not None:
                 outputs[at] = outputs[at].to(dtype)
             return tuple(outputs) if isinstance(result, tuple) else outputs[0]
@@ -97,6 +102,29 @@ def with_numbers(prepared: Tensor, x: Tensor, index: Tensor | None) -> Tensor:
         ours = flat.index_copy(1, index.to(flat.device), ours)
     # in its memory format: convolutions round differently in another one
     return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
+
+
+def memory_order(outputs: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions of a row of the state [1 *shape] among the outputs of the method that prepares
+    it, the largest stride first; empty where they come in order, or where there is no such output.
+    """
+    values = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], tuple) else outputs
+    for value in values:
+        if isinstance(value, Tensor) and tuple(value.shape) == (1, *shape):
+            strides = value.stride()[1:]
+            order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+            return () if order == tuple(range(len(shape))) else order
+    return ()
+
+
+def in_memory_order(x: Tensor, order: Sequence[int]) -> Tensor:
+    """The same numbers x [n *d], with the strides of `memory_order`: matrix products round
+    differently in another order. Keeps the gradient."""
+    if not order:
+        return x
+    dims = (0, *(dim + 1 for dim in order))
+    back = sorted(range(len(dims)), key=dims.__getitem__)
+    return x.permute(dims).contiguous().permute(back)
 
 
 @dataclass(frozen=True)
@@ -193,7 +221,7 @@ def injected(
         entry = Entry(argument=argument, method=f"prepare_{argument}")
         for candidate in (entry, replace(entry, size=size)):
             if _same(step, x, candidate):
-                return candidate
+                return replace(candidate, memory=memory_order(prepared(entry.method), shape))
     for method in doors.methods:
         entry = _prepared_entry(step, x, method, prepared(method))
         if entry is not None:
