@@ -30,7 +30,7 @@ class MixedRollout:
     The plans of the parts differ only in their noise levels. ValueError for others.
     """
 
-    nodes = exists = states = None
+    nodes = None
 
     parts: tuple[Rollout, ...]
     places: tuple[tuple[int, ...], ...]

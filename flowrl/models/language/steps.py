@@ -20,7 +20,7 @@ from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import TokenPolicy
 from rewards.perception.strings import step_ends
 from rewards.types import cell
-from samplers.completions import TextRollout
+from samplers.completions import StepPoints, TextRollout, TurnPoints
 from samplers.untyped import integer_rows, integers
 
 
@@ -39,7 +39,8 @@ class Steps:
             zip(integer_rows(rollout.ids), integers(rollout.ends), strict=True)
         ):
             begins[row, self._begins(ids[:end])] = True
-        return replace(rollout, plan=replace(rollout.plan, turns=self.most), begins=begins)
+        plan = replace(rollout.plan, turns=self.most)
+        return replace(rollout, plan=plan, points=StepPoints(begins))
 
     def _begins(self, ids: Sequence[int]) -> list[int]:
         """First tokens of all steps but the first."""
@@ -72,7 +73,8 @@ def point_ends(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens up to the end of each turn or step, without a reply; 0 where a sample has
     none."""
     ends = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
-    row, place = rollout.began.nonzero(as_tuple=True)
+    assert isinstance(rollout.points, TurnPoints | StepPoints)
+    row, place = rollout.points.begins.nonzero(as_tuple=True)
     ends[row, rollout.point[row, place] - 1] = place
     return ends.scatter(1, rollout.last[:, None], rollout.ends[:, None])
 
@@ -119,8 +121,7 @@ def information_gains(
     ]  # fmt: skip
     probabilities = _probabilities(rows, policy, rows_per_call)
     values = torch.full((len(rollout.ids), rollout.plan.turns), torch.nan, dtype=torch.float64)
-    exists = torch.arange(rollout.plan.turns) <= last[:, None]
-    values[exists] = probabilities
+    values[rollout.exists] = probabilities
     gains = torch.full_like(values, torch.nan)
     gains[:, :-1] = values[:, 1:] - values[:, :-1]
     return gains
