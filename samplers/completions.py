@@ -206,7 +206,7 @@ class SegmentPoints:
 
 @dataclass(frozen=True)
 class ForkPoints:
-    """A decision point for each node on the way to a leaf of a tree that forked.
+    """A decision point for each node that leads to a leaf of a tree that forked.
 
     common  number of first tokens that a leaf shares with each leaf of its draw
     """

@@ -329,8 +329,8 @@ class Writer:
             part = WrittenTokens(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
             draft = draft.extended(rows, part)
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
-        places = torch.arange(draft.ids.shape[1])
-        from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
+        positions = torch.arange(draft.ids.shape[1])
+        from_environment = (positions >= before[:, None]) & (positions < draft.lengths[:, None])
         return Answered(draft, from_environment, states, rewards)
 
     def _replies(

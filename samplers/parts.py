@@ -27,14 +27,14 @@ class DrawsPart:
 
     def velocity(self, whole: Velocity) -> Velocity:
         """A velocity function whose `prompt` counts from this part's first draw."""
-        return lambda x, sigma, prompt: whole(x, sigma, derived(self.place, prompt))
+        return lambda x, sigma, prompt: whole(x, sigma, derived(self.among_all, prompt))
 
     def begin(self, whole: Begin | None) -> Begin | None:
         if whole is None:
             return None
-        return lambda noise, prompt: whole(noise, derived(self.place, prompt))
+        return lambda noise, prompt: whole(noise, derived(self.among_all, prompt))
 
-    def place(self, prompt: Tensor) -> Tensor:
+    def among_all(self, prompt: Tensor) -> Tensor:
         """Indices among all draws."""
         return prompt + self.first
 
@@ -70,7 +70,7 @@ def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
     """A part's rollout with `prompt` counted from the first of all draws."""
 
     def placed(prompt: Tensor) -> Tensor:
-        return derived(part.place, prompt)
+        return derived(part.among_all, prompt)
 
     edges = tuple(replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges)
     return replace(rollout, prompt=placed(rollout.prompt), edges=edges)

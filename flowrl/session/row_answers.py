@@ -192,8 +192,8 @@ class WinnableDraws:
         prompts = self.answers.prompts
         part = prompts.part_of(row)
         order = torch.randperm(len(part), generator=generator(self.seed, "instead", iteration, row))
-        for place in order.tolist():
-            other = part[place]
+        for index in order.tolist():
+            other = part[index]
             if other not in taken and other not in prompts.left_out:
                 self._know(iteration, [other])
                 if other not in self.lost:

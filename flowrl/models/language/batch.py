@@ -130,8 +130,8 @@ class TextBatch:
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
             assert isinstance(rollout.points, TurnPoints)
-            places = torch.arange(1, rollout.ids.shape[1] + 1)
-            starts = (places * rollout.points.from_environment).amax(1)  # after the last reply
+            positions = torch.arange(1, rollout.ids.shape[1] + 1)
+            starts = (positions * rollout.points.from_environment).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
         texts = self.tokenizer.batch_decode(
@@ -187,6 +187,6 @@ class TextBatch:
 def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> WeightedMean:
     draw = (torch.arange(len(states)) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
-    _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    shared = (counts[place] > 1).cpu().double()
+    _, index, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    shared = (counts[index] > 1).cpu().double()
     return WeightedMean.of(float(shared.mean()), len(shared))

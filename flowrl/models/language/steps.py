@@ -49,8 +49,8 @@ class Steps:
         if not ends:
             return []
         length = self._lengths(ids, text)
-        places = [bisect_left(range(len(ids) + 1), end, key=length) for end in ends]
-        inside = dict.fromkeys(place for place in places if 0 < place < len(ids))
+        positions = [bisect_left(range(len(ids) + 1), end, key=length) for end in ends]
+        inside = dict.fromkeys(position for position in positions if 0 < position < len(ids))
         return list(inside)[: self.most - 1]
 
     def _lengths(self, ids: Sequence[int], text: str) -> Callable[[int], int]:
@@ -74,8 +74,8 @@ def point_ends(rollout: TextRollout) -> Int[Tensor, "n k"]:
     none."""
     ends = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
     assert isinstance(rollout.points, TurnPoints | StepPoints)
-    row, place = rollout.points.begins.nonzero(as_tuple=True)
-    ends[row, rollout.point[row, place] - 1] = place
+    row, position = rollout.points.begins.nonzero(as_tuple=True)
+    ends[row, rollout.point[row, position] - 1] = position
     return ends.scatter(1, rollout.last[:, None], rollout.ends[:, None])
 
 
@@ -131,10 +131,10 @@ def _histories(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens before each turn or step, with the replies before it."""
     histories = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
     written = rollout.written
-    places = torch.arange(written.shape[1]).expand_as(written)
+    positions = torch.arange(written.shape[1]).expand_as(written)
     for k in range(1, rollout.plan.turns):  # the first own token of the turn
         of_turn = written & (rollout.point == k)
-        histories[:, k] = places.masked_fill(~of_turn, written.shape[1]).amin(1)
+        histories[:, k] = positions.masked_fill(~of_turn, written.shape[1]).amin(1)
     return histories
 
 
@@ -185,5 +185,5 @@ def _probabilities(
 def _own(context: Bool[Tensor, "b t"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
     """Mask of the answer's tokens, behind the history's."""
     first = context.sum(1, keepdim=True)
-    places = torch.arange(context.shape[1])
-    return (places >= first) & (places < first + lengths[:, None])
+    positions = torch.arange(context.shape[1])
+    return (positions >= first) & (positions < first + lengths[:, None])

@@ -32,7 +32,7 @@ BASE = 128  # digits below it are exact in bfloat16
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a state into the loop. `place` None: the argument `latents`; otherwise the index of
+    """Entry of a state into the loop. `output` None: the argument `latents`; otherwise the index of
     the prepare_latents output that is the state.
 
     `index` maps each number of one of our rows to its position in a row of that output; None: the
@@ -42,7 +42,7 @@ class Entry:
     they come.
     """
 
-    place: int | None = None
+    output: int | None = None
     index: Tensor | None = None
     size: float = 1.0
     argument: str = MAIN
@@ -51,13 +51,13 @@ class Entry:
 
     def arguments(self, x: Tensor) -> dict[str, Tensor]:
         """Arguments of a call that put x [n *d] into its loop."""
-        if self.place is not None:
+        if self.output is not None:
             return {}
         return {self.argument: x if self.size == 1 else self.size * x}
 
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
         """Patches that do so, or let the state have a given dtype, or its memory order."""
-        if self.place is None and dtype is None and not self.memory:
+        if self.output is None and dtype is None and not self.memory:
             return []
         return [Patch(pipe, self.method, self.around(getattr(pipe, self.method), x, dtype))]
 
@@ -67,15 +67,15 @@ class Entry:
         """A replacement for prepare_latents that returns x [n *d] as the state, in `dtype` if
         given.
 
-        Without a place, x is already among its arguments. A pipeline may add it to noise of weight
-        0, so its memory order is set behind that.
+        Without an output, x is among its arguments already. A pipeline may add it to noise of
+        weight 0, so its memory order is set behind that.
         """
 
         def put(*args: Any, **named: Any) -> Any:
             result = prepare(*args, **named)
             outputs = list(result) if isinstance(result, tuple) else [result]
-            at = self.place or 0
-            if self.place is not None:
+            at = self.output or 0
+            if self.output is not None:
                 outputs[at] = self.fill(outputs[at], x)
             outputs[at] = in_memory_order(outputs[at], self.memory)
             if dtype is not None:
@@ -193,7 +193,7 @@ class Doors:
 
     def without(self, entries: Sequence[Entry]) -> "Doors":
         """The names that none of these entries uses."""
-        used = {e.argument if e.place is None else e.method for e in entries}
+        used = {e.argument if e.output is None else e.method for e in entries}
         return Doors(
             arguments=tuple(name for name in self.arguments if name not in used),
             methods=tuple(name for name in self.methods if name not in used),
@@ -238,9 +238,9 @@ def _prepared_entry(
     """The entry in an output of a method that prepares states, called once; None if there is no
     such one."""
     outputs = (seen[0] if isinstance(seen[0], tuple) else (seen[0],)) if len(seen) == 1 else ()
-    for place, value in enumerate(outputs):
+    for index, value in enumerate(outputs):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
-            entry = Entry(place, method=method)
+            entry = Entry(index, method=method)
             if value[0].numel() != x.numel() or not _same(step, x, entry):
                 index = _places(step, value, entry)
                 entry = replace(entry, index=index)
@@ -280,7 +280,7 @@ def entered(
 
 
 def _part_name(kind: type, entry: Entry) -> str:
-    name = entry.argument if entry.place is None else entry.method
+    name = entry.argument if entry.output is None else entry.method
     match = ARGUMENT.fullmatch(name.removeprefix("prepare_"))
     assert match is not None, "`Doors` has such names alone"
     moving = "num_frames" in inspect.signature(kind.__call__).parameters
@@ -300,15 +300,15 @@ def _places(
 ) -> Tensor | None:
     """Return the position in a prepared row of each number that the step receives, digit by
     digit."""
-    places = torch.arange(prepared[0].numel())
+    numbers = torch.arange(prepared[0].numel())
     positions, power = torch.zeros(0), 1
-    while power == 1 or power < len(places):
-        digits = (places // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
+    while power == 1 or power < len(numbers):
+        digits = (numbers // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
         seen = step(digits, entry).cpu().double().flatten()
         if not bool((seen == seen.round()).all()) or seen.min() < 0 or seen.max() >= BASE:
             return None
         positions = seen * power + (positions if power > 1 else 0)
         power *= BASE
     index = positions.long()
-    fits = bool((index < len(places)).all()) and len(index.unique()) == len(index)
+    fits = bool((index < len(numbers)).all()) and len(index.unique()) == len(index)
     return index if fits else None
