@@ -32,14 +32,16 @@ BASE = 128  # digits below it are exact in bfloat16
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a state into the loop. `output` None: the argument `latents`; otherwise the index of
-    the prepare_latents output that is the state.
+    """Entry of a state into the loop.
 
-    `index` maps each number of one of our rows to its position in a row of that output; None: the
-    same numbers in the same order. `size` is the size of the data in `latents`. The argument and
-    the method are those of the state's part. `memory` has the dimensions of a row in the order of
-    their strides, the largest first, as in the state that the pipeline prepares itself; empty: as
-    they come.
+    output    index of the prepare_latents output that is the state; None: it enters by an argument
+    index     position of each number of one of our rows in a row of that output; None: the same
+              numbers in the same order
+    size      size of the data in `latents`
+    argument  of the call that the state's part enters by
+    method    that prepares the state's part
+    memory    dimensions of a row in the order of their strides, the largest first, as in the state
+              that the pipeline prepares itself; empty: as they come
     """
 
     output: int | None = None
