@@ -200,6 +200,55 @@ class Say:
 
 
 @dataclass(frozen=True)
+class SegmentPoints:
+    """A decision point for each segment between the plan's cuts, the same in all samples."""
+
+
+@dataclass(frozen=True)
+class ForkPoints:
+    """A decision point for each node that leads to a leaf of a tree that forked.
+
+    common  number of first tokens that a leaf shares with each leaf of its draw
+    """
+
+    common: Int[Tensor, "n g"]
+
+
+@dataclass(frozen=True)
+class TurnPoints:
+    """A decision point for each turn of a conversation with an environment, of which samples may
+    have different numbers. A reply of the environment belongs to the turn after it.
+
+    from_environment  tokens that the environment inserted, whose log-probability is 0
+    states            ids of the states that turns were taken in; 0 where there is no such turn
+    rewards           the environment's rewards of single turns; NaN where there is no reward
+    """
+
+    from_environment: Bool[Tensor, "n t"]
+    states: Int[Tensor, "n k"]
+    rewards: Float[Tensor, "n k"]
+
+    @property
+    def begins(self) -> Bool[Tensor, "n t"]:
+        """Positions at which a reply begins."""
+        before = torch.nn.functional.pad(self.from_environment[:, :-1], (1, 0))
+        return self.from_environment & ~before
+
+
+@dataclass(frozen=True)
+class StepPoints:
+    """A decision point for each step of a completion, of which samples may have different numbers.
+
+    begins  tokens at which a further step begins
+    """
+
+    begins: Bool[Tensor, "n t"]
+
+
+DecisionPoints = SegmentPoints | ForkPoints | TurnPoints | StepPoints
+
+
+@dataclass(frozen=True)
 class TextRollout:
     """Leaves of one draw are contiguous. Entries from position `ends` on are 0. On the CPU.
 
@@ -208,17 +257,9 @@ class TextRollout:
     lengths    number of tokens that the model sampled in each, including stop tokens
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p, top-k and min-p left; None where they left all
-    common     of a tree that forked: number of first tokens that a leaf shares with each leaf of
-               its draw; None for samples without a tree
+    points     where decision points lie: segments of the plan, forks, turns or steps
+    replayed   samples that an older policy drew, with its `logp`
     elsewhere  another engine sampled them: `logp` is that engine's
-    from_environment  tokens that an environment inserted between the model's turns, whose `logp` is
-               0; None where there is no environment
-    states     with an environment: ids of the states that turns were taken in, 0 where there is
-               no such turn
-    rewards    with an environment: its rewards of single turns; NaN where there is no reward
-    replayed   samples that an older policy drew, with its `logp`; None where there are none
-    begins     without an environment: tokens at which a further step of the completion begins;
-               None: a completion is one step
     """
 
     parts = ()  # rollouts of states
@@ -232,14 +273,10 @@ class TextRollout:
     draws: tuple[int, ...]
     seed: int
     iteration: int
-    index: int = 0
-    common: Int[Tensor, "n g"] | None = None
+    index: int
+    points: DecisionPoints
+    replayed: Bool[Tensor, " n"]
     elsewhere: bool = False
-    from_environment: Bool[Tensor, "n t"] | None = None
-    states: Int[Tensor, "n k"] | None = None
-    rewards: Float[Tensor, "n k"] | None = None
-    replayed: Bool[Tensor, " n"] | None = None
-    begins: Bool[Tensor, "n t"] | None = None
 
     @property
     def columns(self) -> Columns:
@@ -248,8 +285,8 @@ class TextRollout:
     @property
     def passed(self) -> Int[Tensor, "n k"]:
         """Node that each leaf passes at each decision point, numbered within its draw."""
-        if self.common is not None:
-            return passed(self.common, self.plan.length, len(self.columns.nodes))
+        if isinstance(self.points, ForkPoints):
+            return passed(self.points.common, self.plan.length, len(self.columns.nodes))
         leaf = torch.arange(len(self.ids)) % self.plan.group
         nodes = torch.tensor(self.columns.nodes)
         return leaf[:, None] * nodes // self.plan.group
@@ -257,71 +294,56 @@ class TextRollout:
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None:
         """The nodes that each sample passes; None if they follow from the plan."""
-        return None if self.common is None else self.passed
+        return self.passed if isinstance(self.points, ForkPoints) else None
+
+    @property
+    def from_environment(self) -> Bool[Tensor, "n t"] | None:
+        """Tokens that an environment inserted; None where there is no environment."""
+        return self.points.from_environment if isinstance(self.points, TurnPoints) else None
 
     @property
     def ends(self) -> Int[Tensor, " n"]:
         """Number of tokens of each sample, including the environment's."""
-        return (
-            self.lengths
-            if self.from_environment is None
-            else self.lengths + self.from_environment.sum(1)
-        )
+        replies = self.from_environment
+        return self.lengths if replies is None else self.lengths + replies.sum(1)
 
     @property
     def written(self) -> Bool[Tensor, "n t"]:
         """Mask of the tokens that the model generated."""
-        places = torch.arange(self.ids.shape[1])
-        whole = places < self.ends[:, None]
-        return whole if self.from_environment is None else whole & ~self.from_environment
+        replies = self.from_environment
+        whole = torch.arange(self.ids.shape[1]) < self.ends[:, None]
+        return whole if replies is None else whole & ~replies
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
-        """Index of each position's decision point (its segment, node or turn). An environment's
-        reply belongs to the turn after it."""
-        if self.common is not None:
-            return points(self.common, self.ids.shape[1])
-        if self.divided:
-            return self.began.cumsum(1)
-        cuts = torch.tensor(self.plan.cuts, dtype=torch.int64)
-        places = torch.arange(self.ids.shape[1])
-        return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
-
-    @property
-    def divided(self) -> bool:
-        """Whether completions have turns or steps, of which samples may have different numbers."""
-        return self.from_environment is not None or self.begins is not None
-
-    @property
-    def began(self) -> Bool[Tensor, "n t"]:
-        """Positions at which an environment's reply, or a further step, begins."""
-        if self.from_environment is None:
-            assert self.begins is not None
-            return self.begins
-        before = torch.nn.functional.pad(self.from_environment[:, :-1], (1, 0))
-        return self.from_environment & ~before
+        """Index of each position's decision point."""
+        match self.points:
+            case ForkPoints(common=common):
+                return points(common, self.ids.shape[1])
+            case TurnPoints(begins=begins) | StepPoints(begins=begins):
+                return begins.cumsum(1)
+            case SegmentPoints():
+                cuts = torch.tensor(self.plan.cuts, dtype=torch.int64)
+                positions = torch.arange(self.ids.shape[1])
+                return torch.bucketize(positions, cuts, right=True).expand(len(self.ids), -1)
 
     @property
     def last(self) -> Int[Tensor, " n"]:
         """Index of each sample's last decision point."""
-        if not self.divided:
-            return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
-        return self.began.sum(1)
+        if isinstance(self.points, TurnPoints | StepPoints):
+            return self.points.begins.sum(1)
+        return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
 
     @property
-    def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Whether each sample has each turn or step; None if all samples have all decision
-        points."""
-        if not self.divided:
-            return None
-        turns = torch.arange(self.plan.turns)
-        return turns <= self.last[:, None]
+    def exists(self) -> Bool[Tensor, "n k"]:
+        """Whether each sample has each decision point. All have those of segments and forks."""
+        return torch.arange(len(self.columns.nodes)) <= self.last[:, None]
 
     @property
     def own(self) -> Bool[Tensor, "n t"]:
         """Mask that counts each token once: at the first leaf of its node."""
-        if self.common is not None:
-            return self.written & owned(self.common, self.ids.shape[1])
+        if isinstance(self.points, ForkPoints):
+            return self.written & owned(self.points.common, self.ids.shape[1])
         nodes = torch.tensor(self.columns.nodes)
         leaves = self.plan.group // nodes[self.point]
         leaf = torch.arange(len(self.ids))[:, None] % self.plan.group
@@ -330,7 +352,7 @@ class TextRollout:
     @property
     def edges(self) -> tuple[Say, ...]:
         """Edges for path fusion; empty for ragged trees, which path fusion does not support."""
-        if self.common is not None:
+        if isinstance(self.points, ForkPoints):
             return ()
         edges: list[Say] = []
         for k, nodes in enumerate(self.columns.nodes):

@@ -28,9 +28,9 @@ def counter_normal(
     """Noise of `shape` for each key (`samplers.noise.row_keys`), float32."""
     size = torch.Size(shape).numel()
     rows: Any = uploaded(keys, device)
-    places = torch.arange(1, (size + 1) // 2 + 1, device=device) * GOLDEN
+    positions = torch.arange(1, (size + 1) // 2 + 1, device=device) * GOLDEN
     blocks = [
-        _normals(mixed_(part[:, None] + places))[:, :size]
+        _normals(mixed_(part[:, None] + positions))[:, :size]
         for part in rows.split(max(1, DRAWN // max(1, size)))
     ]
     return torch.cat(blocks).view(len(keys), *shape)

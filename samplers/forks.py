@@ -53,7 +53,7 @@ class Forking:
 
 
 class Grown(NamedTuple):
-    """Trees under construction. A leaf's place is its index within its draw, in order of creation.
+    """Trees under construction. A leaf's index is its number within its draw, in order of creation.
 
     tree    [g] the root of each leaf
     first   [d g] the position from which it was generated
@@ -81,7 +81,7 @@ class Grown(NamedTuple):
 def choose(
     grown: Grown, score: Float[Tensor, "d g t"], written: Bool[Tensor, "d g t"], rule: Forking
 ) -> tuple[Int[Tensor, "d f"], Int[Tensor, "d f"]]:
-    """Choose where trees fork: a leaf's place and a position for each of the roots * top forks.
+    """Choose where trees fork: a leaf's index and a position for each of the roots * top forks.
 
     Each token is considered once, at the leaf that generated it. A tree of fewer tokens than `top`
     forks at some of them twice.
@@ -89,7 +89,7 @@ def choose(
     length = score.shape[-1]
     unshared = torch.arange(length) >= grown.first[..., None]
     free = score.masked_fill(~(written & unshared & ~grown.forked), -torch.inf)
-    leaves, places = list[Tensor](), list[Tensor]()
+    leaves, positions = list[Tensor](), list[Tensor]()
     for root in sorted(set(integers(grown.tree))):
         members = (grown.tree == root).nonzero()[:, 0]
         flat = free[:, members].flatten(1)
@@ -98,8 +98,8 @@ def choose(
         rank = torch.arange(rule.top) % count
         token = best.gather(1, rank)
         leaves.append(members[token // length])
-        places.append(token % length)
-    return torch.cat(leaves, 1), torch.cat(places, 1)
+        positions.append(token % length)
+    return torch.cat(leaves, 1), torch.cat(positions, 1)
 
 
 def grow(
@@ -139,7 +139,7 @@ def _cuts(common: Tensor, length: int) -> Bool[Tensor, "n t"]:
 
 
 def passed(common: Int[Tensor, "n g"], length: int, most: int) -> Int[Tensor, "n k"]:
-    """Node that a leaf passes at each decision point, named by the place of the node's first leaf.
+    """Node that a leaf passes at each decision point, named by the index of the node's first leaf.
     After its last node, a leaf is its own node."""
     starts = torch.full((len(common), most), length)
     starts[:, 0] = 0

@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.completions import TextPlan, TextRollout
+from samplers.completions import (
+    DecisionPoints,
+    ForkPoints,
+    SegmentPoints,
+    TextPlan,
+    TextRollout,
+    TurnPoints,
+)
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, by_draw, choose, grow
 from samplers.noise import row_keys
@@ -154,18 +161,18 @@ class Draft(WrittenTokens):
         return Draft(ids, logp, lengths, stopped, support, spread)
 
 
-class Conversed(NamedTuple):
-    """A draft with an environment's replies, after all turns [m k] or after one [m].
+class Answered(NamedTuple):
+    """A draft with an environment's replies to one turn.
 
-    from_environment  tokens that are not the model's
-    states            of the environment, at the begin of each turn
-    rewards           of each turn; NaN for none
+    from_environment  tokens of these replies
+    states            of the environment, after them; 0 for none
+    rewards           of the turns that they answer; NaN for none
     """
 
     draft: Draft
     from_environment: Bool[Tensor, "m t"]
-    states: Int[Tensor, "m *k"]
-    rewards: Float[Tensor, "m *k"]
+    states: Int[Tensor, " m"]
+    rewards: Float[Tensor, " m"]
 
 
 @dataclass(frozen=True)
@@ -195,15 +202,14 @@ class Writer:
             noise = self._noise(index, k, nodes)
             live = (~draft.stopped).nonzero()[:, 0]
             draft = self._extend(draft, live, noise[live], plan, (first, end))
-        common = None
+        points: DecisionPoints = SegmentPoints()
+        lengths = draft.lengths
         if plan.forking is not None:
-            draft, common = self._fork(draft, plan, index)
-        lengths, from_environment, states, rewards = draft.lengths, None, None, None
+            draft, points = self._fork(draft, plan, index)
+            lengths = draft.lengths
         if self.environment is not None:
-            conversed = self._converse(draft, plan, index, self.environment)
-            draft, from_environment = conversed.draft, conversed.from_environment
-            states, rewards = conversed.states, conversed.rewards
-            lengths = draft.lengths - from_environment.sum(1)
+            draft, points = self._converse(draft, plan, index, self.environment)
+            lengths = draft.lengths - points.from_environment.sum(1)
         return TextRollout(
             plan=plan,
             ids=draft.ids,
@@ -216,11 +222,9 @@ class Writer:
             seed=self.seed,
             iteration=self.iteration,
             index=index,
-            common=common,
+            points=points,
+            replayed=torch.zeros_like(draft.stopped),
             elsewhere=self.sampler.elsewhere,
-            from_environment=from_environment,
-            states=states,
-            rewards=rewards,
         )
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
@@ -267,7 +271,7 @@ class Writer:
 
     def _converse(
         self, draft: Draft, plan: TextPlan, index: int, environment: Environment
-    ) -> Conversed:
+    ) -> tuple[Draft, TurnPoints]:
         """Take the further turns of stopped completions. Turn k's noise starts at k times the
         plan's length, after the noise of earlier turns.
         """
@@ -287,7 +291,7 @@ class Writer:
             rows = live.nonzero()[:, 0]
             draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
             live = live & draft.stopped
-        return Conversed(draft, from_environment, states, rewards)
+        return draft, TurnPoints(from_environment, states, rewards)
 
     def _answered(
         self,
@@ -295,7 +299,7 @@ class Writer:
         from_environment: Bool[Tensor, "m t"],
         live: Bool[Tensor, " m"],
         environment: Environment,
-    ) -> Conversed:
+    ) -> Answered:
         """Append the environment's replies to live rows: the states are those that follow, the
         rewards of the turns that end here. A reply that leaves no room for a token of the model is
         dropped, and its completion is cut off.
@@ -325,9 +329,9 @@ class Writer:
             part = WrittenTokens(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
             draft = draft.extended(rows, part)
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
-        places = torch.arange(draft.ids.shape[1])
-        from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
-        return Conversed(draft, from_environment, states, rewards)
+        positions = torch.arange(draft.ids.shape[1])
+        from_environment = (positions >= before[:, None]) & (positions < draft.lengths[:, None])
+        return Answered(draft, from_environment, states, rewards)
 
     def _replies(
         self,
@@ -341,7 +345,7 @@ class Writer:
         with ThreadPoolExecutor(self.at_once) as threads:
             return list(threads.map(environment, prompts, turns))
 
-    def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
+    def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, ForkPoints]:
         rule, draws = plan.forking, len(self.draws)
         assert rule is not None
         grown = Grown.roots(draws, plan.nodes[0], plan.length)
@@ -358,4 +362,4 @@ class Writer:
             noise = self._noise(index, number + 1, leaf.shape[1])
             branches = self._extend(branches, rows, noise, plan, (0, plan.length))
             draft = draft.behind(branches, draws)
-        return draft, grown.common.flatten(0, 1)
+        return draft, ForkPoints(grown.common.flatten(0, 1))

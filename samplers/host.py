@@ -88,10 +88,10 @@ def sent_together(tensors: Sequence[Tensor], device: str | torch.device) -> list
     if torch.device(device) == _CPU:
         return results
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        flat: Any = uploaded(torch.cat([tensors[i].flatten() for i in places]), device)
-        parts = flat.split([tensors[i].numel() for i in places])
-        for i, part in zip(places, parts, strict=True):
+        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        flat: Any = uploaded(torch.cat([tensors[i].flatten() for i in indices]), device)
+        parts = flat.split([tensors[i].numel() for i in indices])
+        for i, part in zip(indices, parts, strict=True):
             results[i] = remembered(part.view(tensors[i].shape), tensors[i])
     return results
 

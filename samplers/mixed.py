@@ -25,15 +25,15 @@ class MixedRollout:
     """Samples of one plan at several shapes, in the order of `draws`.
 
     parts   a rollout for each shape, whose `prompt` counts from its own first draw
-    places  of each part, the indices of its draws among all draws
+    indices  of each part, the indices of its draws among all draws
 
     The plans of the parts differ only in their noise levels. ValueError for others.
     """
 
-    nodes = exists = states = None
+    nodes = None
 
     parts: tuple[Rollout, ...]
-    places: tuple[tuple[int, ...], ...]
+    indices: tuple[tuple[int, ...], ...]
     draws: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -75,17 +75,17 @@ class MixedRollout:
     def samples(self, part: int) -> Int[Tensor, " m"]:
         """Indices of a part's samples among all samples, on the CPU."""
         group = self.columns.group
-        first = torch.tensor(self.places[part]) * group
+        first = torch.tensor(self.indices[part]) * group
         return (first[:, None] + torch.arange(group)).flatten()
 
     def placed(self, part: int, prompt: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Indices of a part's draws among all draws, on the same device."""
-        return sent(torch.tensor(self.places[part])[on_host(prompt)], prompt.device)
+        return sent(torch.tensor(self.indices[part])[on_host(prompt)], prompt.device)
 
     def whole(self, parts: Sequence[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
         """Join a column of the parts, with equally many rows per draw, in the order of all
         draws."""
-        return by_draws(parts, self.places)
+        return by_draws(parts, self.indices)
 
 
 def joined_mixed(
@@ -93,19 +93,19 @@ def joined_mixed(
 ) -> MixedRollout:
     """Join rollouts whose first draws have the indices `firsts` among all draws. Each keeps its
     own parts."""
-    rollouts, places = list[Rollout](), list[tuple[int, ...]]()
+    rollouts, indices = list[Rollout](), list[tuple[int, ...]]()
     for part, first in zip(parts, firsts, strict=True):
         whole = (tuple(range(len(part.draws))),)
-        of_part = part.places if isinstance(part, MixedRollout) else whole
+        of_part = part.indices if isinstance(part, MixedRollout) else whole
         rollouts += part.parts
-        places += [tuple(first + i for i in at) for at in of_part]
-    return MixedRollout(tuple(rollouts), tuple(places), draws)
+        indices += [tuple(first + i for i in at) for at in of_part]
+    return MixedRollout(tuple(rollouts), tuple(indices), draws)
 
 
 def plan_of(rollout: object, draw: int) -> Plan | None:
     """The plan of a draw, by its index; None for a text."""
     if isinstance(rollout, MixedRollout):
-        pairs = zip(rollout.parts, rollout.places, strict=True)
+        pairs = zip(rollout.parts, rollout.indices, strict=True)
         return next(part.plan for part, at in pairs if draw in at)
     return rollout.plan if isinstance(rollout, Rollout) else None
 
@@ -119,11 +119,11 @@ def scales_by_step(rollout: Rollout | MixedRollout) -> Float[Tensor, "n k 3"]:
     return column.expand(len(rollout.prompt), -1, -1)
 
 
-def by_draws(parts: Sequence[Tensor], places: Sequence[Sequence[int]]) -> Tensor:
-    """Join columns whose rows belong to the draws `places` of each part, equally many to each, in
+def by_draws(parts: Sequence[Tensor], indices: Sequence[Sequence[int]]) -> Tensor:
+    """Join columns whose rows belong to the draws `indices` of each part, equally many to each, in
     the order of all draws."""
     by_draw = [
-        part.reshape(len(at), -1, *part.shape[1:]) for part, at in zip(parts, places, strict=True)
+        part.reshape(len(at), -1, *part.shape[1:]) for part, at in zip(parts, indices, strict=True)
     ]
-    order = torch.tensor([draw for at in places for draw in at]).argsort()
+    order = torch.tensor([draw for at in indices for draw in at]).argsort()
     return torch.cat(by_draw)[order.to(parts[0].device)].flatten(0, 1)

@@ -1,8 +1,9 @@
 """Split draws at call boundaries, so that results stay bit-identical."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import gcd, lcm
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from samplers.roll import Rollout
 from samplers.token_support import TokenSupport, joined_column
 from samplers.walk import Begin, Edges, Velocity
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True)
 class DrawsPart:
@@ -24,14 +27,14 @@ class DrawsPart:
 
     def velocity(self, whole: Velocity) -> Velocity:
         """A velocity function whose `prompt` counts from this part's first draw."""
-        return lambda x, sigma, prompt: whole(x, sigma, derived(self.place, prompt))
+        return lambda x, sigma, prompt: whole(x, sigma, derived(self.among_all, prompt))
 
     def begin(self, whole: Begin | None) -> Begin | None:
         if whole is None:
             return None
-        return lambda noise, prompt: whole(noise, derived(self.place, prompt))
+        return lambda noise, prompt: whole(noise, derived(self.among_all, prompt))
 
-    def place(self, prompt: Tensor) -> Tensor:
+    def among_all(self, prompt: Tensor) -> Tensor:
         """Indices among all draws."""
         return prompt + self.first
 
@@ -67,7 +70,7 @@ def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
     """A part's rollout with `prompt` counted from the first of all draws."""
 
     def placed(prompt: Tensor) -> Tensor:
-        return derived(part.place, prompt)
+        return derived(part.among_all, prompt)
 
     edges = tuple(replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges)
     return replace(rollout, prompt=placed(rollout.prompt), edges=edges)
@@ -99,9 +102,17 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
 
 def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
     """Join the parts' text rollouts: every column, whatever its name."""
+    points = _with_joined_columns([part.points for part in parts])
+    return replace(_with_joined_columns(parts), draws=draws, points=points)
+
+
+def _with_joined_columns(records: Sequence[R]) -> R:
+    """Records of one kind as one: fields that have rows are joined, others are of the first."""
+    first = records[0]
+    assert is_dataclass(first) and not isinstance(first, type)
     whole = {
-        f.name: joined_column([getattr(part, f.name) for part in parts])
-        for f in fields(TextRollout)
-        if isinstance(getattr(parts[0], f.name), Tensor | TokenSupport)
+        f.name: joined_column([getattr(record, f.name) for record in records])
+        for f in fields(first)
+        if isinstance(getattr(first, f.name), Tensor | TokenSupport)
     }
-    return replace(parts[0], draws=draws, **whole)
+    return replace(first, **whole)

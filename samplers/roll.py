@@ -30,12 +30,11 @@ class Rollout:
     `seed`, `iteration`, `draws` and `index` (of the plan among the iteration's plans) key all noise
     of these samples. `notes` are what the plan's route wrote down, such as predicted clean samples.
 
-    Unlike a rollout of texts it has no `nodes`, `exists` and `states`: trees of steps are uniform,
-    so the node that a sample passed follows from its index; every sample has every step; and the
-    plan determines which samples of a tree share states.
+    Unlike a rollout of texts it has no `nodes`: trees of steps are uniform, so the node that a
+    sample passed follows from its index.
     """
 
-    nodes = exists = states = None
+    nodes = None
 
     plan: Plan
     x0: Float[Tensor, "n *d"]

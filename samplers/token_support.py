@@ -46,8 +46,8 @@ class TokenSupport:
         ids, dense = sizes[~wide], int(wide.sum())
         starts = torch.empty_like(sizes)
         starts[~wide] = ids.cumsum(0) - ids
-        places = torch.arange(dense, device=mask.device)
-        starts[wide] = len(entries) + places * words.shape[-1]
+        indices = torch.arange(dense, device=mask.device)
+        starts[wide] = len(entries) + indices * words.shape[-1]
         counts = torch.where(wide, -words.shape[-1], sizes).int()
         return cls(starts, counts, torch.cat([entries, words[wide].flatten()]))
 

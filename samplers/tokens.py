@@ -111,8 +111,8 @@ def _counters(
 ) -> Int[Tensor, "{count} {vocabulary}"]:
     assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
     tokens = torch.arange(1, vocabulary + 1, device=device)
-    places = torch.arange(position, position + count, device=device)[:, None]
-    return (tokens + places * WIDEST) * GOLDEN
+    indices = torch.arange(position, position + count, device=device)[:, None]
+    return (tokens + indices * WIDEST) * GOLDEN
 
 
 def _gumbel(counters: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Groups:
     """Draws grouped for comparison. `counts`: draws of each group, in order; `size`: samples per
     draw.
 
-    Example: counts (1, 2) and size 2 make two groups of 4 from 6 samples, at the places 0 1 4 5 6
+    Example: counts (1, 2) and size 2 make two groups of 4 from 6 samples, at the indices 0 1 4 5 6
     7.
     """
 
@@ -33,7 +33,7 @@ class Groups:
         return max(self.counts, default=1)
 
     @cached_property
-    def place(self) -> Int[Tensor, " n"]:
+    def index(self) -> Int[Tensor, " n"]:
         """Index of each sample after groups are padded."""
         whole = self.most * self.size
         starts = torch.arange(len(self.counts)) * whole
@@ -51,7 +51,7 @@ class Groups:
         """Pad groups: [n ...] to [g * most * size ...]."""
         shape = (len(self.counts) * self.most * self.size, *column.shape[1:])
         whole = column.new_full(shape, empty)
-        whole[self.place] = column
+        whole[self.index] = column
         return whole
 
     def scores(self, scores: Scores) -> Scores:

@@ -18,7 +18,15 @@ from samplers.token_support import TokenSupport, joined_kept
 from samplers.tokens import unpack
 
 RowChange = Callable[[str, Any], Any]  # (name, tensor or kept tokens) -> the same kind
-_RENAMED = {".told": ".from_environment"}  # columns of checkpoints before 0.2
+_RENAMED = {  # columns of checkpoints before 0.2
+    ".told": ".points.from_environment",
+    ".from_environment": ".points.from_environment",
+    ".states": ".points.states",
+    ".rewards": ".points.rewards",
+    ".begins": ".points.begins",
+    ".common": ".points.common",
+}
+_OF_DRAW = ("prompt", "plan", "replayed")  # fields that a success does not bring along
 Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on the CPU
 
 
@@ -68,9 +76,9 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
     changed = _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
     if not isinstance(changed, TextRollout):
         return changed
-    replayed = torch.zeros(len(changed.prompt), dtype=torch.bool)
+    replayed = changed.replayed.clone()
     replayed[list(pieces)] = True
-    return replace(changed, replayed=replayed.to(changed.prompt.device))
+    return replace(changed, replayed=replayed)
 
 
 def _kept(parts: Pieces, name: str) -> TokenSupport:
@@ -88,7 +96,7 @@ def _swapped(rows: TokenSupport, samples: Mapping[int, TokenSupport]) -> TokenSu
 
 
 def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
-    """`value` with every tensor of n rows changed, also in nested fields, but not its prompts."""
+    """`value` with every tensor of n rows changed, also in nested fields, but not `_OF_DRAW`."""
     if isinstance(value, TokenSupport):
         return change(name, value)
     if isinstance(value, Tensor):
@@ -97,7 +105,7 @@ def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
         return tuple(_changed(part, n, change, f"{name}.{i}") for i, part in enumerate(value))
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    names = [f.name for f in fields(value) if f.name not in ("prompt", "plan")]
+    names = [f.name for f in fields(value) if f.name not in _OF_DRAW]
     parts = {f: _changed(getattr(value, f), n, change, f"{name}.{f}") for f in names}
     return replace(value, **parts)
 

@@ -46,9 +46,9 @@ class Granular:
                 ),
                 self.kernel.bound(sigmas),
                 self.roots,
-                noise_of=place * len(self.grids),
+                noise_of=index * len(self.grids),
             )
-            for place, k in enumerate(self.at)
+            for index, k in enumerate(self.at)
             for grid in self.grids
         )  # fmt: skip
 

@@ -38,8 +38,8 @@ def leftness(image: Tensor) -> float:
     pixels = object_pixels(image)
     if not pixels.any():
         return 0.5
-    place = torch.linspace(1, 0, image.shape[2]).expand(pixels.shape)
-    return float(place[pixels].mean())
+    position = torch.linspace(1, 0, image.shape[2]).expand(pixels.shape)
+    return float(position[pixels].mean())
 
 
 def warmth(image: Tensor) -> float:

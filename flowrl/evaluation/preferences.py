@@ -378,7 +378,7 @@ class _Builder:
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
         order = sorted(first.values(), key=lambda i: (self.items[i].group, i))
         groups = {g: i for i, g in enumerate(dict.fromkeys(self.items[i].group for i in order))}
-        at = {i: place for place, i in enumerate(order)}
+        at = {i: index for index, i in enumerate(order)}
         a, b, label, category, cluster, rows = zip(*self.pairs, strict=True)
         return Preferences(
             name=name,

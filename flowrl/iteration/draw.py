@@ -21,5 +21,5 @@ class PlainDraw:
 
 def draws_here(session: Session, iteration: int, draws: Draws) -> Drawn:
     """These draws, without rows that nothing can win, sampled by the algorithm's own policy."""
-    placed = session.placed(iteration, draws)
-    return Drawn.of(session.parallel, iteration, placed, session.algorithm.behaviour)
+    winnable = session.winnable(iteration, draws)
+    return Drawn.of(session.parallel, iteration, winnable, session.algorithm.behaviour)

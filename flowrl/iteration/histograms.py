@@ -92,8 +92,8 @@ def histogram_image(histograms: Mapping[str, Histogram]) -> Image.Image:
     each_tall = _TALL + 2 * _TEXT
     image = Image.new("RGB", (BINS * _BAR, max(1, len(histograms)) * each_tall), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default()
-    for place, (name, histogram) in enumerate(histograms.items()):
-        top, low, high = place * each_tall, histogram.edges[0], histogram.edges[-1]
+    for index, (name, histogram) in enumerate(histograms.items()):
+        top, low, high = index * each_tall, histogram.edges[0], histogram.edges[-1]
         line = f"{name}: {histogram.number} values from {low:.4g} to {high:.4g}"
         draw.text((2, top), line, "black", font)
         bottom = top + _TEXT + _TALL

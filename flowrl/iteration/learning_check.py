@@ -79,7 +79,7 @@ class LearningWatch:
 
     parameters: list[str] = field(default_factory=list)  # that are trained
     names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
-    places: list[Tensor] = field(default_factory=list)  # of their largest gradients
+    largest: list[Tensor] = field(default_factory=list)  # indices of their largest gradients
     largest: Tensor = field(default_factory=lambda: torch.zeros(0))  # these gradients
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))  # there, before a step
     in_loss: list[Tensor] = field(default_factory=list)
@@ -94,7 +94,7 @@ class LearningWatch:
         with_signal = (
             (rows.advantage.ne(0) & rows.mask).any(1) if compares_samples(loss) else in_loss
         )
-        place = len(self.taught)
+        index = len(self.taught)
         self.signal.append(with_signal)
         self.in_loss.append(in_loss)
         self.taught.append(torch.zeros_like(in_loss))
@@ -102,11 +102,11 @@ class LearningWatch:
         if entries.new is not None and not evaluated:
             raise UserError(f"the run cannot learn: {DETACHED}")
         for part in evaluated:
-            part.register_hook(partial(self._seen, place))
+            part.register_hook(partial(self._seen, index))
 
-    def _seen(self, place: int, gradient: Tensor) -> None:
+    def _seen(self, index: int, gradient: Tensor) -> None:
         has_gradient = gradient.detach().flatten(1).ne(0).any(1)
-        self.taught[place] = self.taught[place] | has_gradient.to(self.taught[place].device)
+        self.taught[index] = self.taught[index] | has_gradient.to(self.taught[index].device)
 
     @contextmanager
     def steps_of(self, learner: Learner) -> Iterator[None]:
@@ -123,7 +123,7 @@ class LearningWatch:
                 hook.remove()
 
     def _before(self, learner: Learner, *_: Any) -> None:
-        """Look up each parameter at the place of its largest gradient, since a copy of all weights
+        """Look up each parameter at the index of its largest gradient, since a copy of all weights
         would not fit."""
         gradients = {
             name: local_shard(p.grad) if isinstance(p.grad, DTensor) else p.grad
@@ -132,7 +132,7 @@ class LearningWatch:
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
         self.parameters, self.names = list(learner.policies.parameters), list(gradients)
-        self.places = [gradient.abs().argmax()[None] for gradient in gradients.values()]
+        self.largest = [gradient.abs().argmax()[None] for gradient in gradients.values()]
         self.largest = self._at(gradients).abs()
         self.weights = self._at(learner.policies.local(learner.policies.parameters))
 
@@ -150,7 +150,7 @@ class LearningWatch:
         """One value of each parameter [p]."""
         parts = [
             values[name].detach().flatten().index_select(0, at)
-            for name, at in zip(self.names, self.places, strict=True)
+            for name, at in zip(self.names, self.largest, strict=True)
         ]
         return torch.cat(parts) if parts else torch.zeros(0)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flowrl.iteration.records import TrainingRows
 from flowrl.likelihoods.rows import (
-    ROW_PLACE,
+    ROWS_INDEX,
     Evaluation,
     Rows,
     TokenRows,
@@ -78,17 +78,22 @@ class RowAssignment:
     updates: int
 
     def steps(
-        self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, together: int
+        self,
+        rows: Rows,
+        inputs: Int[Tensor, " b"],
+        draws: Sequence[int],
+        number: int,
+        together: int,
     ) -> Int[Tensor, " b"]:
-        """Optimizer step of each row. `inputs` come from `input_of`, on the CPU; `place` is the
-        index of the rows in the iteration."""
+        """Optimizer step of each row. `inputs` come from `input_of`, on the CPU; `number` is that
+        of the rows in the iteration."""
         prompt = on_host(rows.prompt)[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
             rows_of_draw = (prompt == at).nonzero()[:, 0]
-            key = (self.seed, "deal", self.iteration, draw, place)
+            key = (self.seed, "deal", self.iteration, draw, number)
             # a draw may have one shared state per step: then its steps take turns
-            first = draw + place if rows.state is not None and together == 1 else draw
+            first = draw + number if rows.state is not None and together == 1 else draw
             dealt[rows_of_draw] = (
                 torch.randperm(len(rows_of_draw), generator=generator(*key)) + first
             )
@@ -109,10 +114,10 @@ def shares_of(learner: Learner, training: TrainingRows, iteration: int) -> list[
     device = next(iter(learner.policies.parameters.values())).device
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for at, rows in enumerate(training.rows):
-        place, inputs = rows.table.get(ROW_PLACE, at), input_of(rows, together)
-        dealt = assignment.steps(rows, inputs, training.draws, place, together)
-        for number, share in enumerate(shares):
-            index = (dealt == number).nonzero()[:, 0]
+        number, inputs = rows.table.get(ROWS_INDEX, at), input_of(rows, together)
+        dealt = assignment.steps(rows, inputs, training.draws, number, together)
+        for step, share in enumerate(shares):
+            index = (dealt == step).nonzero()[:, 0]
             parts = calls(index, inputs, max(1, rows_per_call // together))
             if isinstance(rows, TokenRows) and not settings.share_prompts:
                 longest, most = learner.algorithm.steps, rows_per_call // together
@@ -174,5 +179,5 @@ def calls(
     """Cut rows into calls of at most `most` inputs, each with all of its rows in `index`, in the
     order of inputs."""
     index = index[inputs[index].argsort(stable=True)]
-    _, places = inputs[index].unique_consecutive(return_inverse=True)
-    return list(index.split((places // most).bincount().tolist()))
+    _, positions = inputs[index].unique_consecutive(return_inverse=True)
+    return list(index.split((positions // most).bincount().tolist()))

@@ -31,7 +31,7 @@ class DrawShare:
     """This process's part of some draws.
 
     count   draws of all processes
-    mine    this process's places in them
+    mine    this process's indices in them
     counts  False if this process only repeats a draw, to make the same collective calls as others
     """
 
@@ -65,25 +65,25 @@ class Drawn:
         return any(share.counts for share in self.shares)
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """This process's places in the draws, round after round."""
-        places, first = list[int](), 0
+    def indices(self) -> tuple[int, ...]:
+        """This process's indices in the draws, round after round."""
+        indices, first = list[int](), 0
         for share in self.shares:
-            places += [first + place for place in share.mine]
+            indices += [first + index for index in share.mine]
             first += share.count
-        return tuple(places)
+        return tuple(indices)
 
     @property
     def unit(self) -> SamplingUnit:
         """This process's draws."""
         ids, rows, texts = self.draws.ids, self.draws.rows, self.draws.texts
-        places = self.places
+        indices = self.indices
         return SamplingUnit(
             self.iteration,
-            tuple(ids[place] for place in places),
-            tuple(rows[place] for place in places),
+            tuple(ids[index] for index in indices),
+            tuple(rows[index] for index in indices),
             self.by,
-            texts=tuple(texts[place] for place in places) if texts else (),
+            texts=tuple(texts[index] for index in indices) if texts else (),
         )
 
     def gatherer(self, parallel: Parallel) -> Callable[[Tensor], Tensor]:

@@ -10,8 +10,8 @@
 Each stage gets the records of those before it (flowrl/iteration/records.py). The six files hold
 the path of every run. A feature, such as a sampling budget or a joint run of two models, is a file
 of flowrl/iteration/features that wraps one or more stages; `flowrl/iteration/open.py` decides from
-a run's settings which ones do. One of them stands in every run on a GPU: features/overlap.py scores
-rollouts within `sample`, while the next ones are drawn.
+a run's settings which ones do. One of them stands in every run on a GPU that asks no people:
+features/overlap.py scores rollouts within `sample`, while the next ones are drawn.
 """
 
 from dataclasses import dataclass

@@ -34,8 +34,8 @@ def check_laws(
         if isinstance(planned, Plan) and kernel is not None and not is_included(kernel):
             check_kernel(kernel, planned.sigmas)
     chain = algorithm.advantage.chain
-    for place, transform in enumerate(chain):
+    for index, transform in enumerate(chain):
         if not is_included(transform):
-            check_transform(transform, plans[0].columns, chain[:place], rewards)
+            check_transform(transform, plans[0].columns, chain[:index], rewards)
     if not is_included(algorithm.loss):
         check_loss(algorithm.loss, algorithm.likelihood)

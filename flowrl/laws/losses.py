@@ -133,8 +133,8 @@ def _of_images(likelihood: Likelihood, loss: Objective) -> Iterator[LossTrial]:
     learned = torch.full((), 0.12, dtype=torch.float64, requires_grad=True)
     rows: Any = likelihood.rows(rollout, advantage, mask)[0]
     says = {"new": likelihood.evaluate(policy(0.48, learned), rows)}
-    for place, role in enumerate(sorted(loss.roles | {"old"})):
-        says[role] = likelihood.evaluate(policy(0.5 + 0.03 * place, 0.1), rows)
+    for index, role in enumerate(sorted(loss.roles | {"old"})):
+        says[role] = likelihood.evaluate(policy(0.5 + 0.03 * index, 0.1), rows)
     yield LossTrial(likelihood, replace(rows, old=says["old"]), says)
 
 

@@ -210,8 +210,8 @@ class Matching:
         """The key of sample (or pair) number `sample` of this rollout, the same on every
         process."""
         draw = rollout.draws[sample // rollout.plan.group]
-        place = sample % rollout.plan.group
-        leaf = "pair" if self.paired else place - place % self.together * self.same_noise
+        leaf_index = sample % rollout.plan.group
+        leaf = "pair" if self.paired else leaf_index - leaf_index % self.together * self.same_noise
         return (rollout.seed, rollout.iteration, draw, "matching", rollout.index, leaf)
 
     def _levels(self, rollout: Rollout, samples: Tensor) -> Float[Tensor, "m t"]:

@@ -46,7 +46,7 @@ densities the update evaluates. Rows without it were sampled by `old`."""
 ENGINE: Column[Evaluation] = Column("evaluation of the engine that sampled", "engine", "row")
 """Of rows whose `old` the trainer computes itself."""
 
-ROW_PLACE: Column[int] = Column("place of the rows", "sizes", "whole")
+ROWS_INDEX: Column[int] = Column("index of the rows", "sizes", "whole")
 """Index of these rows among an iteration's rows of their samples, by which they are dealt to
 optimizer steps; without it, their index among all of the iteration's rows."""
 
@@ -284,10 +284,10 @@ def unlike_texts(rows: TokenRows) -> Bool[Tensor, " b"]:
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:
     """First row of each number; the numbers are 0 to m - 1."""
-    places = torch.arange(len(numbers), device=numbers.device)
+    indices = torch.arange(len(numbers), device=numbers.device)
     count = int(numbers.max()) + 1 if len(numbers) else 0
     none = torch.full((count,), len(numbers), device=numbers.device)
-    return none.scatter_reduce(0, numbers, places, "amin")
+    return none.scatter_reduce(0, numbers, indices, "amin")
 
 
 def stacked(parts: Sequence[T]) -> T:

@@ -113,6 +113,8 @@ class Token:
     def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
         """All tokens of the randomly sampled completions, and their indices: losses never read
         greedy ones."""
+        # another engine's log-probabilities are `sampled`, of whatever age
+        replays = not rollout.elsewhere and bool(rollout.replayed.any())
         rows = TokenRows(
             prompt=rollout.prompt,
             advantage=torch.zeros_like(rollout.logp),
@@ -124,7 +126,7 @@ class Token:
             kept=rollout.kept,
             sampled=rollout.logp if rollout.elsewhere else None,
             from_environment=rollout.from_environment,
-            replayed=None if rollout.elsewhere else rollout.replayed,
+            replayed=rollout.replayed if replays else None,
         )
         sampled = torch.arange(len(rollout.ids))
         if not rollout.plan.greedy:

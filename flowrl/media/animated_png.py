@@ -26,11 +26,11 @@ def video_bytes(video: Float[Tensor, "f 3 h w"], seconds: float) -> bytes:
     parts = [SIGNATURE, _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
     parts.append(_chunk(b"acTL", struct.pack(">II", len(frames), 0)))
     number = 0
-    for place, frame in enumerate(frames):
+    for index, frame in enumerate(frames):
         control = struct.pack(">IIIIIHHBB", number, width, height, 0, 0, milliseconds, 1000, 0, 0)
         parts.append(_chunk(b"fcTL", control))
         number += 1
-        if place == 0:
+        if index == 0:
             parts.append(_chunk(b"IDAT", _packed(frame)))
         else:
             parts.append(_chunk(b"fdAT", struct.pack(">I", number) + _packed(frame)))

@@ -29,8 +29,8 @@ def small_copy(media: Tensor, largest: int) -> Thumbnail:
     if media.ndim == 3:
         return _joined([_small(to_image(media), largest)])
     count = min(len(media), MOST_FRAMES)
-    places = [round(i * (len(media) - 1) / max(1, count - 1)) for i in range(count)]
-    return _joined([_small(to_image(media[at]), largest) for at in places])
+    indices = [round(i * (len(media) - 1) / max(1, count - 1)) for i in range(count)]
+    return _joined([_small(to_image(media[at]), largest) for at in indices])
 
 
 def _small(image: Image.Image, largest: int) -> Image.Image:

@@ -20,5 +20,5 @@ def weights_checksum(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _sums(bits: Tensor) -> Tensor:
-    places = torch.arange(1, len(bits) + 1, device=bits.device)
-    return torch.stack([bits.sum(dtype=torch.int64), (bits * places).sum()])
+    indices = torch.arange(1, len(bits) + 1, device=bits.device)
+    return torch.stack([bits.sum(dtype=torch.int64), (bits * indices).sum()])

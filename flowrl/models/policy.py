@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from flowrl.media.statistics import Statistics
@@ -53,14 +53,6 @@ class RolloutLike(Protocol):
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None: ...  # passed by each, where trees are ragged
-
-    @property
-    def exists(self) -> Bool[Tensor, "n k"] | None: ...  # decision points of each; None: all
-
-    @property
-    def states(
-        self,
-    ) -> Int[Tensor, "n k"] | None: ...  # ids of the states before each decision, if known
 
     @property
     def iteration(self) -> int: ...  # of the run, which weights of rewards may depend on

@@ -33,12 +33,12 @@ def open_texts(
 ) -> MediaBatch:
     """Encode texts; equal texts with the same row of their file are encoded once."""
     keys = [(text, id(row)) for text, row in zip(texts, meta, strict=True)]
-    place = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    first = [keys.index(key) for key in place]
+    position = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    first = [keys.index(key) for key in position]
     batch: Any = policy.open([texts[i] for i in first], [meta[i] for i in first], steps)
     refuse_mixed(batch, "model.rewriter")
     assert isinstance(batch, MediaBatch), "only pipelines have a rewriter"
-    index = torch.tensor([place[key] for key in keys])
+    index = torch.tensor([position[key] for key in keys])
     return replace(batch, conditioning=batch.conditioning.take(index))
 
 

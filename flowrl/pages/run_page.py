@@ -272,9 +272,9 @@ def shown_evaluations(
         return []
     size = max(sum(len(sample.media) for sample in evaluation.same) for evaluation in recorded)
     room = min(len(recorded), MOST_SHOWN, max(2, most_bytes // max(1, size)))
-    places = {round(i * (len(recorded) - 1) / max(1, room - 1)) for i in range(room)}
-    places |= {i for i, evaluation in enumerate(recorded) if evaluation.iteration == best}
-    return [recorded[i] for i in sorted(places)]
+    indices = {round(i * (len(recorded) - 1) / max(1, room - 1)) for i in range(room)}
+    indices |= {i for i, evaluation in enumerate(recorded) if evaluation.iteration == best}
+    return [recorded[i] for i in sorted(indices)]
 
 
 @dataclass(frozen=True)

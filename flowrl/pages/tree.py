@@ -69,8 +69,8 @@ class TreeView:
 
     def y(self, level: LevelRecord, node: int) -> float:
         """Vertical position of a node in pixels: the mean of its leaves' positions."""
-        places = [leaf for leaf, at in enumerate(level.node) if at == node]
-        return TOP + LEAF * (sum(places) / len(places) + 0.5)
+        indices = [leaf for leaf, at in enumerate(level.node) if at == node]
+        return TOP + LEAF * (sum(indices) / len(indices) + 0.5)
 
     def start(self, leaf: int) -> float:
         """Vertical position of a leaf's first state, evenly divided among leaves that share it."""

@@ -226,8 +226,8 @@ def whole_state(
     if not any(isinstance(p, DTensor) for p in listed):
         return optimizer.state_dict()
     state = {
-        place: {key: full(value) for key, value in optimizer.state[p].items()}
-        for place, p in enumerate(listed)
+        index: {key: full(value) for key, value in optimizer.state[p].items()}
+        for index, p in enumerate(listed)
         if p in optimizer.state
     }
     group = {**optimizer.state_dict()["param_groups"][0], "params": list(range(len(listed)))}
@@ -243,11 +243,11 @@ def load_state(
         optimizer.load_state_dict(state)
         return
     current = optimizer.state_dict()
-    saved = {id(p): state["state"].get(place) for place, p in enumerate(listed)}
+    saved = {id(p): state["state"].get(index) for index, p in enumerate(listed)}
     cut: dict[int, Any] = {}
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    for place, p in enumerate(held):
+    for index, p in enumerate(held):
         moments = saved[id(p)]
         if moments is not None:  # Adam's step count is a scalar
-            cut[place] = {k: like(v, p) if v.ndim else v for k, v in moments.items()}
+            cut[index] = {k: like(v, p) if v.ndim else v for k, v in moments.items()}
     optimizer.load_state_dict({"state": cut, "param_groups": current["param_groups"]})

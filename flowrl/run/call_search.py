@@ -98,8 +98,8 @@ def _calls(session: Session, policy: Driven) -> dict[CallKind, Callable[[int], o
     def velocity(rows: int, guidance: float | None) -> Tensor:
         bound = policy.bind(conditioning, steps=steps, guidance=guidance)
         x = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
-        place = torch.zeros(rows, dtype=torch.long, device=policy.device)
-        return bound(x, torch.full((rows,), sigma, device=policy.device), place)
+        index = torch.zeros(rows, dtype=torch.long, device=policy.device)
+        return bound(x, torch.full((rows,), sigma, device=policy.device), index)
 
     @torch.no_grad()
     def sampling(rows: int) -> None:

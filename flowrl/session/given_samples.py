@@ -80,7 +80,7 @@ class GivenSamples:
     settings: GivenSettings
     learner: Learner
     kept: KeptLatents = field(default_factory=KeptLatents)
-    placing: WinnableDraws | None = None  # of images and videos
+    winnable_draws: WinnableDraws | None = None  # of images and videos
 
     @classmethod
     def open(cls, learner: Learner) -> "GivenSamples | None":
@@ -98,20 +98,20 @@ class GivenSamples:
         )
         state = PartialState()
         warn = Terminal(state.is_main_process).warn
-        placing = WinnableDraws(answers, learner.run.train.seed, state, warn, "given.file")
-        return replace(samples, placing=placing)
+        winnable_draws = WinnableDraws(answers, learner.run.train.seed, state, warn, "given.file")
+        return replace(samples, winnable_draws=winnable_draws)
 
     def draws(self, iteration: int) -> Draws:
         """Draw the given prompts of an iteration; an epoch contains each once, in a new order.
         Collective."""
         count = self.settings.count(self.learner.run.prompts.per_iteration)
         drawn = self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
-        if self.placing is None:
+        if self.winnable_draws is None:
             return drawn
         if self.kept.encoder is None:  # it knows the size that samples are read for
             with self.learner.parallel.together():
                 self.kept.encode(self.open_batch([0]))
-        return self.placing.placed(iteration, drawn)
+        return self.winnable_draws.winnable(iteration, drawn)
 
     def open_batch(self, rows: Sequence[int]) -> Any:
         texts, meta = self.file.prompts.take(rows)

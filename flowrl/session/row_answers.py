@@ -172,7 +172,7 @@ class WinnableDraws:
     lost: dict[int, str] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
 
-    def placed(self, iteration: int, draws: Draws) -> Draws:
+    def winnable(self, iteration: int, draws: Draws) -> Draws:
         """The draws of an iteration with other rows in place of lost ones. Collective.
 
         A row's place is taken by the same row in all of its draws: the first one, in an order that
@@ -192,8 +192,8 @@ class WinnableDraws:
         prompts = self.answers.prompts
         part = prompts.part_of(row)
         order = torch.randperm(len(part), generator=generator(self.seed, "instead", iteration, row))
-        for place in order.tolist():
-            other = part[place]
+        for index in order.tolist():
+            other = part[index]
             if other not in taken and other not in prompts.left_out:
                 self._know(iteration, [other])
                 if other not in self.lost:

@@ -35,7 +35,7 @@ from flowrl.session.row_answers import (
     read_lines,
     rows_named,
 )
-from flowrl.session.session import PLACING, Session
+from flowrl.session.session import WINNABLE, Session
 from flowrl.settings import OwnSettings, RunSettings
 
 RECORD = "row_checks.jsonl"  # in a run's folder
@@ -58,8 +58,8 @@ def with_rows_checked(session: Session, begun: bool) -> Session:
     if left_out is None:  # all rows are drawn but those that cannot be
         left_out, answers = [], replace(answers, askers=images)
     answers = replace(answers, prompts=session.prompts.without(left_out, TRAINING_ROWS))
-    placing = WinnableDraws(answers, session.run.train.seed, state, session.terminal.warn)
-    table = session.table.with_value(PLACING, placing)
+    winnable = WinnableDraws(answers, session.run.train.seed, state, session.terminal.warn)
+    table = session.table.with_value(WINNABLE, winnable)
     return replace(session, prompts=answers.prompts, table=table)
 
 

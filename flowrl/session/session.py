@@ -75,16 +75,16 @@ class AsksPeople(Protocol):
     def close(self) -> None: ...
 
 
-class DrawPlacing(Protocol):
+class ReplacesLost(Protocol):
     """Draws other rows in place of those that nothing can win (`flowrl.session.row_checks`)."""
 
-    def placed(self, iteration: int, draws: Draws) -> Draws: ...
+    def winnable(self, iteration: int, draws: Draws) -> Draws: ...
 
 
 SPENDING: Column[Rationed] = Column("spending of a budget", "budget", "whole")
 SOURCE: Column[SampleSource] = Column("source of samples", "units", "whole")
 ASKING: Column[AsksPeople] = Column("votes of a run", "ask", "whole")
-PLACING: Column[DrawPlacing] = Column("rows that can be won", "draw", "whole")
+WINNABLE: Column[ReplacesLost] = Column("rows that can be won", "draw", "whole")
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ class Session:
         rewards = self.rewards.items()
         return {label: reward for label, reward in rewards if [*parts_of(reward, Reports)]}
 
-    def placed(self, iteration: int, draws: Draws) -> Draws:
+    def winnable(self, iteration: int, draws: Draws) -> Draws:
         """The draws of an iteration without rows that nothing can win. Collective."""
-        return self.table[PLACING].placed(iteration, draws) if PLACING in self.table else draws
+        return self.table[WINNABLE].winnable(iteration, draws) if WINNABLE in self.table else draws
 
     def shown(self, samples: Samples) -> Samples:
         """The samples as pages show them: tensors of a user's own model become images."""

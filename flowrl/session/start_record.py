@@ -518,7 +518,7 @@ def _digest(path: Path) -> str:
         if path.suffix == ".safetensors":
             header = int.from_bytes(file.read(8), "little")  # of JSON that follows
             digest.update(file.read(min(header, WHOLE)))
-        for place in range(BLOCKS):
-            file.seek(place * (size - BLOCK) // (BLOCKS - 1))
+        for index in range(BLOCKS):
+            file.seek(index * (size - BLOCK) // (BLOCKS - 1))
             digest.update(file.read(BLOCK))
     return digest.hexdigest()

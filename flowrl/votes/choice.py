@@ -96,11 +96,11 @@ def random_pairs(groups: Sequence[int], count: int, seed: Sequence[int]) -> list
     drawn = rng.permutation(len(pairs))
     seen: dict[int, int] = {}
     turn = []
-    for place in drawn.tolist():
-        group = groups[pairs[place][0]]
+    for index in drawn.tolist():
+        group = groups[pairs[index][0]]
         seen[group] = seen.get(group, -1) + 1
-        turn.append((seen[group], len(turn), place))
-    chosen = [place for _, _, place in sorted(turn)[:count]]
+        turn.append((seen[group], len(turn), index))
+    chosen = [index for _, _, index in sorted(turn)[:count]]
     flips = rng.random(len(chosen)) < 0.5
     return [
         (int(b), int(a)) if flip else (int(a), int(b))

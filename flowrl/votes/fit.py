@@ -248,19 +248,19 @@ class FeatureCache:
     ) -> None:
         samples = gallery.samples(part)
         keys, missing = {}, []
-        for place, row in enumerate(part):
-            media = samples.media[place]
+        for index, row in enumerate(part):
+            media = samples.media[index]
             if media is not None:
-                keys[row] = self._key(media, samples.prompts[place])
+                keys[row] = self._key(media, samples.prompts[index])
                 if keys[row] not in self.kept:
-                    missing.append(place)
+                    missing.append(index)
         for alike in _by_kind(samples.media, missing):
             try:
                 features = self.columns.of(samples.take(alike))
             except ValueError as error:
                 raise UserError(f"fit-reward: {error}") from error
-            for place, vector in zip(alike, features, strict=True):
-                self.kept[keys[part[place]]] = vector
+            for index, vector in zip(alike, features, strict=True):
+                self.kept[keys[part[index]]] = vector
         for row, key in keys.items():
             rows[row] = self.kept[key]
 

@@ -61,8 +61,8 @@ class Centred:
             torch.arange(len(first)),
             [samples.meta[row] for row in first.values()],
         )
-        place = {key: at for at, key in enumerate(first)}
-        at = torch.tensor([place[key] for key in keys if key is not None])
+        index = {key: at for at, key in enumerate(first)}
+        at = torch.tensor([index[key] for key in keys if key is not None])
         baseline = reward_scores("reference", self.reward, references)
         of_samples = reward_scores("reward", self.reward, samples.take(rows))
         scores = RewardScores(unscored, torch.ones(len(keys), dtype=torch.bool))

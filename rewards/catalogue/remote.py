@@ -67,9 +67,9 @@ class RemoteJudge:
         asks: list[Ask] = []
         for part in parts:
             rows = sorted({row for i in part for row in pairs[i]})
-            place = {row: at for at, row in enumerate(rows)}
-            first = [place[pairs[i][0]] for i in part]
-            second = [place[pairs[i][1]] for i in part]
+            index = {row: at for at, row in enumerate(rows)}
+            first = [index[pairs[i][0]] for i in part]
+            second = [index[pairs[i][1]] for i in part]
             asks.append(self.remote._ask("/judge", samples.take(rows), a=first, b=second))
         return _gather(self.remote.client, asks, parts).values
 

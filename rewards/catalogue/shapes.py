@@ -262,11 +262,11 @@ def _match(
         (0.5, True, False),
         (0.25, False, True),
     ):
-        for place, (colour, shape) in enumerate(wanted.things):
-            for thing in left if taken[place] is None else ():
+        for index, (colour, shape) in enumerate(wanted.things):
+            for thing in left if taken[index] is None else ():
                 right_colour = thing.colour == colour or not colour_counts
                 if right_colour and (thing.shape == shape or not shape_counts):
-                    credit[place], taken[place] = worth, thing
+                    credit[index], taken[index] = worth, thing
                     left.remove(thing)
                     break
     return credit, taken

@@ -57,8 +57,8 @@ class Similarity:
         shown = [to_pil(pixels) for pixels in pixels_by_key.values()]
         references = in_batches(self.embed, shown, self.batch)
         embeddings = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
-        place = {key: number for number, key in enumerate(pixels_by_key)}
-        score[rows] = (embeddings * references[[place[keys[row]] for row in rows]]).sum(-1)
+        index = {key: number for number, key in enumerate(pixels_by_key)}
+        score[rows] = (embeddings * references[[index[keys[row]] for row in rows]]).sum(-1)
         return score
 
 

@@ -82,7 +82,7 @@ class SoftTifa:
         """The probability of each question's forms; questions with equal forms share a call."""
         masses = torch.full((len(about),), torch.nan, dtype=torch.float64)
         for form in dict.fromkeys(forms):
-            where = [place for place, other in enumerate(forms) if other == form]
+            where = [index for index, other in enumerate(forms) if other == form]
             read = partial(first_token_mass, forms=form)
             masses[where] = self.panel.values([about[p] for p in where], read, SHORT_ANSWER)
         return masses

@@ -70,7 +70,7 @@ class Questioner:
     def values(self, samples: Samples, rows: Sequence[tuple[int, ...]]) -> Float[Tensor, " q"]:
         scores = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         about = self.messages(samples, rows)
-        asked = [place for place, message in enumerate(about) if message is not None]
+        asked = [index for index, message in enumerate(about) if message is not None]
         if asked:
             whole = [message for message in about if message is not None]
             scores[asked] = self.panel.values(whole, self.read, REQUEST)

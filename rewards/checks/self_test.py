@@ -100,13 +100,13 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
         return Samples(torch.stack(kinds).view(4, *prompts.shape), texts, group, meta)
     noise = torch.rand(3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
     gradient = torch.linspace(0, 1, _SIDE).expand(3, _SIDE, _SIDE)
-    place = torch.arange(_SIDE) // 8
-    board = ((place[:, None] + place) % 2).float().expand(3, _SIDE, _SIDE)
+    position = torch.arange(_SIDE) // 8
+    board = ((position[:, None] + position) % 2).float().expand(3, _SIDE, _SIDE)
     flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, _SIDE, _SIDE)
     media = torch.stack([noise, flat, gradient, board])
     if kind == "video":
-        places = [place * speed for place in range(_FRAMES) for speed in _SPEEDS]
-        moved = [media[i % 4].roll(by, -1) for i, by in enumerate(places)]
+        positions = [position * speed for position in range(_FRAMES) for speed in _SPEEDS]
+        moved = [media[i % 4].roll(by, -1) for i, by in enumerate(positions)]
         media = torch.stack(moved).view(_FRAMES, 4, 3, _SIDE, _SIDE).transpose(0, 1).contiguous()
     audio = _sounds() if kind == "video" else None
     return Samples(media, texts, group, meta, audio)

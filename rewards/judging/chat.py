@@ -120,8 +120,8 @@ def message_parts(
         return [item]
     if kind == "image":
         return [image_part(item, jpeg)]
-    places = torch.linspace(0, len(item) - 1, min(frames, len(item))).round().long().tolist()
-    return [image_part(item[place], jpeg) for place in places]
+    indices = torch.linspace(0, len(item) - 1, min(frames, len(item))).round().long().tolist()
+    return [image_part(item[index], jpeg) for index in indices]
 
 
 def image_part(pixels: torch.Tensor, jpeg: int | None = None) -> dict[str, Any]:

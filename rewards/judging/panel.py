@@ -72,8 +72,8 @@ class Panel:
             lambda ask, answer: read(chat.completion(answer), sizes[ask.note["question"]]),
         )
         means = []
-        for place in range(len(about)):
-            of_place = answers[place * self.votes : (place + 1) * self.votes]
+        for index in range(len(about)):
+            of_place = answers[index * self.votes : (index + 1) * self.votes]
             votes = [vote for vote in of_place if not isinstance(vote, Failure)]
             columns = zip(*votes, strict=True) if 2 * len(votes) > self.votes else ()
             means.append([sum(column) / len(votes) for column in columns])
@@ -84,7 +84,7 @@ class Panel:
     ) -> list[Ask]:
         sampling: dict[str, Any] = {"temperature": 0.0}
         asks: list[Ask] = []
-        for place, messages in enumerate(about):
+        for index, messages in enumerate(about):
             for vote in range(self.votes):
                 if self.votes > 1:  # equal at temperature 0; a seed per vote makes them repeatable
                     sampling = {"temperature": 0.7, "seed": vote}
@@ -92,7 +92,7 @@ class Panel:
                     sampling |= {"seed": seed + vote}
                 fixed = {"model": self.model, "messages": messages}
                 request = {**fixed, **sampling, **body, **self.body}
-                note = {"question": place, "vote": vote}
+                note = {"question": index, "vote": vote}
                 asks.append(Ask("/chat/completions", request, note, tokens_asked(request)))
         return asks
 

@@ -119,10 +119,10 @@ class Batcher:
             for job in batch:  # one bad request must not fail the others of its batch
                 await self._answer([job])
             return
-        for place, job in enumerate(batch):
+        for index, job in enumerate(batch):
             if not job.outcome.done():
                 failed = isinstance(outcome, BaseException)
-                job.outcome.set_result(outcome if failed else outcome[place])
+                job.outcome.set_result(outcome if failed else outcome[index])
 
     async def _call(self, batch: list[Job]) -> list[RewardScores]:
         answers = await asyncio.get_running_loop().run_in_executor(self.pool, self.score, batch)
@@ -147,10 +147,10 @@ def joined_requests(batch: Sequence[Job]) -> Samples:
         if len({part.media.shape[1:] for part in parts}) == 1:
             media = torch.cat([part.media for part in parts])
     ids: dict[tuple[int, int], int] = {}
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         for group in part.group.tolist():
-            ids.setdefault((place, group), len(ids))
-    groups = [ids[place, g] for place, part in enumerate(parts) for g in part.group.tolist()]
+            ids.setdefault((index, group), len(ids))
+    groups = [ids[index, g] for index, part in enumerate(parts) for g in part.group.tolist()]
     meta = [row for part in parts for row in (part.meta or [{} for _ in part.prompts])]
     prompts = [prompt for part in parts for prompt in part.prompts]
     return Samples(media, prompts, torch.tensor(groups, dtype=torch.long), meta)

@@ -103,8 +103,8 @@ def decode_samples(batch: WireSamples) -> Samples:
     forms.
     """
     media: list[Any] = []
-    for place, entry in enumerate(batch.media):
-        with _named_entry(place):
+    for index, entry in enumerate(batch.media):
+        with _named_entry(index):
             media.append(_item(entry, batch.kind))
     whole: Any = media
     if batch.kind != "text":
@@ -128,8 +128,8 @@ def count_pixels(batch: WireSamples, most: int) -> int:
         if count != n:
             raise ValueError(f"{n} prompts but {count} {name}; each sample needs one")
     total = 0
-    for place, entry in enumerate(batch.media):
-        with _named_entry(place):
+    for index, entry in enumerate(batch.media):
+        with _named_entry(index):
             total += _header_pixels(entry, batch.kind)
         if total > most:
             raise ValueError(

@@ -42,8 +42,8 @@ def systematic(
     """
     upto = normalised(log_weights).cumsum(-1)
     upto = upto / upto[:, -1:]
-    places = (torch.arange(count, dtype=torch.float64) + u[:, None]) / count
-    return torch.searchsorted(upto, places.to(upto), right=True).clamp_max(upto.shape[1] - 1)
+    positions = (torch.arange(count, dtype=torch.float64) + u[:, None]) / count
+    return torch.searchsorted(upto, positions.to(upto), right=True).clamp_max(upto.shape[1] - 1)
 
 
 class Particles(NamedTuple):

@@ -244,7 +244,7 @@ MUTANTS = [Mutant(*row) for row in (
      "credit/test_advantages.py"),
     ("update-totals", "flowrl/losses/base.py", "loss = value.sum() / max(counts.tokens, 1.0)",
      "loss = value.sum() / mask.sum().clamp(min=1)", "run/test_training.py"),
-    ("update-deal", "flowrl/iteration/minibatches.py", "(dealt == number)", "(dealt == 0)", "run/test_training.py"),
+    ("update-deal", "flowrl/iteration/minibatches.py", "(dealt == step)", "(dealt == 0)", "run/test_training.py"),
     ("update-mask", "flowrl/losses/base.py", "sum(), mask.sum()]", "sum(), mask.ne(2).sum()]",
      "run/test_training.py"),
     ("update-rows", "flowrl/losses/base.py", "(value.sum(1) / _lengths(mask)).sum()",

@@ -51,12 +51,12 @@ def test_credit_of_groups_of_many_sizes_is_that_of_each_by_itself(counts, size, 
         part = value[start : start + count * size]
         spread = part.std() if len(part) > 1 else torch.tensor(0.0)
         want = (part - part.mean()) / (spread + 1e-4)
-        torch.testing.assert_close(got[groups.place][start : start + len(part)], want)
+        torch.testing.assert_close(got[groups.index][start : start + len(part)], want)
         start += len(part)
 
 
 def test_the_example_of_groups():
-    assert Groups((1, 2), 2).place.tolist() == [0, 1, 4, 5, 6, 7]
+    assert Groups((1, 2), 2).index.tolist() == [0, 1, 4, 5, 6, 7]
 
 
 @settings(max_examples=15, deadline=None)

@@ -66,7 +66,7 @@ def replayed(kept: Session) -> tuple[Collected, dict[int, Success]]:
     drawn = [kept.prompts.texts.index(p) for p in experience.samples.prompts[::GROUP]]
     rows = {GROUP * place + GROUP - 1: found[p] for place, p in enumerate(drawn) if p in found}
     assert experience.metrics["budget/replayed"] == len(rows) > 0
-    assert any(bool(success.pieces[".from_environment"].any()) for success in rows.values())
+    assert any(bool(success.pieces[".points.from_environment"].any()) for success in rows.values())
     return experience, rows
 
 
@@ -81,14 +81,14 @@ def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
     for row, success in found.items():
         pieces = success.pieces
         assert torch.equal(rows.ids[row], pieces[".ids"])
-        assert torch.equal(rows.from_environment[row], pieces[".from_environment"])
+        assert torch.equal(rows.from_environment[row], pieces[".points.from_environment"])
         assert torch.equal(rows.old.logp[row], pieces[".logp"])
         assert rows.lengths[row] == pieces[".lengths"]
         assert torch.equal(rows.mask[row], rows.written[row])
         assert not (rows.mask & rows.from_environment)[row].any(), (
             "nothing that it was told is in the loss"
         )
-        assert pieces[".logp"][pieces[".from_environment"]].eq(0).all()
+        assert pieces[".logp"][pieces[".points.from_environment"]].eq(0).all()
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def drawn(session: Session, iterations: int) -> list[str]:
     found: list[str] = []
     for k in range(iterations):
         draws = session.prompts.draw(k, session.draw_count, session.run.train.seed)
-        found += session.prompts.take(session.placed(k, draws).rows)[0]
+        found += session.prompts.take(session.winnable(k, draws).rows)[0]
     return found
 
 

@@ -192,5 +192,5 @@ def test_texts_of_several_packs_find_their_own_tokens():
     texts = [[1, 2, 3], [1, 2, 4], [5, 6, 7, 8], [5, 6, 9]]
     packed = Packing(2.0)(texts, torch.device("cpu"))
     assert packed is not None and len(packed.ids) == 2, "a pack for each beginning"
-    found = packed.ids.flatten()[packed.places]
+    found = packed.ids.flatten()[packed.positions]
     assert [row[: len(text)].tolist() for row, text in zip(found, texts, strict=True)] == texts

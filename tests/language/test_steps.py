@@ -12,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.iteration import ratio_check
 from flowrl.models.language.steps import Steps, point_ends
 from flowrl.settings.read import check_run, run_from
-from samplers.completions import Completions
+from samplers.completions import Completions, SegmentPoints
 from tests.support import environments, runs, text_runs, tiny_lm
 from tests.support.iterations import collect
 
@@ -267,4 +267,4 @@ def test_completions_without_steps_are_untouched(model, tmp_path):
     session = text_runs.session(model, tmp_path, text_runs.GRPO)
     batch = session.learner.policy.open(["a:"], [{}], 6)
     (found,) = batch.rollouts(Completions(2), (0,), seed=0, iteration=0)
-    assert found.begins is None and found.exists is None and found.plan.turns == 1
+    assert found.points == SegmentPoints() and found.plan.turns == 1

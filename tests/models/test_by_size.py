@@ -11,7 +11,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.iteration.features.sizes import rows_of_sizes
 from flowrl.iteration.records import PlanCredit
-from flowrl.likelihoods.rows import ROW_PLACE, take
+from flowrl.likelihoods.rows import ROWS_INDEX, take
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import other_sizes
@@ -52,7 +52,7 @@ def test_samples_of_several_sizes_equal_the_pipelines_own(name: str) -> None:
     """FLUX shifts its schedule by the size, and its packed latents of 16 x 24 and 24 x 16 have one
     shape."""
     made, batch = opened(name)
-    assert isinstance(batch, MixedBatch) and batch.places == ((0,), (1, 2), (3,))
+    assert isinstance(batch, MixedBatch) and batch.indices == ((0,), (1, 2), (3,))
     (rollout,) = batch.rollouts(made.plain(2), (7, 8, 9, 10), seed=SEED, iteration=0)
     media = batch.media(rollout)
     assert [tuple(each.shape[1:]) for each in media[::2]] == SIZES
@@ -106,10 +106,10 @@ def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
     credit = PlanCredit(values, torch.ones_like(values).bool())
     nothing, every = torch.arange(0), torch.tensor([True])
     (last, *_) = Transition().rows(mixed.parts[0], values[:2], every.expand(2, values.shape[1]))
-    before = [replace(take(last, nothing), table=Table({ROW_PLACE: 4}))]
+    before = [replace(take(last, nothing), table=Table({ROWS_INDEX: 4}))]
     rows = rows_of_sizes(Transition(), mixed, credit, before)
     steps = len(rows) // 3  # of three sizes
-    assert [each.table[ROW_PLACE] for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
+    assert [each.table[ROWS_INDEX] for each in rows] == [*range(5, 5 + steps)] * 3 and steps > 1
 
 
 def test_columns_of_sizes_are_joined_in_the_order_of_draws() -> None:

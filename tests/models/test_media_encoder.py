@@ -131,10 +131,10 @@ def test_any_rearrangement_with_scales_and_shifts_is_found() -> None:
     place = torch.randperm(300, generator=rng)
     scale, shift = torch.rand(300, generator=rng) + 0.5, torch.randn(300, generator=rng)
     found = DecoderInput.found(affine(place, scale, shift), 300, "it")
-    assert torch.equal(found.place, place)
+    assert torch.equal(found.index, place)
     assert torch.allclose(found.scale, scale, atol=1e-6)
     half = DecoderInput.found(affine(place, scale, shift, torch.bfloat16), 300, "it")
-    assert torch.equal(half.place, place)
+    assert torch.equal(half.index, place)
     assert float((half.scale - scale).abs().max()) < 0.02
 
 

@@ -196,7 +196,7 @@ def test_refused_pipelines() -> None:
     made = PipelinePolicy(pipe, call=SQUARE)
     assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
     entry = made.loop.traits.entry
-    assert entry.place == 0
+    assert entry.output == 0
 
 
 def test_a_solver_that_looks_at_a_level_twice() -> None:

@@ -14,6 +14,7 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from samplers import Chain, ConstantSDE
 from tests.support.driving import PROMPTS
+from tests.support.tiny_pipelines import NAMED
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.calls_videos import LTX23, VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
@@ -59,6 +60,31 @@ def test_the_newer_parts_of_the_class_are_driven_too():
     assert proof.parts == ("video", "audio") and proof.mixed
     whole = prove_whole(policy, PROMPTS, (), proof)
     assert whole.failure() is None and whole.own is not None and whole.own.media == 0
+
+
+@pytest.mark.parametrize("name", ["LTX-2", "LTX-Video"])
+def test_a_state_is_driven_in_the_memory_order_of_the_pipelines_own(name: str):
+    """Matrix products of a transposed state round differently: LTX packs its noise by a view."""
+    silent = NAMED["LTX-Video"]
+    policy = (
+        sounding(**UNGUIDED)
+        if name == "LTX-2"
+        else PipelinePolicy(silent.build(), call=dict(silent.call))
+    )
+    strides = list[tuple[int, ...]]()
+
+    def note(_module, _args, named) -> None:
+        strides.append(named["hidden_states"].stride())
+
+    record(policy.loop, PROMPTS, (), 2, 1.0)
+    rows = policy.encode(PROMPTS)
+    with policy.pipe.transformer.register_forward_pre_hook(note, with_kwargs=True):
+        steps, _, _ = record(policy.loop, PROMPTS, (), 2, 1.0)
+        own = strides[0]
+        assert own[1] < own[2], "the noise is a transposed view"
+        way = Way(2, 1.0, forward=False, mixed=False)
+        policy.loop.received(steps[0].state, torch.ones(len(PROMPTS)), rows, way)
+    assert strides[-1] == own
 
 
 def test_both_ways_lead_to_a_step():

@@ -55,7 +55,9 @@ def test_traits_of_several_kinds() -> None:
         traits[name] = PipelinePolicy(made.pipe, call=made.call).loop.traits
     plain, pictured, looking, single = traits.values()
     assert plain.stubs and not plain.single and plain.required == {}
-    assert plain.entry.place is None and plain.kind == "flow" and plain.guidance == "guidance_scale"
+    assert (
+        plain.entry.output is None and plain.kind == "flow" and plain.guidance == "guidance_scale"
+    )
     assert list(pictured.required) == ["image"]
     assert not looking.stubs and looking.kind == "epsilon"
     assert single.single and single.stubs

@@ -1,6 +1,7 @@
 """Whole samples beside the pipeline's own: what holds, and what a wrong number does to it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,3 +145,21 @@ def test_a_call_that_shows_nothing_is_no_claim() -> None:
     assert twice is not None and "differs from itself" in twice
     nan = replace(proof, rounding=replace(proof.rounding, media=float("nan")))
     assert nan.unshown is not None
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+def test_a_velocity_becomes_the_prediction_of_a_schedulers_kind(kind: str) -> None:
+    """Of x = (1 - s) x0 + s noise and v = noise - x0, scaled to a variance-preserving state."""
+    rng = torch.Generator().manual_seed(0)
+    x0, noise = torch.randn(2, 3, 5, generator=rng, dtype=torch.float64)
+    s = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)[:, None]
+    x, v, size = (1 - s) * x0 + s * noise, noise - x0, ((1 - s) ** 2 + s**2).rsqrt()
+    sample: Any = SimpleNamespace(policy=SimpleNamespace(loop=SimpleNamespace(traits=None)))
+    sample.policy.loop.traits = SimpleNamespace(kind=kind)
+    wanted = {
+        "epsilon": noise,
+        "sample": x0,
+        "v_prediction": (1 - s) * size * noise - s * size * x0,
+    }
+    found = WholeSample._prediction(sample, x, x, v, s[:, 0])
+    torch.testing.assert_close(found, wanted[kind], rtol=1e-12, atol=1e-12)

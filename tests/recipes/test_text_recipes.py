@@ -25,7 +25,7 @@ from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.names import parts_named
 from rewards import Scores
-from samplers.completions import Completions, TextPlan, TextRollout
+from samplers.completions import Completions, SegmentPoints, TextPlan, TextRollout
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 from samplers.tokens import entropy, gumbel, warp
 from tests.support.credit_context import context_of as context_with
@@ -92,8 +92,9 @@ class Table:
                 lengths += (~stopped).long()
                 stopped = stopped | (word == STOP)
         return TextRollout(
-            plan, ids, logp, lengths, stopped, None, prompt, tuple(draws), seed, step
-        )
+            plan, ids, logp, lengths, stopped, None, prompt, tuple(draws), seed, step, 0,
+            SegmentPoints(), torch.zeros_like(stopped),
+        )  # fmt: skip
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Mathematical answers: what counts as the same, what is no answer, and what takes too long."""
 
 import threading
+import unicodedata
 
 import pytest
 import torch
@@ -208,6 +209,16 @@ def test_printed_mathematics_is_its_tex(reward):
 def test_every_printed_sign_has_its_tex():
     for sign, tex in boxes.PRINTED.items():
         assert boxes.same_text(f"a {sign} b", f"a {tex} b") and sign not in boxes.simplified(sign)
+
+
+def test_signs_of_full_width_are_the_plain_ones_and_no_others():
+    """The 94 of the block that are plain ones widened, as Unicode's own table has them."""
+    block = [chr(code) for code in range(0xFF01, 0xFFF0)]
+    wide = {sign: unicodedata.normalize("NFKC", sign) for sign in block}
+    plain = {sign for sign, narrow in wide.items() if 0x21 <= ord(narrow[0]) < 0x7F}
+    assert len(plain) == 94
+    for sign in block:
+        assert boxes._as_tex(sign) == (wide[sign] if sign in plain else sign), hex(ord(sign))
 
 
 # in the forms of MATH-500, AIME, Minerva, OlympiadBench and college_math, with other content

@@ -69,7 +69,7 @@ def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
         parameter.data.normal_(std=0.05)  # adapters that do something
     made = collect(kept, 0)
     rollout = kept_rollout(made)
-    assert sorted(map(len, rollout.places)) == [1, 1, 2] and kept.several_sizes
+    assert sorted(map(len, rollout.indices)) == [1, 1, 2] and kept.several_sizes
     floor = noise_floor(kept.learner, made)
     assert floor is None or floor < 1e-5
     whole = gradients(kept, made)
@@ -77,7 +77,7 @@ def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
     advantages, mask = made.first.credit  # type: ignore[union-attr]
     sums = {name: torch.zeros_like(value) for name, value in whole.items()}
     for part, own in enumerate(rollout.parts):
-        here = [prompts[at] for at in rollout.places[part]]
+        here = [prompts[at] for at in rollout.indices[part]]
         batch: Any = kept.learner.policy.open(*kept.prompts.take(here), 4)
         assert isinstance(batch, MediaBatch)
         some = rollout.samples(part)

@@ -112,7 +112,7 @@ def test_forks_are_where_the_model_was_least_sure_and_draw_that_token_anew(polic
     found = rollout(policy, Forks(2, Forking(2, 2), temperature=0.7))
     assert found.plan.group == 10 and len(found.ids) == 30
     roots = rollout(policy, Completions(2, temperature=0.7))
-    ids, group = found.ids.view(3, 10, LENGTH), found.common.view(3, 10, 10)
+    ids, group = found.ids.view(3, 10, LENGTH), found.points.common.view(3, 10, 10)
     assert torch.equal(ids[:, :2], roots.ids.view(3, 2, LENGTH)), "of the same noise"
     lengths = found.lengths.view(3, 10)
     for draw, prompt in enumerate(PROMPTS):
@@ -141,7 +141,7 @@ def test_forks_are_where_the_model_was_least_sure_and_draw_that_token_anew(polic
 def test_the_published_choice_is_the_token_of_least_probability(policy):
     found = rollout(policy, Forks(3, Forking(1, 1, by="surprise")))
     logp = found.logp.view(3, 6, LENGTH)[:, :3].masked_fill(~found.written.view(3, 6, -1)[:, :3], 0)
-    at = found.common.view(3, 6, 6)[:, range(3), range(3, 6)]
+    at = found.points.common.view(3, 6, 6)[:, range(3), range(3, 6)]
     assert torch.equal(at, logp.argmin(2))
 
 
@@ -167,7 +167,9 @@ def test_forks_depend_on_neither_batch_nor_chunk_nor_order(policy):
     chunked = rollout(policy, plan)
     policy.rows_per_call = None
     turned = rollout(policy, plan, prompts=PROMPTS[::-1], draws=(2, 1, 0))
-    assert torch.equal(whole.ids, chunked.ids) and torch.equal(whole.common, chunked.common)
+    assert torch.equal(whole.ids, chunked.ids) and torch.equal(
+        whole.points.common, chunked.points.common
+    )
     assert torch.equal(whole.ids.view(3, -1), turned.ids.view(3, -1).flip(0))
     assert not torch.equal(whole.ids, rollout(policy, plan, iteration=1).ids)
 
@@ -180,7 +182,7 @@ def test_credit_of_a_ragged_tree_is_that_of_its_nodes(policy):
     given = Scores(value[:, None], torch.ones(n, 1, dtype=torch.bool), ("toy",))
     context = Context(found.columns, torch.ones(1), nodes=found.nodes)
     rows = Token().rows(found, *Estimator((GlobalLocal(first=True),))(given, context))[0]
-    common = found.common
+    common = found.points.common
 
     def mean(leaf: int, t: int) -> tuple[float, float]:
         """Of the leaves that share token t, and their number; of the draw before the first."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from samplers import tokens
-from samplers.completions import Completions, Segments, TextRollout
+from samplers.completions import Completions, SegmentPoints, Segments, TextRollout
 from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
 from samplers.tokens import entropy, gumbel, nucleus, pack, unpack, warp
@@ -108,8 +108,9 @@ def test_a_tree_is_a_reshape_and_every_token_is_counted_once():
     ids = torch.zeros(8, 6, dtype=torch.int64)
     logp = -torch.arange(8.0)[:, None].expand(8, 6)
     rollout = TextRollout(
-        plan, ids, logp, lengths, lengths > 6, None, torch.zeros(8, dtype=torch.int64), (0,), 0, 0
-    )
+        plan, ids, logp, lengths, lengths > 6, None, torch.zeros(8, dtype=torch.int64), (0,), 0, 0,
+        0, SegmentPoints(), lengths > 6,
+    )  # fmt: skip
     assert rollout.point[0].tolist() == [0, 0, 1, 2, 2, 2]
     assert int(rollout.own.sum()) == plan.tokens
     assert rollout.own[:, 0].tolist() == [True, False, False, False, True, False, False, False]

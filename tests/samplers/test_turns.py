@@ -52,7 +52,7 @@ def test_every_token_is_of_its_turn_and_every_turn_has_its_state(tmp_path, funct
             names = [prompt, *(reply.strip() for reply in replies)]
             names[2:] = [prompt] * len(names[2:])
         want = [*map(state_id, names), 0, 0, 0][:TURNS]
-        assert found.states[row].tolist() == want
+        assert found.points.states[row].tolist() == want
     assert {1, 2, 3} == set(counts) or steps == 9
     assert found.stopped.any() and not found.stopped.all()
     statistics = batch.statistics(found, batch.media(found)).means
@@ -60,7 +60,7 @@ def test_every_token_is_of_its_turn_and_every_turn_has_its_state(tmp_path, funct
     met = []
     for start in range(0, len(found.ids), GROUP):
         own = slice(start, start + GROUP)
-        taken = found.states[own][found.exists[own]].tolist()
+        taken = found.points.states[own][found.exists[own]].tolist()
         met += [taken.count(state) > 1 for state in taken]
     assert statistics["text/met"] == pytest.approx(sum(met) / len(met))
 
@@ -75,9 +75,9 @@ def test_ids_of_states_are_the_content_s():
 def test_an_environment_that_ends_at_once_leaves_one_turn(tmp_path):
     found, _ = rollout(made(tmp_path, "at_once"))
     assert found.exists[:, 0].all() and not found.exists[:, 1:].any()
-    assert not found.point.any() and not found.states[:, 1:].any()
+    assert not found.point.any() and not found.points.states[:, 1:].any()
     plain, _ = rollout(made(tmp_path, "at_once"), draws=(2,), prompts=["hi"], meta=META[:1])
-    assert (plain.states[:, 0] == state_id("hi")).all()
+    assert (plain.points.states[:, 0] == state_id("hi")).all()
 
 
 @pytest.mark.slow
@@ -87,10 +87,12 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
     found, _ = rollout(policy)
     alone, _ = rollout(policy, draws=(2,), prompts=PROMPTS[2:3], meta=META[2:3])
     other, _ = rollout(made(tmp_path, rows=1))
-    assert torch.equal(found.states[12:18], alone.states)
-    assert torch.equal(found.states, other.states)
+    assert torch.equal(found.points.states[12:18], alone.points.states)
+    assert torch.equal(found.points.states, other.points.states)
     again, _ = rollout(policy, draws=(9,), prompts=PROMPTS[2:3], meta=META[2:3])
-    assert set(again.states.flatten().tolist()) & set(alone.states[:, 1:].flatten().tolist()) > {0}
+    assert set(again.points.states.flatten().tolist()) & set(
+        alone.points.states[:, 1:].flatten().tolist()
+    ) > {0}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,9 @@ def test_a_success_that_is_replayed_brings_its_turns_and_states(tmp_path):
     later, _ = rollout(policy, draws=range(10, 14))
     most = int(found.exists.sum(1).argmax())
     other = put(later, {7: cut(found, most)})
-    assert torch.equal(other.states[7], found.states[most])
+    assert torch.equal(other.points.states[7], found.points.states[most])
     assert torch.equal(other.exists[7], found.exists[most])
     assert torch.equal(other.point[7], found.point[most])
     kept = [i for i in range(24) if i != 7]
-    assert torch.equal(other.states[kept], later.states[kept])
+    assert torch.equal(other.points.states[kept], later.points.states[kept])
     assert replace(found.plan, turns=1) != found.plan

@@ -104,7 +104,7 @@ class IterationsAhead:
             draws, more = session.table[SPENDING].first_draws(request)
         else:
             draws = request.drawn()
-        draws = session.placed(iteration, draws)
+        draws = session.winnable(iteration, draws)
         self.started[iteration] = Started(draws, version, self._units(iteration, draws), more)
 
     def _units(self, iteration: int, draws: Draws) -> list[SamplingUnit]:

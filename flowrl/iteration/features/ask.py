@@ -105,12 +105,12 @@ class AskedScore:
         """A sample of each row of the pairs, from all processes."""
         if pairs is None:
             return {}
-        group = len(local_samples.prompts) // max(1, len(samples.drawn.places))
+        group = len(local_samples.prompts) // max(1, len(samples.drawn.indices))
         rows_asked = {row for pair in pairs.rows for row in pair}
         by_row: dict[int, Samples] = {}
-        for at, place in enumerate(samples.drawn.places if samples.drawn.counts else ()):
+        for at, index in enumerate(samples.drawn.indices if samples.drawn.counts else ()):
             for k in range(group):
-                if (row := place * group + k) in rows_asked:
+                if (row := index * group + k) in rows_asked:
                     by_row[row] = local_samples.take([at * group + k])
         return {row: s for part in self.session.parallel.every(by_row) for row, s in part.items()}
 

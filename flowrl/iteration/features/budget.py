@@ -199,7 +199,7 @@ def estimate_in_groups(
 
     def of_all_samples(column: Tensor) -> Tensor:
         spread = torch.zeros(len(inputs.scores.values), *column.shape[1:]).to(column)
-        spread[samples] = column[groups.place]
+        spread[samples] = column[groups.index]
         return spread
 
     table = credit.table.arranged(of_all_samples, "sample")
@@ -245,14 +245,14 @@ class KeptRows:
             first = rows.prompts[: len(of.shares[0].mine)]
             texts_and_meta = session.prompts.take(prompts or first)
             policy = session.learner.policy.open(*texts_and_meta, session.algorithm.steps).policy
-        place = (flags.cumsum(0) - 1).masked_fill(~flags, -1)
-        renumbered = tuple(moved_rows(part, place) for part in rows.rows)
+        position = (flags.cumsum(0) - 1).masked_fill(~flags, -1)
+        renumbered = tuple(moved_rows(part, position) for part in rows.rows)
         return replace(rows, rows=renumbered, draws=draws, prompts=prompts, policy=policy)
 
 
-def moved_rows(rows: Rows, place: Tensor) -> Rows:
+def moved_rows(rows: Rows, new_index: Tensor) -> Rows:
     """Keep the rows of draws whose new index is not -1, with that index."""
-    index = place[on_host(rows.prompt)]
+    index = new_index[on_host(rows.prompt)]
     remaining = take(rows, (index >= 0).nonzero()[:, 0])
     return replace(remaining, prompt=sent(index[index >= 0], rows.prompt.device))
 

@@ -181,11 +181,11 @@ def neighbours(texts: list[str], group: int) -> tuple[list[int], tuple[int, ...]
     """
     order, equal = list[int](), list[int]()
     for start in range(0, len(texts), group):
-        places: dict[str, list[int]] = {}
+        same_text: dict[str, list[int]] = {}
         for i in range(start, start + group):
-            places.setdefault(texts[i], []).append(i)
-        order += [i for same in places.values() for i in same]
-        equal += [len(same) for same in places.values()]
+            same_text.setdefault(texts[i], []).append(i)
+        order += [i for same in same_text.values() for i in same]
+        equal += [len(same) for same in same_text.values()]
     return order, tuple(equal)
 
 

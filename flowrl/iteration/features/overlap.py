@@ -98,13 +98,13 @@ class ScoreAhead(Generic[R]):
 
     def leave_device(self) -> None:
         """Move the last media to the CPU in a thread, as soon as they are scored."""
-        place, calls = len(self.decoded) - 1, self._early[-1]
+        index, calls = len(self.decoded) - 1, self._early[-1]
 
         def move() -> None:
             for call in calls:
                 with suppress(CancelledError):
                     call.exception()  # waits for its end
-            self.decoded[place] = self.decoded[place].on_cpu()
+            self.decoded[index] = self.decoded[index].on_cpu()
 
         pool = self._pool(1)  # whose calls end in this order
         self._leaving.append(pool.submit(queued(move, self.device)))

@@ -9,7 +9,7 @@ from flowrl.iteration.records import PlanCredit, Sampled, Scored
 from flowrl.iteration.rows import RowStage
 from flowrl.iteration.stages import Score, Stages
 from flowrl.iteration.units import SamplingUnit
-from flowrl.likelihoods.rows import ROW_PLACE, Rows, with_table
+from flowrl.likelihoods.rows import ROWS_INDEX, Rows, with_table
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.models.policy import RolloutLike
 from flowrl.session.session import Session
@@ -20,8 +20,8 @@ from samplers.mixed import MixedRollout, joined_mixed, scales_by_step
 def rows_of_sizes(
     likelihood: Likelihood, rollout: Any, credit: PlanCredit, before: Sequence[Rows]
 ) -> list[Rows]:
-    """A likelihood's rows of each size. `ROW_PLACE` counts alike for every size."""
-    first = before[-1].table[ROW_PLACE] + 1 if before else 0
+    """A likelihood's rows of each size. `ROWS_INDEX` counts alike for every size."""
+    first = before[-1].table[ROWS_INDEX] + 1 if before else 0
     if not isinstance(rollout, MixedRollout):  # all have one size
         rollout = joined_mixed([rollout], [0], rollout.draws)
     placed: list[Rows] = []
@@ -31,7 +31,7 @@ def rows_of_sizes(
         for k, rows in enumerate(likelihood.rows(of_size, credit.advantages[at], credit.mask[at])):
             rows = with_table(rows, table)
             prompt = rollout.placed(part, rows.prompt)
-            table_of_rows = rows.table.with_value(ROW_PLACE, first + k)
+            table_of_rows = rows.table.with_value(ROWS_INDEX, first + k)
             placed.append(replace(rows, prompt=prompt, table=table_of_rows))
     return placed
 

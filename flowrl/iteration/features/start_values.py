@@ -36,7 +36,7 @@ class LearnsStart:
             return 0
         per_prompt = -(-tracker.samples // session.algorithm.group)
         ids = [
-            -1 - prompt * per_prompt - place for prompt in prompts for place in range(per_prompt)
+            -1 - prompt * per_prompt - index for prompt in prompts for index in range(per_prompt)
         ]
         rows = [prompt for prompt in prompts for _ in range(per_prompt)]
         start_draws = Drawn.of(session.parallel, drawn.iteration, Draws.each(ids, rows), "ref")

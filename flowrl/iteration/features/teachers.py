@@ -25,15 +25,15 @@ TASKS: Column[tuple[str, ...]] = Column("tasks of the draws", "teachers", "whole
 def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[str]) -> Evaluation:
     """Evaluate each row with its prompt's teacher. `tasks`: the tasks of the batch's prompts."""
     prompts: list[int] = rows.prompt.tolist()
-    row_tasks = [tasks[place] for place in prompts]
-    parts, places = list[Evaluation](), list[Tensor]()
+    row_tasks = [tasks[index] for index in prompts]
+    parts, indices = list[Evaluation](), list[Tensor]()
     for task in sorted(set(row_tasks)):
         at = torch.tensor([i for i, row_task in enumerate(row_tasks) if row_task == task])
         at = at.to(rows.prompt.device)
         with learner.policies.using(policy_name(task)):
             parts.append(learner.algorithm.likelihood.evaluate(policy, take(rows, at)))
-        places.append(at)
-    order = torch.cat(places).argsort()
+        indices.append(at)
+    order = torch.cat(indices).argsort()
     out = [part.out for part in parts if part.out is not None]
     assert len(out) == len(parts), "steps have means"
     return Evaluation(torch.cat([part.logp for part in parts])[order], torch.cat(out)[order])

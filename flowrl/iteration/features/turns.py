@@ -26,7 +26,7 @@ from flowrl.session.session import Session, score_once
 from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
 from rewards.types import IntermediateScores
-from samplers.completions import TextRollout
+from samplers.completions import StepPoints, TextRollout, TurnPoints
 
 
 @runtime_checkable
@@ -57,13 +57,15 @@ class TurnScorer:
     looked: int = field(default=0, init=False)  # texts that were scored
 
     def __call__(self, rollout: RolloutLike, samples: Samples, scores: Scores) -> Scores:
-        if not isinstance(rollout, TextRollout) or not rollout.divided:
+        if not isinstance(rollout, TextRollout) or not isinstance(
+            rollout.points, TurnPoints | StepPoints
+        ):
             return scores
         shape = len(rollout.ids), rollout.plan.turns
         total = torch.zeros(shape, dtype=torch.float64)
         scored = torch.zeros(shape, dtype=torch.bool)
         for rewards in (
-            rollout.rewards,
+            rollout.points.rewards if isinstance(rollout.points, TurnPoints) else None,
             self._named(rollout, samples),
             self._gains(rollout, samples),
         ):
@@ -159,14 +161,15 @@ class WithTurns:
 
 
 def with_turns(rollout: RolloutLike, scores: PlanScores) -> PlanScores:
-    if rollout.exists is None:
+    if not isinstance(rollout, TextRollout) or not isinstance(
+        rollout.points, TurnPoints | StepPoints
+    ):
         return scores
-    exists = rollout.exists
     # steps of a completion have no states
-    states = torch.zeros(exists.shape) if rollout.states is None else rollout.states
-    return replace(
-        scores, table=scores.table.with_value(SAMPLE_TURNS, SampleTurns(exists, states.long()))
-    )
+    unknown = torch.zeros(rollout.exists.shape, dtype=torch.long)
+    states = rollout.points.states if isinstance(rollout.points, TurnPoints) else unknown
+    turns = SampleTurns(rollout.exists, states)
+    return replace(scores, table=scores.table.with_value(SAMPLE_TURNS, turns))
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ class DecoderReached(Exception):
 
 @dataclass(frozen=True)
 class DecoderInput:
-    """Map from a sample x [d] to the input of `vae.decode`, both flat: z = scale * x[place] +
+    """Map from a sample x [d] to the input of `vae.decode`, both flat: z = scale * x[index] +
     shift."""
 
-    place: Int[Tensor, " d"]
+    index: Int[Tensor, " d"]
     scale: Float[Tensor, " d"]
     shift: Float[Tensor, " d"]
     shape: tuple[int, ...]  # of z with its batch axis, which may hold a video's frames
@@ -51,7 +51,7 @@ class DecoderInput:
     def inverse(self, z: Tensor) -> Float[Tensor, " d"]:
         """Latents, flat, whose decoder input is z."""
         x = torch.empty_like(self.scale)
-        x[self.place] = (z.detach().flatten().to(self.scale) - self.shift) / self.scale
+        x[self.index] = (z.detach().flatten().to(self.scale) - self.shift) / self.scale
         return x
 
     @classmethod
@@ -68,26 +68,26 @@ class DecoderInput:
             raise UserError(f"{where} has {len(shift)} numbers for {count} latents")
         if bool((scale == 0).any()):
             raise UserError(f"{where} does not depend on all of its latents")
-        place, power = torch.zeros(count, dtype=torch.long), 1
+        index, power = torch.zeros(count, dtype=torch.long), 1
         while power < count:
             digit = torch.arange(count) // power % DIGITS
             seen = (reach(digit.float()).flatten().double() - shift) / scale
-            place += seen.round().long().clamp(0, DIGITS - 1) * power
+            index += seen.round().long().clamp(0, DIGITS - 1) * power
             power *= DIGITS
-        if not torch.equal(place.sort().values, torch.arange(count)):
+        if not torch.equal(index.sort().values, torch.arange(count)):
             raise UserError(f"{where} is not a permutation of its latents")
         draws = torch.randn(PROBES, count, generator=generator("given", count))
         draws = draws.bfloat16().double()  # exact in any type
         seen = torch.stack([reach(row.float()).flatten().double() for row in draws])
 
         def away() -> float:
-            return float((scale * draws[:, place] + shift - seen).abs().max() / seen.abs().max())
+            return float((scale * draws[:, index] + shift - seen).abs().max() / seen.abs().max())
 
         if away() > CLOSE:
-            scale, shift = _fitted(draws[:, place], seen)
+            scale, shift = _fitted(draws[:, index], seen)
         if not away() <= CLOSE_HALF:
             raise UserError(f"{where} is not a scaled and shifted copy of its latents")
-        return cls(place, scale.float(), shift.float(), tuple(first.shape))
+        return cls(index, scale.float(), shift.float(), tuple(first.shape))
 
 
 def _fitted(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class CodeLayout:
     width: int
     between: tuple[int, ...] = ()
 
-    def place(self, code: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
+    def offset(self, code: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
         """Index behind the prompt of the codes with these numbers."""
         return code + code // self.width * len(self.between)
 

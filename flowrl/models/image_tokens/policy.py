@@ -154,7 +154,7 @@ class ImageTokenPolicy:
     def _check_room(self, prompts: Sequence[str], read: Sequence[PromptTokens]) -> None:
         if self.context is not None:
             layout = self.family.layout
-            whole = int(layout.place(torch.tensor(layout.codes - 1))) + 1
+            whole = int(layout.offset(torch.tensor(layout.codes - 1))) + 1
             check_room(prompts, [max(tokens, key=len) for tokens in read], whole, self.context)
 
     def trial_calls(

@@ -49,7 +49,7 @@ class CodeScores:
         row, code = on_host(written).nonzero(as_tuple=True)
         starts = torch.tensor([len(context) for context in contexts]).view(self.guided.rows, -1)
         # the state before a code predicts it, in each row of guidance
-        before = (starts[:, row] + family.layout.place(code) - 1).T
+        before = (starts[:, row] + family.layout.offset(code) - 1).T
         of_model = (torch.arange(self.guided.rows) * len(prompts)) + row[:, None]
         before, of_model, row, code = sent_together([before, of_model, row, code], self.device)
         support = None if rows.kept is None else rows.kept[row, code]

@@ -20,7 +20,7 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.models.language.vision import PromptImages
 from flowrl.models.shards import directly
 from samplers import Sampling
-from samplers.completions import TextPlan, TextPlanner, TextRollout
+from samplers.completions import StepPoints, TextPlan, TextPlanner, TextRollout, TurnPoints
 from samplers.generate import Sampler, Writer
 from samplers.parts import DrawsPart, draw_parts, joined_texts
 
@@ -129,9 +129,9 @@ class TextBatch:
         ends = rollout.ends - by_token.long()
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
-            assert rollout.from_environment is not None
-            places = torch.arange(1, rollout.ids.shape[1] + 1)
-            starts = (places * rollout.from_environment).amax(1)  # after the last reply
+            assert isinstance(rollout.points, TurnPoints)
+            positions = torch.arange(1, rollout.ids.shape[1] + 1)
+            starts = (positions * rollout.points.from_environment).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
         texts = self.tokenizer.batch_decode(
@@ -176,10 +176,10 @@ class TextBatch:
         tokens, means = int(rollout.lengths.sum()), statistics.means
         surprise = -float(rollout.logp.double().sum()) / max(tokens, 1)
         means["surprise"] = WeightedMean.of(surprise, tokens)
-        if rollout.exists is not None and rollout.states is not None:
+        if isinstance(rollout.points, TurnPoints):
             means["turns"] = 1 + float(rollout.last.double().mean())
-            means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
-        if rollout.begins is not None:
+            means["met"] = _met(rollout.points.states, rollout.exists, rollout.plan.group)
+        if isinstance(rollout.points, StepPoints):
             means["steps"] = 1 + float(rollout.last.double().mean())
         return statistics.named("text/")
 
@@ -187,6 +187,6 @@ class TextBatch:
 def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> WeightedMean:
     draw = (torch.arange(len(states)) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
-    _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    shared = (counts[place] > 1).cpu().double()
+    _, index, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    shared = (counts[index] > 1).cpu().double()
     return WeightedMean.of(float(shared.mean()), len(shared))

@@ -148,11 +148,11 @@ class Generation:
         seen = new.shape[1]  # less than the processor has seen, where `read_late` went on
         ids, logp, *spread = downloaded(new, [torch.stack(column[:seen], 1) for column in columns])
         ended = torch.isin(ids, torch.tensor(self.stop, dtype=torch.int64))
-        places = torch.arange(ids.shape[1])
+        positions = torch.arange(ids.shape[1])
         if at_texts is not None:
-            ended |= places == at_texts.ends[:, None] - 1
+            ended |= positions == at_texts.ends[:, None] - 1
         before = ended.cumsum(1) - ended.long()  # ends before this token
-        written = (before == 0) & (places < room[:, None])
+        written = (before == 0) & (positions < room[:, None])
         support = None
         if keyed.kept:
             stack = partial(torch.stack, dim=1)

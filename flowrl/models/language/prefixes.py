@@ -27,12 +27,12 @@ ATTENTION = {"sdpa", "eager"}  # transformers' kinds of attention that take a ma
 
 @dataclass(frozen=True)
 class Packed:
-    """Packed texts of one call. `places` are indices of the p * s tokens; 0 at padding."""
+    """Packed texts of one call. `positions` are indices of the p * s tokens; 0 at padding."""
 
     ids: Int[Tensor, "p s"]
     depths: Int[Tensor, "p s"]
     ancestors: Bool[Tensor, "p s s"]  # [., i, j]: token i attends to token j
-    places: Int[Tensor, "b w"]
+    positions: Int[Tensor, "b w"]
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """The arguments of a causal model's call."""
@@ -47,8 +47,8 @@ class Packed:
     def of_texts(self, hidden: Float[Tensor, "p s d"]) -> Float[Tensor, "b w d"]:
         """Gather the hidden states of each text's tokens from the packed tokens."""
         # index_select: on a CPU its backward adds in one order, whatever the threads
-        flat = hidden.flatten(0, 1).index_select(0, self.places.flatten())
-        return flat.unflatten(0, self.places.shape)
+        flat = hidden.flatten(0, 1).index_select(0, self.positions.flatten())
+        return flat.unflatten(0, self.positions.shape)
 
 
 @dataclass
@@ -134,18 +134,18 @@ class Packing:
         if len(packs) == len(texts):
             return None
         width = max(len(pack.ids) for pack in packs)
-        places = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
+        positions = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
         row = 0
         for number, pack in enumerate(packs):
             for path in pack.paths:
-                places[row, : len(path)] = torch.tensor(path) + number * width
+                positions[row, : len(path)] = torch.tensor(path) + number * width
                 row += 1
         masks = [pack.ancestors(width) for pack in packs]
         return Packed(
             uploaded(_padded([pack.ids for pack in packs], width), device),
             uploaded(_padded([pack.depths for pack in packs], width), device),
             uploaded(torch.from_numpy(np.stack(masks)), device),
-            uploaded(places, device),
+            uploaded(positions, device),
         )
 
 

@@ -20,7 +20,7 @@ from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import TokenPolicy
 from rewards.perception.strings import step_ends
 from rewards.types import cell
-from samplers.completions import TextRollout
+from samplers.completions import StepPoints, TextRollout, TurnPoints
 from samplers.untyped import integer_rows, integers
 
 
@@ -39,7 +39,8 @@ class Steps:
             zip(integer_rows(rollout.ids), integers(rollout.ends), strict=True)
         ):
             begins[row, self._begins(ids[:end])] = True
-        return replace(rollout, plan=replace(rollout.plan, turns=self.most), begins=begins)
+        plan = replace(rollout.plan, turns=self.most)
+        return replace(rollout, plan=plan, points=StepPoints(begins))
 
     def _begins(self, ids: Sequence[int]) -> list[int]:
         """First tokens of all steps but the first."""
@@ -48,8 +49,8 @@ class Steps:
         if not ends:
             return []
         length = self._lengths(ids, text)
-        places = [bisect_left(range(len(ids) + 1), end, key=length) for end in ends]
-        inside = dict.fromkeys(place for place in places if 0 < place < len(ids))
+        positions = [bisect_left(range(len(ids) + 1), end, key=length) for end in ends]
+        inside = dict.fromkeys(position for position in positions if 0 < position < len(ids))
         return list(inside)[: self.most - 1]
 
     def _lengths(self, ids: Sequence[int], text: str) -> Callable[[int], int]:
@@ -72,8 +73,9 @@ def point_ends(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens up to the end of each turn or step, without a reply; 0 where a sample has
     none."""
     ends = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
-    row, place = rollout.began.nonzero(as_tuple=True)
-    ends[row, rollout.point[row, place] - 1] = place
+    assert isinstance(rollout.points, TurnPoints | StepPoints)
+    row, position = rollout.points.begins.nonzero(as_tuple=True)
+    ends[row, rollout.point[row, position] - 1] = position
     return ends.scatter(1, rollout.last[:, None], rollout.ends[:, None])
 
 
@@ -119,8 +121,7 @@ def information_gains(
     ]  # fmt: skip
     probabilities = _probabilities(rows, policy, rows_per_call)
     values = torch.full((len(rollout.ids), rollout.plan.turns), torch.nan, dtype=torch.float64)
-    exists = torch.arange(rollout.plan.turns) <= last[:, None]
-    values[exists] = probabilities
+    values[rollout.exists] = probabilities
     gains = torch.full_like(values, torch.nan)
     gains[:, :-1] = values[:, 1:] - values[:, :-1]
     return gains
@@ -130,10 +131,10 @@ def _histories(rollout: TextRollout) -> Int[Tensor, "n k"]:
     """Number of tokens before each turn or step, with the replies before it."""
     histories = torch.zeros(len(rollout.ids), rollout.plan.turns, dtype=torch.long)
     written = rollout.written
-    places = torch.arange(written.shape[1]).expand_as(written)
+    positions = torch.arange(written.shape[1]).expand_as(written)
     for k in range(1, rollout.plan.turns):  # the first own token of the turn
         of_turn = written & (rollout.point == k)
-        histories[:, k] = places.masked_fill(~of_turn, written.shape[1]).amin(1)
+        histories[:, k] = positions.masked_fill(~of_turn, written.shape[1]).amin(1)
     return histories
 
 
@@ -184,5 +185,5 @@ def _probabilities(
 def _own(context: Bool[Tensor, "b t"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
     """Mask of the answer's tokens, behind the history's."""
     first = context.sum(1, keepdim=True)
-    places = torch.arange(context.shape[1])
-    return (places >= first) & (places < first + lengths[:, None])
+    positions = torch.arange(context.shape[1])
+    return (positions >= first) & (positions < first + lengths[:, None])

@@ -55,17 +55,17 @@ class ScoringPolicy:
         contexts = [self.contexts[i] for i in prompts]
         images = [self.images[i] for i in prompts] if self.images else []
         starts = torch.tensor([len(c) for c in contexts])
-        row, place = on_host(written).nonzero(as_tuple=True)
+        row, position = on_host(written).nonzero(as_tuple=True)
         texts = [
             [*context, *ids[: end - 1]]
             for context, ids, end in zip(
                 contexts, integer_rows(on_host(rows.ids)), integers(on_host(rows.ends)), strict=True
             )
         ]
-        row, place, behind = sent_together([row, place, starts[row] + place - 1], device)
+        row, position, behind = sent_together([row, position, starts[row] + position - 1], device)
         inputs, arranged = self._inputs(texts, device, images)
-        support = None if rows.kept is None else rows.kept[row, place]
-        ids = rows.ids[row, place]
+        support = None if rows.kept is None else rows.kept[row, position]
+        ids = rows.ids[row, position]
 
         def work(inputs: Mapping[str, Tensor]) -> list[Float[Tensor, " m"]]:
             last = arranged(self._called(inputs))[row, behind]
@@ -181,8 +181,8 @@ def _in_one_row(
     """Texts concatenated without padding: restarting positions separate them."""
     lengths = [len(text) for text in texts]
     ids = torch.tensor([[token for text in texts for token in text]])
-    places = torch.cat([torch.arange(length) for length in lengths])[None]
-    inputs = {"input_ids": uploaded(ids, device), "position_ids": uploaded(places, device)}
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    inputs = {"input_ids": uploaded(ids, device), "position_ids": uploaded(positions, device)}
     return inputs, partial(_cut, lengths)
 
 

@@ -74,9 +74,9 @@ class Scheduled:
                 raise UserError(
                     f"{self.name}: {steps} steps, but its alphas_cumprod has {len(count)} times"
                 )
-            places = [round(len(count) * (1 - i / steps)) - 1 for i in range(steps)]
-            sigmas = (*count[places].tolist(), 0.0)
-            times = torch.tensor(places, dtype=torch.float64)
+            indices = [round(len(count) * (1 - i / steps)) - 1 for i in range(steps)]
+            sigmas = (*count[indices].tolist(), 0.0)
+            times = torch.tensor(indices, dtype=torch.float64)
         if self.prediction == "epsilon" and sigmas[0] >= 1:
             raise UserError(
                 f"{self.name}: it predicts the noise, but starts at pure noise, where this does "

@@ -17,7 +17,7 @@ from flowrl.prompts import PromptSet
 from flowrl.session.policies import NamedWeights
 from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
-from samplers.completions import TextRollout
+from samplers.completions import TextRollout, TurnPoints
 from samplers.noise import normal
 
 
@@ -133,6 +133,6 @@ def draw_trial(policy: EvaluationSampler, trial: Trial, by_turn: bool = True) ->
 
 def refuse_turn_rewards(rollout: RolloutLike, by_turn: bool) -> None:
     """UserError for an environment's rewards of single turns if all turns share one credit."""
-    turns = rollout.rewards if isinstance(rollout, TextRollout) else None
-    if turns is not None and not by_turn and not turns.isnan().all():
+    points = rollout.points if isinstance(rollout, TextRollout) else None
+    if isinstance(points, TurnPoints) and not by_turn and not points.rewards.isnan().all():
         raise UserError(ONE_CREDIT)

@@ -156,13 +156,13 @@ def _of_draw(session: Session, first: FirstSamples, draw: int) -> FirstTree:
     advantages, mask = (column[rows].double().cpu() for column in first.credit)
     if advantages.shape[1] != points:  # credit of single tokens has no nodes
         advantages, mask = torch.zeros(group, points).double(), torch.zeros(group, points)
-    place = torch.arange(group)[:, None] * torch.tensor(columns.nodes) // group
+    index = torch.arange(group)[:, None] * torch.tensor(columns.nodes) // group
     if ids is not None:
-        place = torch.stack([torch.unique(column, return_inverse=True)[1] for column in ids.T], 1)
+        index = torch.stack([torch.unique(column, return_inverse=True)[1] for column in ids.T], 1)
     plan = plan_of(rollout, draw)
     return FirstTree(
         start=draw * group,
-        node=place,
+        node=index,
         values=total.masked_fill(~valued.all(-1), torch.nan),
         advantages=advantages.masked_fill(mask == 0, torch.nan),
         sigmas=None if plan is None else plan.sigmas[:-1],

@@ -175,19 +175,19 @@ def _lines(
     first = FirstSamples.of(session, iteration)
     if first is not None:
         advantages = _mean_advantages(*first.credit).tolist()
-    for place, i in enumerate(pick):
+    for index, i in enumerate(pick):
         triples = zip(
             scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True
         )
         yield {
             "iteration": number,
-            "prompt": str(picked.prompts[place]),
+            "prompt": str(picked.prompts[index]),
             "reward": _number(weighted[i]),
             "rewards": {name: value if scored else None for name, value, scored in triples},
             "advantage": None if advantages is None else _number(advantages[i]),
             "page": f"{number:06d}",
-            "place": place,
-        } | ({"text": picked.media[place]} if picked.kind == "text" else {})
+            "place": index,
+        } | ({"text": picked.media[index]} if picked.kind == "text" else {})
 
 
 def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ class MixedBatch:
     """A `flowrl.models.policy.Batch` of images or videos of several sizes.
 
     parts   a batch for each size, all with one meter
-    places  of each part, the indices of its prompts among all prompts
+    indices  of each part, the indices of its prompts among all prompts
     """
 
     parts: tuple[MediaBatch, ...]
-    places: tuple[tuple[int, ...], ...]
+    indices: tuple[tuple[int, ...], ...]
     meter: Meter
 
     @cached_property
@@ -34,8 +34,8 @@ class MixedBatch:
         """The part of each prompt, and its index in that part [prompts 2]."""
         pairs = {
             at: (k, i)
-            for k, part_places in enumerate(self.places)
-            for i, at in enumerate(part_places)
+            for k, part_indices in enumerate(self.indices)
+            for i, at in enumerate(part_indices)
         }
         return torch.tensor([pairs[at] for at in range(len(pairs))])
 
@@ -77,10 +77,10 @@ class MixedBatch:
         keyed = {"seed": seed, "iteration": iteration, "sampling": plain_sampling}
         by_part = [
             part.rollouts(plan, [draws[i] for i in at], **keyed)
-            for part, at in zip(self.parts, self.places, strict=True)
+            for part, at in zip(self.parts, self.indices, strict=True)
         ]
         same = zip(*by_part, strict=True)
-        return tuple(MixedRollout(parts, self.places, tuple(draws)) for parts in same)
+        return tuple(MixedRollout(parts, self.indices, tuple(draws)) for parts in same)
 
     def media(self, rollout: MixedRollout) -> list[Tensor]:
         """Decode samples to images [3 h w] or videos [f 3 h w], each at its size."""
@@ -107,7 +107,7 @@ class MixedBatch:
             part_media = torch.stack([media[i] for i in rollout.samples(part).tolist()])
             parts.append(batch.statistics(part_rollout, part_media))
         columns = {
-            name: by_draws([statistics.columns[name] for statistics in parts], self.places)
+            name: by_draws([statistics.columns[name] for statistics in parts], self.indices)
             for name in parts[0].columns
         }
         return Statistics(

@@ -94,7 +94,7 @@ class WholeSample:
         if isinstance(entry, ClockedEntry):
             return None
         if isinstance(entry, PartEntries):
-            alone = all(part.place is None and part.size == 1 for part in entry.parts)
+            alone = all(part.output is None and part.size == 1 for part in entry.parts)
             return entry.arguments(self.noise) if alone else None
         try:
             return {"latents": self.latents}
@@ -120,14 +120,14 @@ class WholeSample:
         ):
             raise ValueError(f"{loop.traits.name} does not take latents that are pure noise")
         assert self._seen(None, draws).shape == shape
-        if entry.place is None:
+        if entry.output is None:
             return self.noise
         prepared = loop.driver.prepared(self._call(None))
         outputs = prepared[0] if isinstance(prepared[0], tuple) else (prepared[0],)
-        candidates = [entry.fill(outputs[entry.place], self.noise)]
+        candidates = [entry.fill(outputs[entry.output], self.noise)]
         for drawn in draws.drawn:
-            places = torch.arange(drawn.numel(), dtype=torch.float32).reshape(drawn.shape)
-            seen = self._try(places)
+            positions = torch.arange(drawn.numel(), dtype=torch.float32).reshape(drawn.shape)
+            seen = self._try(positions)
             if seen is not None and bool((seen == seen.round()).all()) and seen.max() < 2**24:
                 flat = drawn.clone().flatten()
                 flat[seen.flatten().long()] = self.noise.flatten().to(flat)

@@ -24,11 +24,11 @@ class ClockedEntry:
     """Entry of all parts of a state into a loop, by outputs of the method that prepares states.
 
     `places` has, for each call of the method, where our numbers [m] of a flat row are, and where
-    they stand in a row of its output number `place`.
+    they stand in a row of its output number `output`.
     """
 
     layout: Layout
-    place: int
+    output: int
     places: tuple[tuple[Tensor, Tensor], ...]
     method: str = PREPARE
 
@@ -48,18 +48,18 @@ class ClockedEntry:
             put = with_numbers(prepared, x.flatten(1)[:, ours.to(x.device)], theirs)
             return put if dtype is None else put.to(dtype)
 
-        return [replaced(pipe, self.method, self.place, fill)]
+        return [replaced(pipe, self.method, self.output, fill)]
 
 
-def replaced(pipe: Any, method: str, place: int, fill: Callable[[Tensor, int], Tensor]) -> Patch:
-    """A patch of a method that prepares states, whose output number `place` becomes that of `fill`,
-    a function of it and of the number of the call."""
+def replaced(pipe: Any, method: str, output: int, fill: Callable[[Tensor, int], Tensor]) -> Patch:
+    """A patch of a method that prepares states: its output of this number becomes that of `fill`, a
+    function of it and of the number of the call."""
     real, calls = getattr(pipe, method), list[None]()
 
     def put(*args: Any, **named: Any) -> Any:
         result = real(*args, **named)
         outputs = list(result) if isinstance(result, tuple) else [result]
-        outputs[place] = fill(outputs[place], len(calls))
+        outputs[output] = fill(outputs[output], len(calls))
         calls.append(None)
         return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
@@ -79,13 +79,13 @@ def entry_of(
     calls' states are no parts of one of these outputs.
     """
     outputs = [one if isinstance(one, tuple) else (one,) for one in prepared]
-    for place, value in enumerate(outputs[0] if outputs else ()):
+    for index, value in enumerate(outputs[0] if outputs else ()):
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
             continue
-        sizes = [one[place][0].numel() for one in outputs]
-        positions = _positions(visit, sizes, pipe, method, place)
+        sizes = [one[index][0].numel() for one in outputs]
+        positions = _positions(visit, sizes, pipe, method, index)
         if positions is not None:
-            return _entry(positions, sizes, place, method, type(pipe).__name__)
+            return _entry(positions, sizes, index, method, type(pipe).__name__)
     raise UserError(
         f"{type(pipe).__name__}: its steps receive parts of a state that do not come from the "
         f"output of {method}"
@@ -100,7 +100,7 @@ def _positions(
     sizes: Sequence[int],
     pipe: Any,
     method: str,
-    place: int,
+    output: int,
 ) -> Positions | None:
     """The numbers of the prepared rows, one after the other, that each call of `step` receives."""
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
@@ -112,7 +112,7 @@ def _positions(
             digits = (numbers // power % BASE).reshape(1, *prepared.shape[1:])
             return digits.to(prepared).expand_as(prepared).clone()
 
-        seen = [*visit([replaced(pipe, method, place, mark)])]
+        seen = [*visit([replaced(pipe, method, output, mark)])]
         digits = [step.sample[0].cpu().double().flatten() for step in seen]
         marks = all(
             bool((d == d.round()).all()) and 0 <= float(d.min()) <= float(d.max()) < BASE
@@ -134,7 +134,7 @@ def _positions(
 
 
 def _entry(
-    parts: Positions, sizes: Sequence[int], place: int, method: str, owner: str
+    parts: Positions, sizes: Sequence[int], output: int, method: str, owner: str
 ) -> ClockedEntry:
     ordered = sorted(parts, key=min)
     names = tuple(f"part {k + 1}" for k in range(len(ordered)))
@@ -147,7 +147,7 @@ def _entry(
         start += size
     if len(ordered) < 2:
         raise UserError(f"{owner} goes through its times several times with the same state")
-    return ClockedEntry(layout, place, tuple(places), method)
+    return ClockedEntry(layout, output, tuple(places), method)
 
 
 def marked(layout: Layout) -> Tensor:

@@ -32,29 +32,34 @@ BASE = 128  # digits below it are exact in bfloat16
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry of a state into the loop. `place` None: the argument `latents`; otherwise the index of
-    the prepare_latents output that is the state.
+    """Entry of a state into the loop.
 
-    `index` maps each number of one of our rows to its position in a row of that output; None: the
-    same numbers in the same order. `size` is the size of the data in `latents`. The argument and
-    the method are those of the state's part.
+    output    index of the prepare_latents output that is the state; None: it enters by an argument
+    index     position of each number of one of our rows in a row of that output; None: the same
+              numbers in the same order
+    size      size of the data in `latents`
+    argument  of the call that the state's part enters by
+    method    that prepares the state's part
+    memory    dimensions of a row in the order of their strides, the largest first, as in the state
+              that the pipeline prepares itself; empty: as they come
     """
 
-    place: int | None = None
+    output: int | None = None
     index: Tensor | None = None
     size: float = 1.0
     argument: str = MAIN
     method: str = PREPARE
+    memory: tuple[int, ...] = ()
 
     def arguments(self, x: Tensor) -> dict[str, Tensor]:
         """Arguments of a call that put x [n *d] into its loop."""
-        if self.place is not None:
+        if self.output is not None:
             return {}
         return {self.argument: x if self.size == 1 else self.size * x}
 
     def patches(self, pipe: Any, x: Tensor, dtype: torch.dtype | None) -> list[Patch]:
-        """Patches that do so, or let the state have a given dtype."""
-        if self.place is None and dtype is None:
+        """Patches that do so, or let the state have a given dtype, or its memory order."""
+        if self.output is None and dtype is None and not self.memory:
             return []
         return [Patch(pipe, self.method, self.around(getattr(pipe, self.method), x, dtype))]
 
@@ -64,15 +69,17 @@ class Entry:
         """A replacement for prepare_latents that returns x [n *d] as the state, in `dtype` if
         given.
 
-        Without a place, x is already among its arguments.
+        Without an output, x is among its arguments already. A pipeline may add it to noise of
+        weight 0, so its memory order is set behind that.
         """
 
         def put(*args: Any, **named: Any) -> Any:
             result = prepare(*args, **named)
             outputs = list(result) if isinstance(result, tuple) else [result]
-            at = self.place or 0
-            if self.place is not None:
+            at = self.output or 0
+            if self.output is not None:
                 outputs[at] = self.fill(outputs[at], x)
+            outputs[at] = in_memory_order(outputs[at], self.memory)
             if dtype is not None:
                 outputs[at] = outputs[at].to(dtype)
             return tuple(outputs) if isinstance(result, tuple) else outputs[0]
@@ -97,6 +104,29 @@ def with_numbers(prepared: Tensor, x: Tensor, index: Tensor | None) -> Tensor:
         ours = flat.index_copy(1, index.to(flat.device), ours)
     # in its memory format: convolutions round differently in another one
     return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
+
+
+def memory_order(outputs: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions of a row of the state [1 *shape] among the outputs of the method that prepares
+    it, the largest stride first; empty where they come in order, or where there is no such output.
+    """
+    values = outputs[0] if len(outputs) == 1 and isinstance(outputs[0], tuple) else outputs
+    for value in values:
+        if isinstance(value, Tensor) and tuple(value.shape) == (1, *shape):
+            strides = value.stride()[1:]
+            order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+            return () if order == tuple(range(len(shape))) else order
+    return ()
+
+
+def in_memory_order(x: Tensor, order: Sequence[int]) -> Tensor:
+    """The same numbers x [n *d], with the strides of `memory_order`: matrix products round
+    differently in another order. Keeps the gradient."""
+    if not order:
+        return x
+    dims = (0, *(dim + 1 for dim in order))
+    back = sorted(range(len(dims)), key=dims.__getitem__)
+    return x.permute(dims).contiguous().permute(back)
 
 
 @dataclass(frozen=True)
@@ -165,7 +195,7 @@ class Doors:
 
     def without(self, entries: Sequence[Entry]) -> "Doors":
         """The names that none of these entries uses."""
-        used = {e.argument if e.place is None else e.method for e in entries}
+        used = {e.argument if e.output is None else e.method for e in entries}
         return Doors(
             arguments=tuple(name for name in self.arguments if name not in used),
             methods=tuple(name for name in self.methods if name not in used),
@@ -193,7 +223,7 @@ def injected(
         entry = Entry(argument=argument, method=f"prepare_{argument}")
         for candidate in (entry, replace(entry, size=size)):
             if _same(step, x, candidate):
-                return candidate
+                return replace(candidate, memory=memory_order(prepared(entry.method), shape))
     for method in doors.methods:
         entry = _prepared_entry(step, x, method, prepared(method))
         if entry is not None:
@@ -210,9 +240,9 @@ def _prepared_entry(
     """The entry in an output of a method that prepares states, called once; None if there is no
     such one."""
     outputs = (seen[0] if isinstance(seen[0], tuple) else (seen[0],)) if len(seen) == 1 else ()
-    for place, value in enumerate(outputs):
+    for index, value in enumerate(outputs):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
-            entry = Entry(place, method=method)
+            entry = Entry(index, method=method)
             if value[0].numel() != x.numel() or not _same(step, x, entry):
                 index = _places(step, value, entry)
                 entry = replace(entry, index=index)
@@ -252,7 +282,7 @@ def entered(
 
 
 def _part_name(kind: type, entry: Entry) -> str:
-    name = entry.argument if entry.place is None else entry.method
+    name = entry.argument if entry.output is None else entry.method
     match = ARGUMENT.fullmatch(name.removeprefix("prepare_"))
     assert match is not None, "`Doors` has such names alone"
     moving = "num_frames" in inspect.signature(kind.__call__).parameters
@@ -272,15 +302,15 @@ def _places(
 ) -> Tensor | None:
     """Return the position in a prepared row of each number that the step receives, digit by
     digit."""
-    places = torch.arange(prepared[0].numel())
+    numbers = torch.arange(prepared[0].numel())
     positions, power = torch.zeros(0), 1
-    while power == 1 or power < len(places):
-        digits = (places // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
+    while power == 1 or power < len(numbers):
+        digits = (numbers // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
         seen = step(digits, entry).cpu().double().flatten()
         if not bool((seen == seen.round()).all()) or seen.min() < 0 or seen.max() >= BASE:
             return None
         positions = seen * power + (positions if power > 1 else 0)
         power *= BASE
     index = positions.long()
-    fits = bool((index < len(places)).all()) and len(index.unique()) == len(index)
+    fits = bool((index < len(numbers)).all()) and len(index.unique()) == len(index)
     return index if fits else None

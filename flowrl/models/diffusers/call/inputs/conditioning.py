@@ -75,20 +75,20 @@ class Conditioning:
         last, since a sample's steps ask for the same."""
         row_index = torch.as_tensor(rows, dtype=torch.long)
         index = on_host(row_index)
-        places = index.tolist()
-        if places and not 0 <= min(places) <= max(places) < len(self.prompts):
-            raise IndexError(f"rows {places} are not all among the {len(self.prompts)} rows")
-        if (last := next(iter(self.taken), None)) is not None and last.serves(places):
+        positions = index.tolist()
+        if positions and not 0 <= min(positions) <= max(positions) < len(self.prompts):
+            raise IndexError(f"rows {positions} are not all among the {len(self.prompts)} rows")
+        if (last := next(iter(self.taken), None)) is not None and last.serves(positions):
             return last.made
         index_by_device = {index.device: index, row_index.device: row_index}
         pairs = zip(self.layout.slots, self.values, strict=True)
         values = tuple(_take(slot, value, index, index_by_device) for slot, value in pairs)
-        extras = tuple(self.extras[i] for i in places) if self.extras else ()
-        prompts = tuple(self.prompts[i] for i in places)
+        extras = tuple(self.extras[i] for i in positions) if self.extras else ()
+        prompts = tuple(self.prompts[i] for i in positions)
         plain = None if self.plain is None else self.plain.take(row_index)
         conditioning = Conditioning(self.layout, values, prompts, extras, plain)
         if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values):
-            self.taken[:] = [_Taken(places, conditioning, _written(values))]
+            self.taken[:] = [_Taken(positions, conditioning, _written(values))]
         return conditioning
 
     @staticmethod
@@ -242,12 +242,12 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
 class _Taken(NamedTuple):
     """Rows that were selected last, and how often their tensors had been written to then."""
 
-    places: list[int]
+    positions: list[int]
     made: Conditioning
     versions: list[int]
 
-    def serves(self, places: list[int]) -> bool:
-        return self.places == places and self.versions == _written(self.made.values)
+    def serves(self, positions: list[int]) -> bool:
+        return self.positions == positions and self.versions == _written(self.made.values)
 
 
 def _written(values: Sequence[Any]) -> list[int]:
@@ -268,8 +268,8 @@ def _take(
     if slot.blocks == 1:
         return value.index_select(slot.axis, index)
     rows = value.shape[slot.axis] // slot.blocks
-    places = [index + rows * block for block in range(slot.blocks)]
-    return value.index_select(slot.axis, torch.cat(places))
+    rows_of_blocks = [index + rows * block for block in range(slot.blocks)]
+    return value.index_select(slot.axis, torch.cat(rows_of_blocks))
 
 
 def _tokens(part: Conditioning) -> int | None:

@@ -39,7 +39,8 @@ def check_visits(schedule: PipelineSchedule, part: PipelineSchedule, name: str, 
     """UserError unless both begin at pure noise and visit as many levels in the same order."""
     ends = [(visited.sigmas[0], visited.sigmas[-1]) for visited in (schedule, part)]
     orders = [
-        [visited.place(k) for k in range(len(visited.sigmas) - 1)] for visited in (schedule, part)
+        [visited.first_call(k) for k in range(len(visited.sigmas) - 1)]
+        for visited in (schedule, part)
     ]
     if part is not schedule and (ends != [(1.0, 0.0)] * 2 or orders[0] != orders[1]):
         raise UserError(

@@ -139,7 +139,7 @@ class PipelineSchedule:
         levels = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
         return {s: k for k, s in enumerate(levels.tolist())}
 
-    def place(self, index: int) -> int:
+    def first_call(self, index: int) -> int:
         """Index of the first call of `scheduler.step` at this level."""
         return self.visits.index(self.sigmas[index])
 
@@ -235,21 +235,21 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None, ratios: bool)
         assert levels is not None
         return levels[passed.round().long()].tolist()
     sigmas = torch.as_tensor(listed_sigmas).detach().cpu().double()
-    places, start = [], 0
+    indices, start = [], 0
     for time in passed:
         same = torch.nonzero(listed[start:] == time)
         if not len(same):  # the loop passes other values than the scheduler's own times
-            places = list(range(len(passed))) if len(passed) == len(listed) else []
+            indices = list(range(len(passed))) if len(passed) == len(listed) else []
             break
         start += int(same[0])
-        places.append(start)
+        indices.append(start)
         start += 1
-    if len(places) < len(passed):
+    if len(indices) < len(passed):
         raise UserError(
             f"its loop steps at the times {passed.tolist()}, but its {type(scheduler).__name__} "
             f"has {listed.tolist()}: other times have no known level"
         )
-    visited = sigmas[places]
+    visited = sigmas[indices]
     if ratios:
         visited = visited / (1 + visited)
     return visited.tolist()

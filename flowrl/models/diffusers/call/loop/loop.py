@@ -433,7 +433,7 @@ class Loop:
                     f"velocities exist only at its own {way.steps} sigmas, one per call, not at "
                     f"{sigma.tolist()}"
                 )
-            target = Target(torch.empty(0), start.schedule.place(index.pop()))
+            target = Target(torch.empty(0), start.schedule.first_call(index.pop()))
         else:
             times, device = start.schedule.times(sigma), start.device
             same = bool((times == times[0]).all())  # asked on the CPU, where they are
