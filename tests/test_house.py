@@ -22,7 +22,17 @@ from flowrl.iteration.open import FEATURES
 from flowrl.paths import PROJECT
 
 PACKAGES = ("samplers", "rewards", "flowrl")
-ROOT_FOLDERS = {".ci", "configs", "docs", "examples", "scripts", "tests", "typings", *PACKAGES}
+ROOT_FOLDERS = {
+    ".ci",
+    ".github",
+    "configs",
+    "docs",
+    "examples",
+    "scripts",
+    "tests",
+    "typings",
+    *PACKAGES,
+}
 ROOT_FILES = {
     *{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "CITATION.cff"},
     *{"LOG.md", "pyproject.toml", "setup.py", "constraints.txt", "Makefile", "Dockerfile"},

@@ -245,6 +245,31 @@ def test_questions_lead_to_their_pages(site: Path) -> None:
     assert len(first) >= len(wanted) * 3 // 4, {*wanted} - {*first}
 
 
+def test_fields_of_a_docstring_stand_beside_their_names(hook: ModuleType) -> None:
+    plain, kept = "<p>One\ntwo.</p>", "<p>kept\n  as it is</p>"
+    html = f"<div>\n{plain}\n<p>a     first\n      line\nb, c  <code>x</code></p>\n{kept}"
+    fields = (
+        '<dl class="fields"><dt>a</dt><dd>first line</dd><dt>b, c</dt><dd><code>x</code></dd></dl>'
+    )
+    as_it_is = kept.replace("<p>", '<p class="kept">')
+    assert hook.on_page_content(html) == f"<div>\n{plain}\n{fields}\n{as_it_is}"
+
+
+def test_a_methods_page_begins_with_when_to_use_it(hook: ModuleType) -> None:
+    pages = dict(hook.method_pages())
+    begun = {name: text.split("\n\n")[1] for name, text in pages.items()}
+    assert all(text.startswith("When to use it") for text in begun.values())
+    assert "\n* nothing special: trained on clean samples" in pages["nft"]
+    assert not [name for name, text in pages.items() if "```text" in text]
+    assert "| `eta` | float | `0.7` | noise of a sampling step |" in pages["flow_grpo"]
+
+
+def test_a_docstring_in_a_section_becomes_paragraphs(hook: ModuleType) -> None:
+    text = "\n```text\nOne a_b\n    more `c_d`.\nTwo.\n\nThree\nfour.\n```\n\n| a |"
+    assert hook.as_prose(text) == "\nOne a\\_b more `c_d`.\n\nTwo.\n\nThree four.\n\n\n| a |"
+    assert hook.as_prose("no block") == "no block"
+
+
 def test_a_methods_figures_stand_below_their_own_heads(hook: ModuleType) -> None:
     pages = dict(hook.method_pages())
     assert "| stricter | 0.835 |" in pages["crd"]

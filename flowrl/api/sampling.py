@@ -171,7 +171,9 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
 
     method     best: the highest of `particles`; importance: drawn with weights exp(strength *
                reward); particles: Feynman-Kac resampling during sampling (arXiv:2501.06848)
-    model and the other arguments as those of `flowrl.sample`; rewards as those of `flowrl.train`
+
+    The model and the other arguments are as those of `flowrl.sample`, rewards as those of
+    `flowrl.train`.
     """
     texts = _prompt_list(prompts)
     check_counts("flowrl.steer", {"particles": particles, "count": count, "steps": steps})

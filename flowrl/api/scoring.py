@@ -147,14 +147,14 @@ def score(
     """Score a folder of images or videos, as `flowrl score` does. Returns the folder with
     scores.csv, scores.parquet and contact sheets.
 
-    folder        its subfolders are read too
-    rewards       names, or mappings with a name
-    prompts       a table with the columns file and prompt; None: one of the folder's own
-    prompts_from  table, captions (NAME.txt beside NAME.png), metadata or names; auto tries them in
-                  this order
-    sheet         images on a contact sheet; 0: no sheets
-    chunk, frames samples per call, and frames of a video
-    out           a folder; None: FOLDER/scores
+    folder         its subfolders are read too
+    rewards        names, or mappings with a name
+    prompts        a table with the columns file and prompt; None: one of the folder's own
+    prompts_from   table, captions (NAME.txt beside NAME.png), metadata or names; auto tries them in
+                   this order
+    sheet          images on a contact sheet; 0: no sheets
+    chunk, frames  samples per call, and frames of a video
+    out            a folder; None: FOLDER/scores
     """
     values = {
         "folder": folder, "rewards": tuple(_word(reward) for reward in rewards), "prompts": prompts,

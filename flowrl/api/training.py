@@ -57,9 +57,12 @@ def train(  # noqa: PLR0913 one call has all of a run
     `flowrl.Run(...).train()` in one call.
 
     model             a diffusers pipeline or a transformers language model, its folder, or a hub
-                      name; or your own model (docs/own_models.md): its class, "FILE.py:NAME",
-                      {"own": ..., "weights": FILE}, or a module of a class without arguments. A
-                      live model is read and never changed: a copy is trained
+                      name; or your own model, a torch module with `state` (the shape of a
+                      sample), `encode(prompts, rows)` and `forward(x, sigma, encoded)`, the
+                      velocity (docs/own_models.md): its class, "FILE.py:NAME",
+                      {"own": ..., "weights": FILE}, or a module of a class without arguments, in
+                      a file of its own, which a later start imports. A live model is read and
+                      never changed: a copy is trained
     rewards           names, {"name": ..., "weight": ..., settings}, or callables: a function of
                       (samples), (images, prompts, metadata) or (prompts, completions), or a loaded
                       reward; their weighted sum is maximized

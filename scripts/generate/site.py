@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flowrl.pages.charts import Chart, Curve
+from flowrl.settings.words.names import WORDS
 from scripts.generate.readme import tree
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,8 @@ BEHIND_GUIDES = (
     *("security.md", "log.md", "files.md"),
 )
 
+DOCSTRING = re.compile(r"(?<=\n)<p>([^<]*(?:<(?!/p>)[^<]*)*)</p>")  # at the start of a line
+FIELD = re.compile(r"((?:<code>)?[\w.]+(?:</code>)?(?:, [\w.]+)*)  +(\S.*)$")
 ASKED = PROJECT / "docs" / "asked.yaml"
 # Words of a question that name no subject. The search takes every word as the beginning of one, so
 # that `i` and `do` would find Installing and Documents before anything that was asked for. All
@@ -122,7 +125,27 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 def on_page_content(html: str, **_: object) -> str:
     """Let names in tables break after their marks, so that wide tables fit, and let each arXiv id
     lead to its paper, in docstrings too."""
+    html = DOCSTRING.sub(lambda found: described(found[1]), html)
     return ARXIV.sub(linked, CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html))
+
+
+def described(paragraph: str) -> str:
+    """A paragraph of a docstring: a list of fields, of which each line begins with the names and
+    two spaces or is indented, as names beside their descriptions; lines that are indented for
+    another reason as they are; and others to wrap at any width."""
+    lines = paragraph.splitlines()
+    if not any(line.startswith(" ") for line in lines) and not all(map(FIELD.match, lines)):
+        return f"<p>{paragraph}</p>"
+    rows = list[list[str]]()
+    for line in lines:
+        if found := FIELD.match(line):
+            rows.append([found[1], found[2]])
+        elif line.startswith(" ") and rows:
+            rows[-1].append(line.strip())
+        else:
+            return f'<p class="kept">{paragraph}</p>'
+    named = [f"<dt>{name}</dt><dd>{' '.join(said)}</dd>" for name, *said in rows]
+    return f'<dl class="fields">{"".join(named)}</dl>'
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -235,15 +258,16 @@ def files_text() -> str:
 
 
 def method_pages() -> Iterator[tuple[str, str]]:
-    """(name, text): a recipe's section of docs/recipes.md, its figures, its curve on the demo and
-    its configurations."""
+    """(name, text): when to use a recipe, its section of docs/recipes.md, its figures, its curve on
+    the demo and its configurations."""
+    choosing = (PROJECT / "docs" / "choosing.md").read_text()
     recipes = (PROJECT / "docs" / "recipes.md").read_text()
     figures = (PROJECT / "docs" / "results" / "methods.md").read_text().splitlines()
     used, curves = configurations(), json.loads((PROJECT / "docs" / "curves.json").read_text())
     for section in re.split(r"^## ", recipes, flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
         row = next((i for i, line in enumerate(figures) if line.startswith(f"| {name} |")), None)
-        parts = [f"# {name}\n{text}"]
+        parts = [f"# {name}\n\n{when(name, choosing)}\n{with_meanings(as_prose(text))}"]
         if row is not None:
             table = upright(head_of(figures, row), figures[row])
             beside = "All methods: [results/methods.md](results/methods.md)."
@@ -253,8 +277,71 @@ def method_pages() -> Iterator[tuple[str, str]]:
         links = "".join(f"* [{path}](../{path})\n" for path in used.get(name, ()))
         if links:
             parts.append(f"## Configurations\n\n{links}")
-        parts.append("\nWhen to use it: [choosing.md](choosing.md).\n")
         yield name, "\n".join(parts)
+
+
+def when(name: str, choosing: str) -> str:
+    """The rows of docs/choosing.md that lead to a recipe, as a list under a sentence."""
+    found = list[str]()
+    for line in choosing.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if line.startswith("| ") and len(cells) > 1 and f"(recipes.md#{name})" in line:
+            found.append(f"* {cells[0]}" + (f": {cells[2]}" if len(cells) > 2 else ""))
+    if not found:
+        return (
+            "When to use it: [which method](choosing.md) names no situation for it. Take it to "
+            "compare, or for a paper that used it."
+        )
+    return "\n".join(["When to use it ([which method](choosing.md)):", "", *found])
+
+
+def as_prose(text: str) -> str:
+    """A section whose first block is a recipe's docstring, with that as paragraphs: each line that
+    is not indented begins one, if others are."""
+    head, fence, rest = text.partition("```text\n")
+    body, end, after = rest.partition("\n```")
+    if not fence or not end:
+        return text
+    paragraphs = list[str]()
+    for block in body.split("\n\n"):
+        lines = block.splitlines()
+        hanging = any(line.startswith(" ") for line in lines)
+        for i, line in enumerate(lines):
+            if i == 0 or (hanging and not line.startswith(" ")):
+                paragraphs.append(line.strip())
+            else:
+                paragraphs[-1] += f" {line.strip()}"
+    return f"{head}{chr(10).join(f'{escaped(one)}{chr(10)}' for one in paragraphs)}{after}"
+
+
+def escaped(line: str) -> str:
+    """A plain text as Markdown: its marks are marks, except within backticks."""
+    parts = line.split("`")
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([*_<\[\]#])", r"\\\1", parts[i])
+    return "`".join(parts)
+
+
+def with_meanings(text: str) -> str:
+    """A section with the meaning of each setting that the table of words knows, beside it."""
+    known = {
+        row.setting.removeprefix("recipe."): row.meaning
+        for row in WORDS
+        if row.setting.startswith("recipe.")
+    }
+    lines = list[str]()
+    inside = False
+    for line in text.splitlines():
+        inside = line.startswith("|") and (inside or line == "| setting | type | default |")
+        if inside and line == "| setting | type | default |":
+            line = f"{line} meaning |"
+        elif inside and line.startswith("|---"):
+            line += "---|"
+        elif inside:
+            name = line.split("`")[1]
+            line += f" {known.get(name, '')} |"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def head_of(lines: list[str], row: int) -> str:
