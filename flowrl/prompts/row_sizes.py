@@ -40,9 +40,9 @@ class RowSize(NamedTuple):
         sizes: dict[str, Any] = {
             name: _size(row.get(name), f"{place}, {name}")
             for name in cls._fields
-            if name not in SECONDS
+            if name not in LENGTHS_IN_SECONDS
         }
-        sizes |= {name: _seconds(row.get(name), f"{place}, {name}") for name in SECONDS}
+        sizes |= {name: _seconds(row.get(name), f"{place}, {name}") for name in LENGTHS_IN_SECONDS}
         frames = row.get(FRAMES)
         if isinstance(frames, int | float) and not isinstance(frames, bool):
             other = _size(frames, f"{place}, {FRAMES}")
@@ -55,7 +55,7 @@ class RowSize(NamedTuple):
         return cls(**sizes)
 
 
-SECONDS = (
+LENGTHS_IN_SECONDS = (
     "audio_end_in_s",
     "audio_length_in_s",
     "audio_duration",
@@ -66,11 +66,11 @@ SECONDS = (
 
 def described(sizes: Mapping[str, float | None]) -> str:
     """Sizes as "height 512, width 768, 33 frames", or "10 s"."""
-    units = dict.fromkeys(SECONDS, "s") | {"num_frames": "frames"}
-    known = {name: value for name, value in sizes.items() if value is not None}
-    words = [f"{name} {value}" for name, value in known.items() if name not in units]
+    units = dict.fromkeys(LENGTHS_IN_SECONDS, "s") | {"num_frames": "frames"}
+    values = {name: value for name, value in sizes.items() if value is not None}
+    words = [f"{name} {value}" for name, value in values.items() if name not in units]
     return ", ".join(
-        [*words, *(f"{known[name]:g} {unit}" for name, unit in units.items() if name in known)]
+        [*words, *(f"{values[name]:g} {unit}" for name, unit in units.items() if name in values)]
     )
 
 
