@@ -264,7 +264,7 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
     return settings_of(has[want if want in has else "load"])
 
 
-def module_of(name: str) -> tuple[ModuleType, str | None]:
+def reward_module(name: str) -> tuple[ModuleType, str | None]:
     """The module of a reward, and the name of a user's function or None. ValueError for a name that
     is no reward."""
     return _found(name)

@@ -79,6 +79,14 @@ class Samples:
         return "sound" if kind == "tensor" and self.audio is not None else kind
 
     @property
+    def sounds(self) -> list[Audio]:
+        """The sound of each sample; none if they have none."""
+        if self.audio is not None:
+            return self.audio.each
+        listed = [] if isinstance(self.media, Tensor) else self.media
+        return [item for item in listed if isinstance(item, Audio)]
+
+    @property
     def by_sound(self) -> "Iterator[tuple[list[int], Samples]]":
         """The rows of each rate and shape of a list of sounds, and their samples with one `audio`;
         other samples as they are."""
@@ -119,10 +127,10 @@ class Samples:
         """The same samples with their media in host memory."""
         media, audio = self.media, self.audio
         if audio is not None:
-            audio = replace(audio, waveform=audio.waveform.cpu())
+            audio = audio.cpu()
         if isinstance(media, Tensor):
             return replace(self, media=media.cpu(), audio=audio)
-        moved = [m.cpu() if isinstance(m, Tensor) else m for m in media]
+        moved = [m.cpu() if isinstance(m, Tensor | Audio) else m for m in media]
         return replace(self, media=moved, audio=audio)
 
     def take(self, rows: Sequence[int] | Int[Tensor, " m"]) -> "Samples":

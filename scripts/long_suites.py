@@ -63,7 +63,10 @@ SUITES = (
     Suite(
         "zoo",
         "all pipelines of diffusers, by whole samples",
-        (("scripts/benchmarks/pipelines.py", "--only", ""),),
+        (
+            ("scripts/benchmarks/pipelines.py", "--only", ""),
+            ("scripts/benchmarks/sound_pipelines.py", "--only", ""),
+        ),
     ),
     Suite(
         "browser",

@@ -40,7 +40,8 @@ ROOT_FILES = {
     ".git-blame-ignore-revs",
 }
 # what the files of rewards and of features offer; what a script starts with
-PROTOCOL = {"load", "judge", "main", "wrap", "wrap_unit"}
+# what each file of a room has by the same name
+PROTOCOL = {"load", "judge", "main", "wrap", "wrap_unit", "SCORED_KINDS"}
 
 
 def modules() -> Iterator[Path]:

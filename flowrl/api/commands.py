@@ -94,9 +94,9 @@ def _finish(result: "Result", run: "Run") -> int:
         print(f"saved; resume with: flowrl train --resume {quote(str(result.folder))}")
         return code
     for name, value in result.last.items():
-        if name == "image/diversity" or not name.startswith("image/"):
+        if name.endswith("/diversity") or not name.startswith(("image/", "sound/")):
             before = f"{result.first[name]:.3f} -> " if name in result.first else ""
-            shown = shown_score(name.removeprefix("image/"))
+            shown = shown_score(name.removeprefix("image/").removeprefix("sound/"))
             print(f"held-out {shown}: {before}{value:.3f}")
     from flowrl.pages.run_folder import RunFolder
     from flowrl.pages.run_page import last_words

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
@@ -13,6 +14,7 @@ from flowrl.errors import UserError
 from flowrl.media.pictures import INK, PALE, PAPER, TILE
 from flowrl.media.sounds import wave_image
 from rewards import Samples
+from rewards.audio import Audio
 
 AXIS_MARGIN, DOT, OTHER = (
     6,
@@ -33,8 +35,11 @@ def drawn(samples: Samples, draw: Callable[[Tensor], Image.Image | None]) -> Sam
     """
     if samples.kind not in ("tensor", "sound") or not len(samples.prompts):
         return samples
-    media: Tensor = torch.as_tensor(samples.media).float().cpu()
-    largest = float(media.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    sounds = samples.sounds
+    media: Any = [sound.waveform[0].float().cpu() for sound in sounds]
+    if not sounds:
+        media = torch.as_tensor(samples.media).float().cpu()
+    largest = max(float(item.abs().nan_to_num(0.0, 0.0, 0.0).max()) for item in media)
     reach = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-20)))
     images: list[Image.Image] = []
     for item in media:
@@ -43,7 +48,8 @@ def drawn(samples: Samples, draw: Callable[[Tensor], Image.Image | None]) -> Sam
             raise UserError(f"image(sample) must return a PIL image, not {type(drawing).__name__}")
         plain = wave_image if samples.kind == "sound" else partial(_plain, all_items=media)
         images.append((drawing or plain(item, reach=reach)).convert("RGB"))
-    return replace(samples, media=[_pixels(image) for image in images])
+    audio = Audio.padded(sounds) if sounds else None
+    return replace(samples, media=[_pixels(image) for image in images], audio=audio)
 
 
 def _pixels(image: Image.Image) -> Tensor:

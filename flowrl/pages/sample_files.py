@@ -65,11 +65,10 @@ class Page:
                 videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")
             else:
                 pictures.save_grid(pictures.to_image(media), folder / f"{i:03d}.png")
-        audio = self.samples.audio
-        for i, waveform in enumerate(() if audio is None else audio.waveform):
-            assert audio is not None
-            sounds.save_wav(waveform, audio.rate, folder / f"{i:03d}.wav")
-            sounds.spectrogram(waveform).save(folder / f"{i:03d}.spectrogram.png")
+        for i, sound in enumerate(self.samples.sounds):
+            sounds.save_wav(sound.waveform[0], sound.rate, folder / f"{i:03d}.wav")
+            spectrogram = sounds.spectrogram(sound.waveform[0])
+            spectrogram.save(folder / f"{i:03d}.spectrogram.png")
 
     @property
     def texts(self) -> bool:

@@ -1,5 +1,6 @@
-"""A prompt's own height, width and number of frames, from columns of its row."""
+"""A prompt's own height, width, number of frames and seconds of sound, from columns of its row."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,14 +11,20 @@ FRAMES = "frames"  # another name of the column `num_frames`
 
 
 class RowSize(NamedTuple):
-    """Sizes that a row sets, in pixels and frames; None for those of the run."""
+    """Sizes that a row sets, in pixels, frames and seconds; None for those of the run. The length
+    of a sound is named as the pipelines' own arguments are."""
 
     height: int | None = None
     width: int | None = None
     num_frames: int | None = None
+    audio_end_in_s: float | None = None
+    audio_length_in_s: float | None = None
+    audio_duration: float | None = None
+    audio_duration_s: float | None = None
+    duration: float | None = None
 
     @property
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, Any]:
         """The sizes that the row sets, named like arguments of a pipeline."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
@@ -26,10 +33,16 @@ class RowSize(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "RowSize":
-        """Read a row. UserError, with its place, for anything but whole numbers above 0. A column
-        `frames` that holds no number, such as a list of images, is not a size."""
+        """Read a row. UserError, with its place, for anything but whole numbers above 0, and
+        seconds above 0. A column `frames` that holds no number, such as a list of images, is not a
+        size."""
         place = row.place if isinstance(row, PromptRow) else "a prompt's row"
-        sizes = {name: _size(row.get(name), f"{place}, {name}") for name in cls._fields}
+        sizes: dict[str, Any] = {
+            name: _size(row.get(name), f"{place}, {name}")
+            for name in cls._fields
+            if name not in LENGTHS_IN_SECONDS
+        }
+        sizes |= {name: _seconds(row.get(name), f"{place}, {name}") for name in LENGTHS_IN_SECONDS}
         frames = row.get(FRAMES)
         if isinstance(frames, int | float) and not isinstance(frames, bool):
             other = _size(frames, f"{place}, {FRAMES}")
@@ -42,11 +55,23 @@ class RowSize(NamedTuple):
         return cls(**sizes)
 
 
-def described(sizes: Mapping[str, int | None]) -> str:
-    """Sizes as "height 512, width 768, 33 frames"."""
-    words = [f"{n} {v}" for n, v in sizes.items() if n != "num_frames" and v is not None]
-    frames = sizes.get("num_frames")
-    return ", ".join(words if frames is None else [*words, f"{frames} frames"])
+LENGTHS_IN_SECONDS = (
+    "audio_end_in_s",
+    "audio_length_in_s",
+    "audio_duration",
+    "audio_duration_s",
+    "duration",
+)
+
+
+def described(sizes: Mapping[str, float | None]) -> str:
+    """Sizes as "height 512, width 768, 33 frames", or "10 s"."""
+    units = dict.fromkeys(LENGTHS_IN_SECONDS, "s") | {"num_frames": "frames"}
+    values = {name: value for name, value in sizes.items() if value is not None}
+    words = [f"{name} {value}" for name, value in values.items() if name not in units]
+    return ", ".join(
+        [*words, *(f"{values[name]:g} {unit}" for name, unit in units.items() if name in values)]
+    )
 
 
 def row_sizes(rows: Sequence[Mapping[str, Any]]) -> list[RowSize]:
@@ -58,6 +83,18 @@ def unsized(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row without its sizes."""
     cells = {name: value for name, value in row.items() if name not in (*RowSize._fields, FRAMES)}
     return PromptRow(cells, row.place) if isinstance(row, PromptRow) else cells
+
+
+def _seconds(value: Any, place: str) -> float | None:
+    if value is None or value == "" or value != value:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise UserError(
+            f"{place}: {value!r:.50} is no number of seconds above 0: correct it, or leave the "
+            "column out with `keep`"
+        )
+    return float(value)
 
 
 def _size(value: Any, place: str) -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.policy import RolloutLike
+from rewards.audio import Audio
 
 Named = Iterable[tuple[str, Tensor]]
 # a loss that is not finite is no error of its own where its optimizer step was skipped
@@ -66,6 +67,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     """Check media, and latents too, since decoders may hide their faults. NotFiniteError names
     `place`."""
     parts = media if isinstance(media, list | tuple) else [media]
+    parts = [part.waveform if isinstance(part, Audio) else part for part in parts]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
     named = [("the latents of the samples", part.x0) for part in rollout.parts] + named
     if (name := first_not_finite(named)) is not None:

@@ -120,11 +120,11 @@ class SampleCopies:
     ) -> list[int]:
         """Write samples of a model; returns their rows. `column`: of the prompt file, with the
         image that is edited."""
-        rows = []
+        rows, sounds = [], samples.sounds
         for i, (media, prompt) in enumerate(zip(samples.media, samples.prompts, strict=True)):
             cell = samples.meta[i].get(column) if samples.meta else None
             source = cell if isinstance(cell, str | bytes | Mapping) else None
-            sound = None if samples.audio is None else samples.audio.take([i])
+            sound = sounds[i] if sounds else None
             own_scores = {name: column[i] for name, column in scores.items()}
             rows.append(self.add(media, prompt, origin, own_scores, source, sound))
         return rows

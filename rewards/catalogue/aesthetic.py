@@ -21,7 +21,7 @@ from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
 LINEAR = (0, 2, 4, 6, 7)  # indices of the linear layers in the file; the others are dropout

@@ -10,7 +10,7 @@ from torch import Tensor
 from rewards.perception.media import LUMA, each_size, expect
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rewards.perception.media import expect
 from rewards.perception.references import read_references, reference_key
 from rewards.types import Kind, Reward, RewardScores, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image", "text")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "text")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.sound import expect_sound, resampled
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("sound", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("sound", "video")
 
 
 @dataclass(frozen=True)

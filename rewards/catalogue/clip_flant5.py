@@ -45,7 +45,7 @@ from rewards.perception.hub import HubName, fetched, model_path
 from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 CHAT_OPENING = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "

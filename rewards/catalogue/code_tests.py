@@ -63,7 +63,7 @@ from rewards.sandbox.external import configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
 from rewards.types import NEEDED_COLUMN, Inline, Kind, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 LOST_PROTECTIONS = {
     "network": "it could reach the network",

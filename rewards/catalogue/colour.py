@@ -20,7 +20,7 @@ from torch import Tensor
 from rewards.perception.media import LUMA, each_size, expect
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 ColourKind = Literal["saturation", "contrast", "colourfulness", "hue"]
 HUES = {  # degrees

@@ -30,7 +30,7 @@ from rewards.judging.yes_no import yes_of_each
 from rewards.perception.media import expect
 from rewards.types import Inline, Kind, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 PHRASE_COLUMN = "noun_phrases"
 LEFT_OUT_PHRASES = (

@@ -40,7 +40,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import each_video
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 VBENCH_MODELS = {"dino": "facebook/dino-vitb16", "clip": "openai/clip-vit-base-patch32"}
 VideoFrames = Float[Tensor, "f 3 h w"]

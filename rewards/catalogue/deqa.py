@@ -28,7 +28,7 @@ from rewards.perception.media import expect, items
 from rewards.serving.requests import Unparsable
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 RATINGS = ("excellent", "good", "fair", "poor", "bad")
 RATING_WEIGHTS = {"deqa": (5.0, 4.0, 3.0, 2.0, 1.0), "q_align": (1.0, 0.75, 0.5, 0.25, 0.0)}

@@ -29,7 +29,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 ROUNDED = 1e-6  # of cosines of float32 vectors
 

@@ -29,7 +29,7 @@ from rewards.judging.yes_no import yes_of_each
 from rewards.perception.media import expect
 from rewards.types import Inline, Kind, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 DPG_COLUMN = "dpg_questions"
 NO_PARENT = 0

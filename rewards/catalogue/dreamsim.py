@@ -45,7 +45,7 @@ from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Kind, NeededColumn, Reward
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 BACKBONE = "checkpoints/dino_vitbase16_pretrain.pth"  # where their package keeps DINO's own file
 TOWERS = ("dino_vitb16", "clip_vitb16", "open_clip_vitb16")

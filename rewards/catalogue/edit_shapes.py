@@ -39,7 +39,7 @@ from rewards.perception.media import each_size, expect
 from rewards.perception.references import check_image_column, column_images
 from rewards.types import Kind, Reward, Samples, Share, cell
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 EditKind = Literal["recolour", "move", "add", "remove"]
 DIRECTIONS = {  # x runs to the right, y down

@@ -35,7 +35,7 @@ from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scala
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 _SOURCE = "EditReward/dataset/prompts.py of github.com/TIGER-AI-Lab/EditReward"
 FOLLOWING_TEXT = PublishedText(

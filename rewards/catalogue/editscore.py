@@ -34,7 +34,7 @@ from rewards.rights import ReadFile
 from rewards.serving.requests import Unparsable
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 EditPart = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
 HIGHEST = 25

@@ -20,7 +20,7 @@ from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.types import Kind, NeededColumn, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 _NUMBER = r"(?:(?<!\w)[-+])?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
 ANSWER_FORMS = {"boxed": r"\boxed{{{}}}", "tag": "<answer>{}</answer>", "hash": "#### {}"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from rewards.perception.media import each_video
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rewards.answers.boxes import boxes
 from rewards.perception.media import expect
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 FormatKind = Literal["think_answer", "boxed", "number", "json", "pattern"]
 GOOD = {

@@ -34,7 +34,7 @@ from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 COLOUR_NAMES = (
     "red",

@@ -32,7 +32,7 @@ from rewards.perception.weight_files import stored_in
 from rewards.rights import NameInFolder, ReadFile, Right, is_bare, need
 from rewards.types import Inline, Kind, Reward
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY = "xswu/HPSv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

@@ -31,7 +31,7 @@ from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scala
 from rewards.rights import ReadFile
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 RM_HEAD = "rm_head."

@@ -38,7 +38,7 @@ from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 REPOSITORY, FILE = "THUDM/ImageReward", "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the authors' data

@@ -15,7 +15,7 @@ from torch import Tensor
 from rewards.perception.media import expect, items, to_pil
 from rewards.types import Kind, Positive, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 QUALITY = 95
 

@@ -26,7 +26,7 @@ from rewards.judging.panel import (
 from rewards.perception.media import items
 from rewards.types import Inline, Judge, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video", "text")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video", "text")
 
 SCORINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
     "score": (chat.SCORE, answers.score_in, LONG_ANSWER),

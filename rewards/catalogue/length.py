@@ -17,7 +17,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 Unit = Literal["characters", "words", "tokens"]
 

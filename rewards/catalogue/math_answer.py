@@ -41,7 +41,7 @@ from rewards.perception.packages import needs_math_verify
 from rewards.serving.workers import Workers
 from rewards.types import Kind, NeededColumn, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 READING = 60.0  # seconds to read one right answer: a busy machine must not end a run
 

@@ -27,7 +27,7 @@ from rewards.perception.media import each_video
 from rewards.perception.motion import block_motion, reduced_luma
 from rewards.types import Kind, OneOrMore, Positive, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 LARGEST_SHARE = 0.05
 THRESHOLD = 6 / 256  # of the shorter side

@@ -30,7 +30,7 @@ from rewards.catalogue.shapes import BACKGROUND, COLOURS, SHAPES, DetectedShape,
 from rewards.perception.media import each_size, expect
 from rewards.types import Kind, Reward, Samples, Share
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 MOTIONS = {  # x runs to the right, y down
     "moving right": (1, 0),

@@ -43,7 +43,7 @@ from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Kind, Reward, Samples, Share
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 CONDITION = (
     "light, color, clarity, tone, style, ambiance, artistry, shape, face, hair, hands, limbs, "

@@ -31,7 +31,7 @@ from rewards.perception.packages import needs_ocr
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 OcrKind = Literal["graded", "strict", "published"]
 Side = Annotated[int, Field(ge=32)]  # pixels

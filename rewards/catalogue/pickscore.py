@@ -13,7 +13,7 @@ from rewards.perception.hub import HubName
 from rewards.perception.image_model import ImageModelSettings
 from rewards.types import Inline, Kind, Reward
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 
 def load(

@@ -23,7 +23,7 @@ from rewards.perception.media import expect
 from rewards.perception.strings import step_ends
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 Reduce = Literal["last", "least", "mean", "product"]
 

@@ -19,7 +19,7 @@ from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
 from rewards.types import Inline, Judge, Kind, OneOrMore, Reward, RewardScores, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video", "text")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video", "text")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 CHECKERS = {
     "classifier": "Falconsai/nsfw_image_detection",

@@ -20,7 +20,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("text",)
+SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
 HeadKind = Literal["logit", "softmax", "sigmoid"]
 Long = Literal["unscored", "cut_start", "cut_end"]

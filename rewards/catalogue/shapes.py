@@ -33,7 +33,7 @@ from torch.nn import functional
 from rewards.perception.media import each_size, expect
 from rewards.types import Kind, Reward, Samples, Share
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 COLOURS = {  # sRGB, 0..255
     "red": (220, 40, 40),

@@ -15,7 +15,7 @@ from torch import Tensor
 from rewards.perception.sound import decibels, expect_sound, tones, windows
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("sound", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("sound", "video")
 
 
 @dataclass(frozen=True)

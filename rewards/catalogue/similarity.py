@@ -29,7 +29,7 @@ from rewards.perception.media import to_pil
 from rewards.perception.references import read_references, reference_key
 from rewards.types import Inline, Kind, NeededColumn, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
 Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]

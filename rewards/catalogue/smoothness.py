@@ -23,7 +23,7 @@ from rewards.perception.media import each_video
 from rewards.perception.motion import middle_error, reduced_luma
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 SmoothnessKind = Literal["compensated", "mean"]
 

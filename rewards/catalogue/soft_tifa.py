@@ -30,7 +30,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect, items
 from rewards.types import Inline, Kind, NeededColumn, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 ONE_WORD = " Answer in one word."
 YES = ("Yes", "yes", " yes", " Yes")

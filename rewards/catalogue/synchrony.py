@@ -21,7 +21,7 @@ from rewards.perception.media import expect
 from rewards.perception.sound import WrongMedia, expect_sound, windows
 from rewards.types import Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 LEAST = 4  # frames
 

@@ -34,7 +34,7 @@ from rewards.perception.references import check_image_column, column_images
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Judge, Kind, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 JPEG_QUALITY = 95
 REQUEST: Mapping[str, Any] = {"max_tokens": 4096}

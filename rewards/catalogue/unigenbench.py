@@ -41,7 +41,7 @@ from rewards.rights import ReadFile
 from rewards.serving.requests import Malformed
 from rewards.types import Inline, Kind, Reward, Samples, cell
 
-KINDS: tuple[Kind, ...] = ("image",)
+SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
 

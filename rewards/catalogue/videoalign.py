@@ -48,7 +48,7 @@ from rewards.perception.weight_files import weights_of_file
 from rewards.rights import ReadFile, Right, need
 from rewards.types import Inline, Kind, Positive, Reward, Samples
 
-KINDS: tuple[Kind, ...] = ("video",)
+SCORED_KINDS: tuple[Kind, ...] = ("video",)
 
 HUB_FOLDER = "KwaiVGI/VideoReward"
 PUBLISHED_BASE = "Qwen/Qwen2-VL-2B-Instruct"

@@ -19,7 +19,7 @@ from rewards.judging.panel import SHORT_ANSWER, PanelSettings
 from rewards.judging.token_mass import first_token_mass
 from rewards.types import Inline, Kind, Reward
 
-KINDS: tuple[Kind, ...] = ("image", "video")
+SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
 
 QUESTION = 'Does this figure show "{prompt}"? Please answer Yes or No.'
 

@@ -1,15 +1,15 @@
 """The kinds of media that a reward scores, as its file declares them: known before it is loaded.
 
-A file of the catalogue says `KINDS`. One that only combines others says nothing, and scores what
-all of its members score. A function of the user's says it by its form: `function(images, prompts,
-metadata)` scores images and videos, `function(prompts, completions)` texts. Any other may score
-anything: the self-test at the start finds out.
+A file of the catalogue says `SCORED_KINDS`. One that only combines others says nothing, and scores
+what all of its members score. A function of the user's says it by its form: `function(images,
+prompts, metadata)` scores images and videos, `function(prompts, completions)` texts. Any other may
+score anything: the self-test at the start finds out.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rewards.load import module_of, names, rewards_within
+from rewards.load import names, reward_module, rewards_within
 from rewards.perception.media import wrong_kind
 from rewards.types import Kind
 from rewards.user_function import form_kinds
@@ -17,19 +17,19 @@ from rewards.user_function import form_kinds
 ALIKE: tuple[Kind, ...] = ("image", "video")  # a model's class does not always say which
 
 
-def check_kinds(name: str, settings: Mapping[str, Any], made: Kind) -> None:
+def check_kinds(name: str, settings: Mapping[str, Any], media_kind: Kind) -> None:
     """ValueError for a reward, or a member of it, that does not score what the model makes."""
-    taken = ALIKE if made in ALIKE else (made,)
+    taken = ALIKE if media_kind in ALIKE else (media_kind,)
     for member, kinds in declared_kinds(name, settings):
         if not set(kinds) & set(taken):
-            raise ValueError(f"{wrong_kind(member, kinds, made)}{_others(made)}")
+            raise ValueError(f"{wrong_kind(member, kinds, media_kind)}{_others(media_kind)}")
 
 
-def _others(made: Kind) -> str:
-    """A way out for sound, which few rewards score."""
-    if made != "sound":
+def _others(media_kind: Kind) -> str:
+    """The rewards that score sound, which are few."""
+    if media_kind != "sound":
         return ""
-    listed = [n for n in names() if any(made in kinds for _, kinds in declared_kinds(n, {}))]
+    listed = [n for n in names() if any(media_kind in kinds for _, kinds in declared_kinds(n, {}))]
     return f": take {', '.join(listed)}, or a function of your own"
 
 
@@ -39,9 +39,11 @@ def declared_kinds(
     """A reward and its members, each with the kinds that it declares; those that declare none are
     left out. ValueError for a member that is no reward, as `check_reward` raises."""
     for member, _ in rewards_within(name, settings):
-        module, function = module_of(member)
+        module, function = reward_module(member)
         kinds = (
-            vars(module).get("KINDS") if function is None else form_kinds(vars(module)[function])
+            vars(module).get("SCORED_KINDS")
+            if function is None
+            else form_kinds(vars(module)[function])
         )
         if kinds is not None:
             yield member, kinds

@@ -33,10 +33,10 @@ def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
     return samples.kind
 
 
-def wrong_kind(name: str, kinds: Sequence[Kind], given: Kind) -> str:
+def wrong_kind(name: str, kinds: Sequence[Kind], other: Kind) -> str:
     """The sentence on a reward that was given media of another kind than it scores."""
     wanted = " or ".join(plural(kind) for kind in kinds)
-    return f"the reward {name!r} scores {wanted}; it was given {plural(given)}"
+    return f"the reward {name!r} scores {wanted}; it was given {plural(other)}"
 
 
 def plural(kind: Kind) -> str:

@@ -1,4 +1,4 @@
-"""Sound files as rewards hear them: WAV files of whole numbers (PCM), of 8 to 32 bits."""
+"""Sound files for rewards: WAV files of whole numbers (PCM), of 8 to 32 bits."""
 
 import io
 import wave
@@ -9,13 +9,13 @@ import torch
 
 from rewards.audio import Audio
 
-MOST_NUMBERS = 2**27  # of a file: over 12 minutes of stereo at 48 kHz
-FIRST = 12  # bytes by which a WAV file is known
+MOST_WAV_NUMBERS = 2**27  # of a file: over 12 minutes of stereo at 48 kHz
+WAV_HEAD = 12  # bytes by which a WAV file is known
 
 
 def is_wav(begin: bytes) -> bool:
     """Whether a file with these first bytes is a WAV file."""
-    return begin[:4] == b"RIFF" and begin[8:FIRST] == b"WAVE"
+    return begin[:4] == b"RIFF" and begin[8:WAV_HEAD] == b"WAVE"
 
 
 def read_wav(source: Path | io.BytesIO) -> Audio:
@@ -24,8 +24,8 @@ def read_wav(source: Path | io.BytesIO) -> Audio:
     try:
         with wave.open(str(source) if isinstance(source, Path) else source, "rb") as file:
             channels, width, rate, frames, *_ = file.getparams()
-            if channels * frames > MOST_NUMBERS:
-                raise ValueError(f"a sound of {channels * frames} numbers, over {MOST_NUMBERS}")
+            if channels * frames > MOST_WAV_NUMBERS:
+                raise ValueError(f"a sound of {channels * frames} numbers, over {MOST_WAV_NUMBERS}")
             data = file.readframes(frames)
     except (wave.Error, EOFError) as error:
         raise ValueError(f"no WAV file of whole numbers (PCM): {error}") from error
@@ -36,7 +36,7 @@ def read_wav(source: Path | io.BytesIO) -> Audio:
 
 
 def _numbers(data: bytes, width: int) -> np.ndarray:
-    """Samples in -1..1 as float32. Those of 8 bits have no sign; 24 bits become 32 with zeros."""
+    """Numbers in -1..1 as float32; 8 bits have no sign, and 24 become 32 with zeros."""
     if width == 1:
         return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
     if width == 3:

@@ -41,7 +41,9 @@ READ = {
     "differ in size",
     "HeliosPyramidDistilledModularPipeline": "nests a loop of steps in a loop of chunks, whose "
     "states differ in size",
-    "MiniMaxMusic3ModularPipeline": "makes sound alone, chunk after chunk, and rewards need RGB",
+    "MiniMaxMusic3ModularPipeline": "draws the first state of each window inside its loop, one "
+    "song a call, and blends it with the window before between steps: no state can be passed into "
+    "it",
     "WanAnimate2ModularPipeline": "denoises segment after segment in one call, each from the last "
     "frames of the one before",
     "WanAnimate2DistilledModularPipeline": "denoises segment after segment in one call, each from "

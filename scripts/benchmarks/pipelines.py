@@ -213,9 +213,10 @@ SOUND_CLAIMS = (
     "(b) have the largest difference of a number of theirs, and the same bound holds.",
     "Their rate is that of the decoder's or the vocoder's configuration. How long they are is an "
     "argument of the class (`audio_end_in_s`, `duration`, `audio_duration_s`, `audio_duration`, "
-    "`audio_length_in_s`): set it in `model.call`. Stable Audio is tried with EDM's multistep "
-    "solver: the one of its checkpoint, CosineDPMSolverMultistepScheduler, wants the package "
-    "torchsde; flowrl's own steps stand in for both. A given waveform is a tensor in `call`, which "
+    "`audio_length_in_s`): set it in `model.call`, or as a column of the prompts. Stable Audio is "
+    "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
+    "which wants the package torchsde, whose Brownian tree draws the noise of its steps; there (a) was "
+    "4e-07 too, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
     "Python code can hand over and a YAML file cannot.",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples

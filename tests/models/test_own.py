@@ -275,3 +275,37 @@ def test_flow_velocity_is_the_same_of_both_states():
     for kind, predicted in (("epsilon", noise), ("sample", x0)):
         v = flow_velocity(kind, to_vp(x, sigma), predicted, sigma)
         assert torch.allclose(v, noise - x0, atol=1e-12)
+
+
+class Heard(Good):
+    """Sound: 4 numbers of one channel at 8 kHz."""
+
+    rate = 8000
+
+    def decode(self, x0, encoded):
+        return torch.cat([x0, x0[:, :1]], 1) / 4
+
+
+class HeardBadly(Heard):
+    rate = 8000.5
+
+
+class HeardAsOneNumber(Heard):
+    def decode(self, x0, encoded):
+        return x0[:, None, None, :]
+
+
+def test_a_model_with_a_rate_makes_sound() -> None:
+    """Rewards, pages and files get waveforms [n channels t] with their rate."""
+    policy = OwnPolicy(Heard())
+    batch = MediaBatch(policy, policy.encode(PROMPTS), 3)
+    (rollout,) = batch.rollouts(Ode(2), [0, 1], seed=0, iteration=0)
+    made = batch.media(rollout)
+    assert made.sound_alone and made.audio.rate == 8000 and made.media.shape == (4, 1, 4)
+    assert policy.form.kind == "sound"
+    assert "sound/level" in batch.statistics(rollout, made.media).means
+    with pytest.raises(UserError, match=r"rate must be a whole number of Hz above 0"):
+        OwnPolicy(HeardBadly())
+    bad = OwnPolicy(HeardAsOneNumber())
+    with pytest.raises(UserError, match=r"a model with a `rate` makes sound: expected waveforms"):
+        bad.decode(torch.zeros(2, 3), bad.encode(PROMPTS), steps=3)

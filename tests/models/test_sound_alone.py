@@ -1,11 +1,13 @@
 """Pipelines of sound alone: driven by their own calls, whole samples compared as waveforms."""
 
+import copy
 import math
 from typing import Any
 
 import diffusers
 import pytest
 import torch
+from diffusers.schedulers.scheduling_utils import SchedulerOutput
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
@@ -14,8 +16,10 @@ from flowrl.models.diffusers.call.traits.made import made_kind
 from flowrl.models.diffusers.call.traits.verdicts import refused_because
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from flowrl.recipes import RECIPES
 from flowrl.run.evaluate.start_checks import made_form
 from samplers import Chain, ConstantSDE
+from tests.models.test_modular_densities import exact, log_density
 from tests.support.driving import PROMPTS
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.pipelines import tiny
@@ -107,13 +111,6 @@ def test_a_batch_of_sounds_has_ratio_one_and_rows_of_their_own() -> None:
     assert isinstance(heard, Decoded) and heard.sound_alone and len(heard.media) == 4
     statistics = batch.statistics(rollout, heard.media)
     assert {"sound/level", "sound/diversity"} < statistics.means.keys()
-    edge = rollout.edges[0]
-    with torch.no_grad():  # the density of a step, in float64 by its formula
-        sigma, after = (
-            rollout.plan.steps[edge.step].sigma,
-            rollout.plan.steps[edge.step].sigma_next,
-        )
-    assert sigma > after
     alone = MediaBatch(made, made.encode(PROMPTS[1:]), STEPS)
     (other,) = alone.rollouts(chain, [7], seed=1, iteration=0)
     torch.testing.assert_close(other.x0, rollout.x0[2:], rtol=1e-4, atol=1e-5)
@@ -131,3 +128,59 @@ def test_what_a_class_makes_is_read_of_its_code() -> None:
     assert made_kind(diffusers.WanPipeline) == made_kind(diffusers.LTX2Pipeline) == "video"
     assert refused_because("MusicLDMPipeline") is not None
     assert all(refused_because(name) is None for name in EXACT)
+
+
+class Seeded(diffusers.EDMDPMSolverMultistepScheduler):
+    """Draws the noise of its steps by its generator's first seed alone, as a Brownian tree does
+    (CosineDPMSolverMultistepScheduler, whose package is not installed)."""
+
+    def step(self, model_output, timestep, sample, generator=None, return_dict=True):
+        after = super().step(model_output, timestep, sample, return_dict=False)[0]
+        draws = torch.Generator().manual_seed(generator.initial_seed() + self.step_index)
+        level = self.sigmas[self.step_index]
+        noise = 0.3 * level**2 * torch.randn(after.shape, generator=draws)
+        return (after + noise,) if not return_dict else SchedulerOutput(prev_sample=after + noise)
+
+
+def test_noise_that_a_seed_alone_decides_is_seen() -> None:
+    """Repeated with the same seed its steps are equal, and they draw noise all the same."""
+    made = tiny(diffusers.StableAudioPipeline, SPECIALS | SOUND_SPECIALS, SIZES)
+    made.pipe.scheduler = Seeded.from_config(made.pipe.scheduler.config)
+    policy = PipelinePolicy(made.pipe, call=made.call)
+    proof = policy.prove(PROMPTS, steps=STEPS, guidance=1.0)
+    assert proof.noisy and proof.reading is not None and proof.reading < 1e-5
+    assert "draws noise in its steps" in str(proof)
+
+
+def test_densities_are_those_of_a_plain_loop() -> None:
+    """In float64, from the network's own calls and the formulas of EDM and Flow-GRPO."""
+    made = sounding("StableAudioPipeline")
+    network: Any = copy.deepcopy(made.pipe.transformer).double()
+    calls: list[tuple[Any, Any]] = []
+    hook = made.pipe.transformer.register_forward_pre_hook(
+        lambda _, args, given: calls.append((args[1], copy.deepcopy(given))), with_kwargs=True
+    )
+    made.pipe(
+        PROMPTS[:1], num_inference_steps=STEPS, guidance_scale=1.0, output_type="pt", **made.call
+    )
+    hook.remove()
+    algorithm = RECIPES["flow_grpo"](steps=STEPS, group=2)
+    made = made.guided(1.0, 1.0)
+    batch = MediaBatch(made, made.encode(PROMPTS[:1]), STEPS)
+    (rollout,) = batch.rollouts(algorithm.plan, [0], seed=0, iteration=0)
+    assert rollout.edges
+    for edge in rollout.edges:
+        step = rollout.plan.steps[edge.step]
+        (time, given), s = calls[edge.step], step.sigma
+        size = math.hypot(s, 1 - s)
+        alpha, spread = (1 - s) / size, s / size
+        arguments = {key: exact(value) for key, value in given.items()}
+        arguments["rotary_embedding"] = tuple(map(exact, given["rotary_embedding"]))
+        for row, logp in enumerate(edge.logp):
+            x, after = (states[row : row + 1].double() for states in (edge.x, edge.x_next))
+            with torch.no_grad():
+                predicted = network(x / size, time.double(), **arguments)[0]
+            clean = alpha * x / size - spread * predicted
+            noise = spread * x / size + alpha * predicted
+            want = log_density(x, noise - clean, after, s, step.sigma_next, 0.7)
+            assert float(logp) == pytest.approx(float(want), abs=1e-4)

@@ -5,7 +5,7 @@ import pytest
 from rewards import load
 from rewards.checks.kinds import check_kinds, declared_kinds
 from rewards.checks.self_test import Prompts, probe
-from rewards.load import module_of, names, rewards_within
+from rewards.load import names, reward_module, rewards_within
 from rewards.perception.media import WrongMedia
 from rewards.types import Kind
 from tests.rewards.test_rewards_contract import WITHOUT_WEIGHTS
@@ -18,7 +18,7 @@ SAY_NOTHING = {
 
 
 def test_every_reward_of_the_catalogue_says_its_kinds() -> None:
-    silent = {name for name in names() if "KINDS" not in vars(module_of(name)[0])}
+    silent = {name for name in names() if "SCORED_KINDS" not in vars(reward_module(name)[0])}
     assert silent == SAY_NOTHING
 
 

@@ -1,6 +1,7 @@
 """Runs of pipelines of sound alone: recipes, commands, pages, votes, resumes, processes."""
 
 import json
+import math
 import wave
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flowrl.evaluation.folders import find_items
 from flowrl.evaluation.measure import Gallery
 from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.pages.run_folder import RunFolder
+from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.watch.start_check import check_start
 from flowrl.settings.read import run_from
 from flowrl.votes.collect import SampleCopies
@@ -124,3 +126,32 @@ def test_votes_hear_a_sound_and_see_its_drawing(tmp_path: Path) -> None:
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     job: Job = {"settings": settings(tmp_path, "flow_grpo"), "iterations": 2}
     check_two_as_one({"sound": job}, tmp_path, apart_below=1e-4)
+
+
+@pytest.mark.slow
+def test_rows_have_seconds_of_their_own(tmp_path: Path) -> None:
+    """A column named as the pipeline's argument: latents and sounds of several lengths in one
+    iteration, on its page, in samples, and after a resume."""
+    tree = settings(tmp_path, "flow_grpo", "StableAudio3Pipeline")
+    tree = runs.sized(tree, [{"duration": x} for x in (0.125, 0.0625, 0.125, 0.25)])
+    for side in ("height", "width"):
+        del tree["model"][side]
+    runs.check_resumed_bits(tree, tmp_path)
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert page.count("data:audio/wav;base64,") >= 2
+    out = tmp_path / "out"
+    words = ("a red ball", "a blue cube on the table")
+    assert runs.flowrl("sample", tmp_path / "whole", *words, "--count", "1", "--out", out) == 0
+    frames = []
+    for file in sorted(out.glob("*.wav")):
+        with wave.open(str(file)) as opened:
+            frames.append(opened.getnframes())
+    assert frames == [100, 50]
+
+
+def test_seconds_that_are_no_length_are_refused() -> None:
+    assert RowSize.of({"duration": 2}).given == {"duration": 2.0}
+    assert str(RowSize.of({"audio_end_in_s": 2.5})) == "2.5 s"
+    for value in (0, -1.0, math.inf, "long", True):
+        with pytest.raises(UserError, match="is no number of seconds above 0"):
+            RowSize.of({"audio_duration": value})

@@ -12,8 +12,8 @@ INDEX = "model_index.json"  # of a classic form; a modular one saves all that it
 def save_pipeline(pipe: Any, folder: Path) -> None:
     """Save a pipeline with every component that its index names.
 
-    diffusers leaves out those that a constructor makes where none is given (LongCat-Audio's
-    scheduler), and its index names them all the same.
+    diffusers leaves out what a constructor adds by itself (LongCat-Audio's scheduler), though its
+    index names it.
     """
     pipe.save_pretrained(folder)
     index = folder / INDEX

@@ -287,11 +287,10 @@ def _samples(
         }
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
         records.append(SampleRecord(i, prompt, values, **_media(media, side)))
-    if drawn_samples.audio is None:
+    sounds = drawn_samples.sounds
+    if not sounds:
         return records
-    copies = [
-        small_sound(waveform, drawn_samples.audio.rate) for waveform in drawn_samples.audio.waveform
-    ]
+    copies = [small_sound(sound.waveform[0], sound.rate) for sound in sounds]
     return [replace(r, **copy._asdict()) for r, copy in zip(records, copies, strict=True)]
 
 

@@ -144,12 +144,12 @@ def _kinds(run: RunSettings, opened: Mapping[str, Reward]) -> None:
 
     if run.train.self_test != "raise" or not run.drawn:
         return
-    made = likely_form(run).kind
+    media_kind = likely_form(run).kind
     for place, spec in _rewards(run):
         if spec.label in opened:
             continue
         try:
-            check_kinds(spec.name, spec.settings, made)
+            check_kinds(spec.name, spec.settings, media_kind)
         except ValueError as error:
             raise UserError(f"{place}: {spec.label}: {error}") from error
 

@@ -298,7 +298,7 @@ class Subject:
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
-            check = proof_checks.heard if result.sound_alone else proof_checks.coloured
+            check = proof_checks.check_waveforms if result.sound_alone else proof_checks.coloured
             check(self.loop.name, decoded)
             if away == 0 and (result.sound_alone or shown(decoded)):
                 return through

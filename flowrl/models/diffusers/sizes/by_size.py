@@ -16,7 +16,6 @@ from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.loop.image_shapes import latent_shapes, sized_by_images
 from flowrl.models.diffusers.call.loop.loop import Loop
-from flowrl.models.diffusers.call.results.decoder import rate_alone
 from flowrl.models.diffusers.memory.offload import OffloadedParts
 from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
@@ -33,7 +32,7 @@ class LoopSize(NamedTuple):
     """The difference between loops of one pipeline: arguments of its call, and the latents' shape
     where an image alone determines it."""
 
-    call: tuple[tuple[str, int | None], ...]
+    call: tuple[tuple[str, float | None], ...]
     image: tuple[int, ...] = ()
 
     @classmethod
@@ -44,7 +43,7 @@ class LoopSize(NamedTuple):
         return cls(tuple((name, row_size.given.get(name, loop.call.get(name))) for name in names))
 
     @property
-    def arguments(self) -> dict[str, int]:
+    def arguments(self) -> dict[str, float]:
         return {name: value for name, value in self.call if value is not None}
 
     def __str__(self) -> str:
@@ -178,11 +177,6 @@ def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[Si
         raise UserError(
             f"{firsts[1]}: it has another size than {firsts[0]}, but videos with sound need "
             "one size: choose rows with `where`, or leave their sizes out with `keep`"
-        )
-    if len(groups) > 1 and rate_alone(policy.pipe) is not None:
-        raise UserError(
-            f"{firsts[1]}: it has another length than {firsts[0]}, but sounds need one: choose "
-            "rows with `where`, or leave their seconds out with `keep`"
         )
     pairs = zip(groups.items(), firsts, strict=True)
     return [SizedRows(policy.at(size, at), size, rows) for (size, rows), at in pairs]

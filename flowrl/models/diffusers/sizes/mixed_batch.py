@@ -11,7 +11,9 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.diffusers.batch import Driven, MediaBatch
+from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.evaluation_counter import Meter
+from rewards.audio import Audio
 from samplers import Planner, Rollout, Sampling, Velocity
 from samplers.host import on_host, sent
 from samplers.mixed import MixedRollout, by_draws
@@ -82,13 +84,16 @@ class MixedBatch:
         same = zip(*by_part, strict=True)
         return tuple(MixedRollout(parts, self.indices, tuple(draws)) for parts in same)
 
-    def media(self, rollout: MixedRollout) -> list[Tensor]:
-        """Decode samples to images [3 h w] or videos [f 3 h w], each at its size."""
-        by_sample: dict[int, Tensor] = {}
+    def media(self, rollout: MixedRollout) -> list[Tensor] | list[Audio]:
+        """Decode samples to images [3 h w], videos [f 3 h w] or sounds, each at its size."""
+        by_sample: dict[int, Any] = {}
         for part, (batch, part_rollout) in enumerate(zip(self.parts, rollout.parts, strict=True)):
             decoded = batch.media(part_rollout)
-            assert isinstance(decoded, Tensor), "samples with sound have one size"
-            by_sample |= zip(rollout.samples(part).tolist(), decoded, strict=True)
+            items: Any = decoded
+            if isinstance(decoded, Decoded):
+                assert decoded.audio is not None and decoded.sound_alone, "videos have one size"
+                items = decoded.audio.each
+            by_sample |= zip(rollout.samples(part).tolist(), items, strict=True)
         return [by_sample[i] for i in range(len(by_sample))]
 
     def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
@@ -101,10 +106,12 @@ class MixedBatch:
         part, local = self._part(prompt)
         return self.parts[part].clean(x, local)
 
-    def statistics(self, rollout: MixedRollout, media: Sequence[Tensor]) -> Statistics:
+    def statistics(self, rollout: MixedRollout, media: Sequence[Tensor | Audio]) -> Statistics:
         parts: list[Statistics] = []
         for part, (batch, part_rollout) in enumerate(zip(self.parts, rollout.parts, strict=True)):
-            part_media = torch.stack([media[i] for i in rollout.samples(part).tolist()])
+            chosen = [media[i] for i in rollout.samples(part).tolist()]
+            rows = [item.waveform[0] if isinstance(item, Audio) else item for item in chosen]
+            part_media = torch.stack(rows)
             parts.append(batch.statistics(part_rollout, part_media))
         columns = {
             name: by_draws([statistics.columns[name] for statistics in parts], self.indices)

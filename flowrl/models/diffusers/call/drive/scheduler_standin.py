@@ -286,6 +286,10 @@ def _own_step(
     following, clean = _over(_moved(result), size), None
     if twin is not None:
         arguments = inspect.signature(kind.step).bind(twin, *args, **named).arguments
+        generator = arguments.get("generator")
+        if isinstance(generator, torch.Generator):  # a Brownian tree draws by its first seed alone
+            seed = generator.initial_seed() + 1
+            arguments["generator"] = torch.Generator(generator.device).manual_seed(seed)
         again = kind.step(**arguments | {"return_dict": True})
         control.repeatable &= torch.equal(following, _over(_moved(again), size))
         clean = _clean(twin, seen, again)
@@ -314,7 +318,8 @@ def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
         skip, out = (0.0, 1.0) if boundary is None else boundary(seen.timestep)
         clean = (outputs["denoised"] - skip * seen.sample) / out
     solver = str(scheduler.config.get("algorithm_type") or "")
-    if clean is None and solver.endswith("dpmsolver++"):
+    formulated = getattr(scheduler, "precondition_outputs", None)  # as EDM's are
+    if clean is None and (solver.endswith("dpmsolver++") or formulated):
         vars(scheduler)["_step_index"] -= 1  # back to the step that was made
         clean = scheduler.convert_model_output(seen.output, sample=seen.sample)
     return clean if isinstance(clean, Tensor) and clean.shape == seen.sample.shape else None

@@ -85,7 +85,7 @@ def coloured(owner: str, media: Tensor) -> None:
         )
 
 
-def heard(owner: str, waveform: Tensor) -> None:
+def check_waveforms(owner: str, waveform: Tensor) -> None:
     """Raise UserError for waveforms that no reward can score."""
     if waveform.ndim != 3 or not 1 <= waveform.shape[1] <= MOST_CHANNELS:
         raise UserError(

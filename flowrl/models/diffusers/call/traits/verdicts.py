@@ -32,9 +32,11 @@ def refused_because(name: str) -> str | None:
     found; None: it may be."""
     verdicts = swept_verdicts()
     reason = verdicts.get("refused", {}).get(name)
-    heard = [note for key, note in verdicts.get("sound", {}).items() if _class_of(key) == name]
-    if heard and all(_FAILS in note for note in heard):
-        reason = heard[0].partition(" | ")[2]
+    notes_of_sound = [
+        note for key, note in verdicts.get("sound", {}).items() if _class_of(key) == name
+    ]
+    if notes_of_sound and all(_FAILS in note for note in notes_of_sound):
+        reason = notes_of_sound[0].partition(" | ")[2]
     if reason is None and _FAILS in verdicts.get("known", {}).get(name, ""):
         reason = verdicts["known"][name]
     return None if reason is None or _OF_SETTINGS.search(reason) else reason
