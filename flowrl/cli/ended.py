@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from flowrl.cli.restarts import LAUNCHED
+from flowrl.cli.restarts import LAUNCHER_VARIABLES
 from flowrl.session.output import ending_signals
 
 
@@ -25,10 +25,10 @@ def ended_in_order() -> Iterator[None]:
     more ends it at once, and so does the first in a process that was forked meanwhile.
 
     Handlers of a program that calls flowrl stay, and so does a SIGHUP that is ignored (nohup). A
-    launcher's processes keep the signals' default: one that waits for another process in torch's
-    own code would not hear a handler, and its launcher waits for its end.
+    launcher's processes keep the signals' default: while one waits for another process in torch's
+    own code, no handler of Python's runs, and its launcher waits for its end.
     """
-    alone = not any(name in os.environ for name in LAUNCHED)
+    alone = not any(name in os.environ for name in LAUNCHER_VARIABLES)
     if not alone or threading.current_thread() is not threading.main_thread():
         yield
         return
