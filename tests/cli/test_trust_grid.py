@@ -146,7 +146,9 @@ def trees(each: Marked, value: Any, place: Place) -> dict[str, Any]:
 
 
 def words_of(place: Place, command: str, trust: str, folder: Path) -> list[str]:
-    names = {"RUN": place.run, "OTHER": place.run.with_name("other"), "PAGE": folder / "page"}
+    pages = folder / "pages"  # a page is written beside itself first
+    pages.mkdir(exist_ok=True)
+    names = {"RUN": place.run, "OTHER": place.run.with_name("other"), "PAGE": pages / "page"}
     words = [str(names.get(word, word)) for word in COMMANDS[command]]
     return words + ([f"--trust={trust}"] if trust and command in TRUSTING else [])
 
@@ -341,7 +343,7 @@ def under_strace(place: Place, hub: Listener, words: Sequence[str]) -> Traced:
 def strayed(place: Place, hub: Listener, done: Traced) -> list[str]:
     """What a command did that no folder may have it do without a right."""
     folder = place.run.parent
-    own = [folder / name for name in ("run", "page", "state", "cache", "tmp")]
+    own = [folder / name for name in ("run", "pages", "state", "cache", "tmp")]
     own += [place.outside / ".cache", "/dev", "/proc"]
     found = [f"changed {path}" for path in done.changed() if not _below(path, own)]
     secret = [place.outside / name for name in SECRET_FILES]
