@@ -3,6 +3,7 @@ import itertools
 import os
 import random
 import re
+import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +20,7 @@ torch.set_num_threads(1)  # several test processes on few cores: one thread each
 
 os.environ["FLOWRL_STATE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # folders that were begun
 os.environ["FLOWRL_CACHE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # of processes that stay
+OWNER = os.getpid()
 os.environ["FLOWRL_NOTIFY"] = "off"  # no test sends notices by the configuration of who runs it
 
 
@@ -40,6 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 CACHES, NUMBERS = Path(os.environ["FLOWRL_CACHE"]), itertools.count()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Remove what this process made. One that it forked removes nothing."""
+    if os.getpid() == OWNER:
+        for name in ("FLOWRL_STATE", "FLOWRL_CACHE"):
+            shutil.rmtree(os.environ[name], ignore_errors=True)
 
 
 gc.disable()  # what is imported and collected stays: looking for garbage there takes seconds

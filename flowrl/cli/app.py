@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TextIO
 
 from flowrl.cli.command_table import COMMANDS
+from flowrl.cli.ended import EndedBySignal, ended_in_order
 from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
@@ -84,9 +85,9 @@ def exit_code(words: list[str]) -> int:
             raise
         print(f"flowrl: {message}", file=sys.stderr)
         return 3 if error.errno in NO_SPACE else 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (error.number if isinstance(error, EndedBySignal) else signal.SIGINT)
 
 
 def _of_the_disk(error: OSError) -> str | None:
@@ -130,7 +131,8 @@ def _run(words: list[str]) -> int:
         rest, code = supervised(rest)
         if code is not None:
             return code
-    return command(name)(rest)
+    with ended_in_order():
+        return command(name)(rest)
 
 
 def version() -> str:

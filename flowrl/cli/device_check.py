@@ -273,6 +273,7 @@ def sharded(config: str, device: str, folder: Path) -> str:
     """Train the demo on two processes under FSDP2."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file",
                str(find(config)), "--num_processes", "2", "--main_process_port", "0",
+               "--log_dir", str(folder.with_name("launcher")),  # else torch leaves one
                "-m", "flowrl", "train", DEMO, "--folder", str(folder), "--model.device", device,
                *SMALL_DEMO, *QUIET, "--train.iterations", "1",
                "--evaluate.samples", "8"]  # fmt: skip

@@ -21,7 +21,7 @@ from flowrl.session.output import ending_signals
 RESTARTS, FOLDER, RESUME, TRUST = "--restarts", "--folder", "--resume", "--trust"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP)
 ENDS = {0, 2, *(128 + number for number in ENDING)}  # exit codes without a restart
-_LAUNCHED = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE")
+LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE")
 
 
 def split_keys(arguments: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -71,7 +71,7 @@ def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
         return words, None
     if not ours[RESTARTS].isdecimal():
         raise UserError(f"{RESTARTS}: {ours[RESTARTS][:100]!r} is not a number of restarts")
-    if any(name in os.environ for name in _LAUNCHED):
+    if any(name in os.environ for name in LAUNCHER_VARIABLES):
         raise UserError(
             f"{RESTARTS} is for single-process runs, but this one has a launcher: pass "
             f"`--max_restarts {ours[RESTARTS]}` to the launcher instead, and {FOLDER} to the run"

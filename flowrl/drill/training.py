@@ -29,7 +29,8 @@ class DrilledProgram:
 
     python   its interpreter
     own      whether it is this one, whose source tree need not be installed
-    state    the folder for flowrl's state, so that the user's is not written
+    state    the folder for flowrl's state, so that the user's is not written; a launcher's logs lie
+             beside it
     processes  of torchrun; 1: without a launcher
     """
 
@@ -45,7 +46,9 @@ class DrilledProgram:
         return [
             self.python, "-m", "torch.distributed.run", "--nproc-per-node", str(self.processes),
             "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
-            "--max-restarts", str(restarts), "-m", "flowrl", "train", *words,
+            # without a folder torch makes one for its logs, and leaves it
+            "--max-restarts", str(restarts), "--log-dir", str(self.state.with_name("launcher")),
+            "-m", "flowrl", "train", *words,
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:

@@ -38,6 +38,7 @@ from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
 from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
+from scripts.mutants.sandbox import ROWS as SANDBOX_ROWS  # noqa: E402
 from scripts.mutants.sound import ROWS as SOUND_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 from scripts.mutants.through import ROWS as THROUGH_ROWS  # noqa: E402
@@ -351,7 +352,7 @@ MUTANTS = [Mutant(*row) for row in (
     *PROCESS_ROWS,
     *TEXT_ROWS,
     *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
-    *EDGE_ROWS, *VOTE_ROWS, *TRUST_ROWS,
+    *EDGE_ROWS, *VOTE_ROWS, *TRUST_ROWS, *SANDBOX_ROWS,
 )]
 # fmt: on
 

@@ -1,10 +1,12 @@
 """No process that we start imports what lies in the working folder, in which anybody may have put a
-`torch.py` or a `flowrl`."""
+`torch.py` or a `flowrl`, and none leaves a temporary folder."""
 
 import ast
+import getpass
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +87,9 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "flowrl").mkdir(parents=True)
     for name in (*names, "flowrl/__init__", "flowrl/__main__"):
         (folder / f"{name}.py").write_text(note)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
@@ -213,6 +218,8 @@ STARTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "doctor --sandbox": lambda *_: escaping(),
     "doctor --sandbox, a process beside": lambda *_: watched_bystander(),
 }
+# onnxruntime's name of a session, torch's cache of compiled code
+OF_LIBRARIES = (".ses", f"torchinductor_{getpass.getuser()}")
 SLOW = ("a drill under torchrun", "doctor --device on two processes", "templates")
 
 
@@ -223,6 +230,8 @@ def test_what_lies_in_the_working_folder_is_not_imported(start, strange, monkeyp
     assert STARTS[start](strange, monkeypatch)
     noted = strange.parent / "imported"
     assert not noted.exists(), noted.read_text()
+    left = [path.name for path in (strange.parent / "temporary").iterdir()]
+    assert not [name for name in left if name not in OF_LIBRARIES]
 
 
 def test_such_a_folder_is_imported_from_without_the_variable(strange) -> None:

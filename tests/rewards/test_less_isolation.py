@@ -2,6 +2,8 @@
 to other processes, with Landlock and without it."""
 
 import ctypes
+import errno
+import importlib.util
 import os
 import subprocess
 import sys
@@ -247,3 +249,40 @@ def test_a_limit_that_the_kernel_does_not_have_is_a_missing_protection(
     monkeypatch.setattr(run, "SANDBOX_FOLDER", without(tmp_path / "sandbox", changes))
     found = run.run_program("print(1)", "", SMALL)
     assert found == run.ProgramResult(0, "1\n", () if lost is None else (lost,))
+
+
+REACHES_OTHERS = (
+    *("chmod", "chown", "connect", "execve", "execveat", "fchmod", "fchmodat", "fchown"),
+    *("fchownat", "futimesat", "kill", "lchown", "mknod", "mknodat", "pidfd_open"),
+    *("pidfd_send_signal", "prlimit64", "rt_sigqueueinfo", "rt_tgsigqueueinfo"),
+    *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"),
+    *("setpriority", "tgkill", "tkill", "truncate", "utime", "utimensat", "utimes"),
+)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of its calls")
+def test_without_namespaces_no_call_reaches_others():
+    """Arguments that no call takes: one that is let through fails with another error."""
+    spec = importlib.util.spec_from_file_location("calls", run.SANDBOX_FOLDER / "syscalls.py")
+    calls = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(calls)
+    known = calls.PERMITTED | calls.REACHING
+    numbers = {name: known[name][0] for name in REACHES_OTHERS}
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(38, 1, 0, 0, 0)
+        holds = calls.filter_calls(libc, False, False)
+        results = {name: (libc.syscall(n, -1, -1, -1, -1), ctypes.get_errno())
+                   for name, n in numbers.items()}  # fmt: skip
+        passed = [name for name, result in results.items() if result != (-1, errno.EPERM)]
+        # of a number that no list has, and of x86's third set of numbers
+        unknown = [(libc.syscall(n), ctypes.get_errno()) for n in (999, calls.X32 | 39)]
+        os.write(tell, repr((holds, passed, unknown)).encode())
+        os._exit(0)
+    os.close(tell)
+    os.waitpid(child, 0)
+    said = os.read(told, 2**14).decode()
+    os.close(told)
+    assert said == repr((True, [], [(-1, errno.ENOSYS), (-1, errno.EPERM)]))
