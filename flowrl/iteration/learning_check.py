@@ -79,7 +79,7 @@ class LearningWatch:
 
     parameters: list[str] = field(default_factory=list)  # that are trained
     names: list[str] = field(default_factory=list)  # those with a gradient, in the order of `steps`
-    largest: list[Tensor] = field(default_factory=list)  # indices of their largest gradients
+    indices: list[Tensor] = field(default_factory=list)  # of their largest gradients
     largest: Tensor = field(default_factory=lambda: torch.zeros(0))  # these gradients
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))  # there, before a step
     in_loss: list[Tensor] = field(default_factory=list)
@@ -132,7 +132,7 @@ class LearningWatch:
         }
         gradients = {name: gradient for name, gradient in gradients.items() if gradient.numel()}
         self.parameters, self.names = list(learner.policies.parameters), list(gradients)
-        self.largest = [gradient.abs().argmax()[None] for gradient in gradients.values()]
+        self.indices = [gradient.abs().argmax()[None] for gradient in gradients.values()]
         self.largest = self._at(gradients).abs()
         self.weights = self._at(learner.policies.local(learner.policies.parameters))
 
@@ -150,7 +150,7 @@ class LearningWatch:
         """One value of each parameter [p]."""
         parts = [
             values[name].detach().flatten().index_select(0, at)
-            for name, at in zip(self.names, self.largest, strict=True)
+            for name, at in zip(self.names, self.indices, strict=True)
         ]
         return torch.cat(parts) if parts else torch.zeros(0)
 
