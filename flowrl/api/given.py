@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,16 @@ class Given:
             train=self.train,
             settings=words,
         )
+
+    @property
+    def begun(self) -> "Given":
+        """These arguments once their run has begun: the folder has what a resume cannot change, so
+        that `resume` of the same object is no attempt to change it."""
+        return replace(
+            self,
+            model=None, tokenizer=None, prompts=None, held_out=None, recipe=None, lora=None,
+            samples=None,
+        )  # fmt: skip
 
     def start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
         """Settings of a new run, and rewards passed as objects. Writes into `files`."""

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction, signature
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -458,6 +459,7 @@ class Run:
 
     def _kept(self, result: Result, live: Live) -> Result:
         self.folder, self.live = result.folder, Live(live.rewards)
+        self._given = self._given.begun
         return result
 
     def _again(
@@ -878,15 +880,28 @@ def compare(runs: Sequence[str | Path | Run], *, out: str | Path = Path("compari
     return print_comparison(Compare(folders, Path(out)))
 
 
-def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
-    """The callbacks as a tuple. UserError for anything that a run cannot call and wait for."""
-    from inspect import iscoroutinefunction
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument; True where its signature is unknown."""
+    try:
+        signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of a function in C
+        return True
+    return True
 
+
+def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
+    """The callbacks as a tuple. UserError for anything that a run cannot call with an event and
+    wait for."""
     listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
     functions = (callbacks,) if callable(callbacks) else tuple(listed)
     for function in functions:
-        if not callable(function) or iscoroutinefunction(function):
-            fault = "is asynchronous" if callable(function) else "cannot be called"
+        fault = "" if callable(function) else "cannot be called"
+        fault = "is asynchronous" if iscoroutinefunction(function) else fault
+        if not fault and not takes_one(function):
+            fault = "does not take one argument"
+        if fault:
             raise UserError(
                 f"flowrl.train: callbacks must be functions of an event, and {function!r:.80} "
                 f"{fault}"

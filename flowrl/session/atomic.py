@@ -190,7 +190,8 @@ def reason(error: Exception, free: int | None = None) -> str:
 
 @contextmanager
 def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | None]:
-    """Hold the lock of a run's folder. Yields the owner of a stale lock, if any.
+    """Hold the lock of a run's folder. Yields the owner of a stale lock, if any: another process,
+    since a run that ended by an exception leaves its own name in a process that lives on.
 
     The system releases the lock when its process ends, however it ends. On a file system without
     locks the file records the owner's process and host, and `warn` reports it. FolderInUse if
@@ -218,7 +219,7 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         os.ftruncate(file, 0)
         with suppress(OSError):  # on a full disk the lock holds all the same
             os.pwrite(file, owner.encode(), 0)
-        yield before or None
+        yield before if before not in ("", owner) else None
         os.ftruncate(file, 0)
     finally:
         os.close(file)

@@ -66,6 +66,14 @@ BAD = [
         lambda: flowrl.train(settings="demo", callbacks=["a"]),
         "flowrl.train: callbacks must be functions of an event, and",
     ),
+    (
+        lambda: flowrl.train(settings="demo", callbacks=lambda: None),
+        "does not take one argument",
+    ),
+    (
+        lambda: flowrl.Run("demo").train(callbacks=[lambda event, metrics: None]),
+        "does not take one argument",
+    ),
     (lambda: flowrl.train(settings="demo", folder=3), "flowrl.train: folder must be a path, not 3"),
     (lambda: flowrl.train(resume="nowhere"), "nowhere is not a run's folder: it has no run.yaml"),
     (lambda: flowrl.train(resume=3), "flowrl.train: resume must be a path, not 3"),

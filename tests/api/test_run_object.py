@@ -195,3 +195,54 @@ def test_bad_input_is_one_sentence(
     text = str(raised.value)
     assert text and "Traceback" not in text and len(text) < 1500
     assert not list(tmp_path.glob("r*"))  # nothing was begun
+
+
+OWN = """
+import torch
+
+
+class Flow(torch.nn.Module):
+    state = (2,)
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def encode(self, prompts, rows):
+        return torch.ones(len(prompts), 1)
+
+    def forward(self, x, sigma, encoded):
+        return self.net(torch.cat([x, sigma[:, None], encoded], -1))
+
+
+def score(samples):
+    return [float(x[0]) for x in samples.media]
+"""
+
+
+def test_an_object_resumes_the_run_that_it_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own model and prompts counted as an attempt to change the folder's. And a callback that
+    raised left a lock whose process "has ended", which was this one."""
+    (file := tmp_path / "own.py").write_text(OWN)
+    run = flowrl.Run(
+        model=f"{file}:Flow", rewards=[f"{file}:score"], prompts=["a", "b"], iterations=3,
+        recipe=flowrl.recipe("flow_grpo", steps=2, group=2), lora=2,
+        settings={"prompts": {"per_iteration": 1}},
+    )  # fmt: skip
+
+    def stop(event: flowrl.Event) -> None:
+        if event.kind == "iteration":
+            event.stop()
+
+    def fail(event: flowrl.Event) -> None:
+        if event.kind == "iteration":
+            raise ArithmeticError("of the callback")
+
+    run.train(folder=tmp_path / "run", callbacks=stop)
+    assert [line["iteration"] for line in run.metrics] == [0, 1]
+    with pytest.raises(ArithmeticError, match="of the callback"):
+        run.resume(callbacks=fail)
+    assert len(run.resume().metrics) == 4 and run.done
+    assert "stale lock" not in capsys.readouterr().out
