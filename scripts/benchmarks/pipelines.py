@@ -37,8 +37,8 @@ import transformers  # noqa: E402
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
+from flowrl.models.diffusers.call.results.made import made_kind  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
-from flowrl.models.diffusers.call.traits.made import made_kind  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts  # noqa: E402
 from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
@@ -215,7 +215,7 @@ SOUND_CLAIMS = (
     "argument of the class (`audio_end_in_s`, `duration`, `audio_duration_s`, `audio_duration`, "
     "`audio_length_in_s`): set it in `model.call`, or as a column of the prompts. Stable Audio is "
     "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
-    "which wants the package torchsde, whose Brownian tree draws the noise of its steps; there (a) was "
+    "which wants the package torchsde and draws the noise of its steps from a tree; there (a) was "
     "4e-07 too, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
     "Python code can hand over and a YAML file cannot.",
 )

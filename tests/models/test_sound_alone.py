@@ -12,7 +12,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.results.decoder import Decoded
-from flowrl.models.diffusers.call.traits.made import made_kind
+from flowrl.models.diffusers.call.results.made import made_kind
 from flowrl.models.diffusers.call.traits.verdicts import refused_because
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole

@@ -3,8 +3,8 @@
 import pytest
 
 from rewards import load
-from rewards.checks.kinds import check_kinds, declared_kinds
 from rewards.checks.self_test import Prompts, probe
+from rewards.kinds import check_kinds, declared_kinds
 from rewards.load import names, reward_module, rewards_within
 from rewards.perception.media import WrongMedia
 from rewards.types import Kind

@@ -140,7 +140,7 @@ def check_reward_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSe
 def _kinds(run: RunSettings, opened: Mapping[str, Reward]) -> None:
     """UserError for a reward of other media than the model makes, as far as both say it."""
     from flowrl.run.watch.text_facts import likely_form
-    from rewards.checks.kinds import check_kinds
+    from rewards.kinds import check_kinds
 
     if run.train.self_test != "raise" or not run.drawn:
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from flowrl.likelihoods.token import Token
 from flowrl.models.description import local_folder
-from flowrl.models.diffusers.call.traits.made import made_kind
+from flowrl.models.diffusers.call.results.made import made_kind
 from flowrl.models.open import modular_source
 from flowrl.prompts import PromptSet
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings

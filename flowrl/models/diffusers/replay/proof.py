@@ -178,7 +178,9 @@ class Subject:
             f"{self.guidance}, {self.steps} steps: "
         )
         pipe = self.loop.pipe
-        if remembers := remembering_guider(pipe) or remembering_loop(pipe):
+        guides = self.guidance is None or self.guidance > 1
+        remembers = remembering_guider(pipe) or (remembering_loop(pipe) if guides else "")
+        if remembers:
             raise UserError(refused + remembers)
         raise UserError(
             f"{refused}when driven, its steps receive other values ({'; '.join(reasons)}). Leave "

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
+from flowrl.models.diffusers.call.results.made import made_kind
 from flowrl.models.diffusers.call.results.proof_checks import NotFinitePartError, refuse_weights
-from flowrl.models.diffusers.call.traits.made import made_kind
 from rewards.audio import Audio
 from samplers.host import sent
 
