@@ -103,7 +103,7 @@ def drill_run(arguments: DrillArguments, trust: Trust) -> int:
             last=last,
             limit=arguments.limit,
             rng=random.Random(arguments.seed),
-            make=lambda folder: _copy(run, folder, last, proxies),
+            make=lambda folder: _copy(run, folder, last, proxies, opened.limits is not None),
             proxies=[*proxies.values()],
         )
         return _drilled(drill, faults, drill_folder)
@@ -248,8 +248,12 @@ def _proxies(addresses: Sequence[str]) -> Iterator[tuple[str, Proxy]]:
             yield address, Proxy(parts.hostname, parts.port or 80)
 
 
-def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> None:
-    """A copy of a run with its newest checkpoint alone, the drill's end and its proxies."""
+def _copy(
+    run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy], limited: bool = False
+) -> None:
+    """A copy of a run with its newest checkpoint alone, the drill's end and its proxies. A copy of
+    a `limited` run names its own files where the run names files in its folder, which the copy
+    would need a right for."""
     newest = numbered_in(run / "checkpoints")[-1].name
 
     def ignored(folder: str, names: list[str]) -> list[str]:
@@ -264,7 +268,13 @@ def _copy(run: Path, folder: Path, last: int, proxies: Mapping[str, Proxy]) -> N
     if "track" in tree:
         tree["track"] = {k: v for k, v in tree["track"].items() if k != "with"}
     urls = {address: _through(address, proxy) for address, proxy in proxies.items()}
-    text = yaml.safe_dump(_replaced(tree, urls), sort_keys=False, allow_unicode=True)
+    inside = f"{run.resolve()}{os.sep}"  # files of the run itself, which the copy has too
+
+    def of_copy(text: str) -> str:
+        moved = f"{folder.resolve()}{os.sep}{text.removeprefix(inside)}"
+        return moved if limited and text.startswith(inside) else urls.get(text, text)
+
+    text = yaml.safe_dump(_replaced(tree, of_copy), sort_keys=False, allow_unicode=True)
     file.write_text(text, encoding="utf-8")
 
 
@@ -272,12 +282,12 @@ def _through(address: str, proxy: Proxy) -> str:
     return urlunsplit(urlsplit(address)._replace(netloc=f"127.0.0.1:{proxy.port}"))
 
 
-def _replaced(value: Any, texts: Mapping[str, str]) -> Any:
+def _replaced(value: Any, replaced: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _replaced(item, texts) for key, item in value.items()}
+        return {key: _replaced(item, replaced) for key, item in value.items()}
     if isinstance(value, list):
-        return [_replaced(item, texts) for item in value]
-    return texts.get(value, value) if isinstance(value, str) else value
+        return [_replaced(item, replaced) for item in value]
+    return replaced(value) if isinstance(value, str) else value
 
 
 @contextmanager

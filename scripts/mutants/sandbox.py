@@ -23,7 +23,6 @@ REACHES = f"{LESS}::test_without_namespaces_no_call_reaches_others"
 MOUNTS = f"{LESS}::test_where_mounts_alone_are_refused_a_program_has_its_own_folder"
 LIMITS = f"{LESS}::test_a_limit_that_the_kernel_does_not_have_is_a_missing_protection"
 READS = f"{LESS}::test_with_landlock_nothing_is_read_or_written_by_a_library"
-CHANGES = f"{LESS}::test_files_and_processes_outside_are_not_changed"
 LEFT = f"{ESCAPES}::test_nothing_is_alive_after_the_verdict"
 TOGETHER = f"rewards/test_rewards_code.py {CODE}"
 ENDED = "cli/test_ended.py"
@@ -73,7 +72,7 @@ ROWS = (
     ("keeper-folder", KEEPER, "    if _closed(settings[\"lifeline\"]):", "    if False:",
      f"{ESCAPES}::test_nothing_is_alive_after_the_run_is_killed_in_the_middle"),
     ("landlock-restricts", LANDLOCK, "return libc.syscall(RESTRICT_SELF, rules, 0) == 0", "return True", READS),
-    ("landlock-read", LANDLOCK, "(read, READ_RIGHTS), (write,", "(read, READ_RIGHTS), ([\"/\"],", CHANGES),
+    ("landlock-read", LANDLOCK, "(read, READ_RIGHTS), (write,", "(read, READ_RIGHTS), ([\"/\"],", READS),
     ("landlock-links", LANDLOCK, "rights if folder else rights & FILE_RIGHTS", "rights", f"{LESS}::test_right_programs_are_right"),
     ("group-kill", GROUP, '        _write(group, "cgroup.kill", 1)\n', "        pass\n", GROUPS),
     ("group-pids", GROUP, '        "pids.max": settings["processes"] + keepers,\n', "", GROUPS),

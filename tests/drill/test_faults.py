@@ -206,6 +206,17 @@ def test_a_copy_has_the_newest_checkpoint_and_the_drills_settings(tmp_path, dril
     assert yaml.safe_load((run / "run.yaml").read_text()) == tree
 
 
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_copy_of_a_limited_run_names_its_own_files(limited, tmp_path, drill_of):
+    run, copy = drill_of().run, tmp_path / "copy"
+    tree = {"prompts": {"train": f"{run.resolve()}/prompts.jsonl", "held_out": "/other.jsonl"}}
+    (run / "run.yaml").write_text(yaml.safe_dump(tree))
+    _copy(run, copy, 9, {}, limited)
+    copied = yaml.safe_load((copy / "run.yaml").read_text())["prompts"]
+    assert copied["train"] == str((copy if limited else run).resolve() / "prompts.jsonl")
+    assert copied["held_out"] == "/other.jsonl"
+
+
 @pytest.mark.slow
 def test_a_flowrl_in_the_working_folder_is_not_the_drilled_one(tmp_path, monkeypatch):
     """As in a source tree, where another environment is drilled: also below a launcher."""
