@@ -90,10 +90,7 @@ def _seconds(value: Any, place: str) -> float | None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
-        raise UserError(
-            f"{place}: {value!r:.50} is no number of seconds above 0: correct it, or leave the "
-            "column out with `keep`"
-        )
+        raise _no_size(place, value, "number of seconds above 0")
     return float(value)
 
 
@@ -102,8 +99,11 @@ def _size(value: Any, place: str) -> int | None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or value < 1 or value % 1 != 0:  # infinity has the remainder NaN
-        raise UserError(
-            f"{place}: {value!r:.50} is not a whole number of pixels or frames: correct it, or "
-            "leave the column out with `keep`"
-        )
+        raise _no_size(place, value, "whole number of pixels or frames")
     return int(value)
+
+
+def _no_size(place: str, value: Any, wanted: str) -> UserError:
+    return UserError(
+        f"{place}: {value!r:.50} is not a {wanted}: correct it, or leave the column out with `keep`"
+    )

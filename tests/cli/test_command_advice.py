@@ -110,7 +110,7 @@ COMMANDS = [
         "plan {text_file} --prompts.train '{source: {here}}'",
     ),
     CommandAdvice(
-        "is not a whole number of pixels or frames: correct it, or leave the column out",
+        "is not a {wanted}: correct it, or leave the column out",
         "plan {file} " + ROWS,
         "plan {file} --prompts.train '{source: {here}/rows.jsonl, keep: [prompt]}'",
         ({"prompt": "a ball", "height": "tall"}, {"prompt": "a cube"}),

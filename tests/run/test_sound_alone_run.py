@@ -153,5 +153,5 @@ def test_seconds_that_are_no_length_are_refused() -> None:
     assert RowSize.of({"duration": 2}).given == {"duration": 2.0}
     assert str(RowSize.of({"audio_end_in_s": 2.5})) == "2.5 s"
     for value in (0, -1.0, math.inf, "long", True):
-        with pytest.raises(UserError, match="is no number of seconds above 0"):
+        with pytest.raises(UserError, match="is not a number of seconds above 0"):
             RowSize.of({"audio_duration": value})
