@@ -141,7 +141,7 @@ def voted(
             labels.append({"left": 1.0, "right": 0.0, "equal": 0.5}[said])
     a, b = np.array(rows).T
     return VotedPairs(
-        x, a, b, np.array(labels), np.zeros(count), [samples.prompts[i] for i in a.tolist()]
+        x, a, b, np.array(labels), np.zeros(count), [str(samples.prompts[i]) for i in a.tolist()]
     )
 
 
@@ -185,7 +185,7 @@ def moved(given: Arguments) -> dict[str, Any]:
                     samples = drawn(given, "held_out", None if weights == "base" else run)
                     values = np.array([TASTES[taste].of(media) for media in samples.media])
                     for kind in FEATURES:
-                        fit = rewards.load("fitted", path=str(study.fitted(200, kind)))
+                        fit: Any = rewards.load("fitted", path=str(study.fitted(200, kind)))
                         scores = fit(samples).double().numpy()
                         of = Found.of(scores, values, given.per_prompt)
                         rows.setdefault(kind, []).append((of, float(values.mean())))
