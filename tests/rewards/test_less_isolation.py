@@ -264,6 +264,7 @@ REACHES_OTHERS = (
 def test_without_namespaces_no_call_reaches_others():
     """Arguments that no call takes: one that is let through fails with another error."""
     spec = importlib.util.spec_from_file_location("calls", run.SANDBOX_FOLDER / "syscalls.py")
+    assert spec is not None and spec.loader is not None
     calls = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(calls)
     known = calls.PERMITTED | calls.REACHING
