@@ -17,7 +17,7 @@ _SECRET_VALUE = re.compile(
     r"|eyJ[\w-]{10,}\.[\w-]{10,}|[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@)"
 )
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-ROWS = "(rows made by code)"  # the leaf of a script whose data set is none that a run can name
+MADE_ROWS = "(rows made by code)"  # the leaf of a script whose data set is none that a run can name
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 

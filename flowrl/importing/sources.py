@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import ROWS, Leaves, Secret, Unresolved, flattened, guarded
+from flowrl.importing.leaves import MADE_ROWS, Leaves, Secret, Unresolved, flattened, guarded
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.flow_factory import FLOW_FACTORY
 from flowrl.importing.peers.flow_grpo import FLOW_GRPO
@@ -369,27 +369,27 @@ def _script(file: Path, leaves: Leaves, notes: list[str]) -> tuple[Leaves, Peer 
         if at is not None:
             leaves, more = _trl_arguments(words[0][at + 1 :], file.parent)
             notes = [*notes, *more, "the command in the script's docstring is read"]
-    own = {name: leaves[name] for name in leaves if name in script.arguments}
+    arguments = {name: leaves[name] for name in leaves if name in script.arguments}
     if script.arguments:
         notes = [*notes, f"{file.name}: its own arguments have their defaults, unless given"]
         leaves = {
-            **{name: value for name, value in leaves.items() if name not in own},
-            **_unread(file, own),
+            **{name: value for name, value in leaves.items() if name not in arguments},
+            **_unread(file, arguments),
         }
-        script = TrlScript(file, own)
-    found = {TRAINER: script.trainer, **script.leaves, **leaves}
-    if "dataset_name" in found:
-        found.pop(ROWS, None)
-    return found, TRL, notes
+        script = TrlScript(file, arguments)
+    values = {TRAINER: script.trainer, **script.leaves, **leaves}
+    if "dataset_name" in values:
+        values.pop(MADE_ROWS, None)
+    return values, TRL, notes
 
 
-def _unread(file: Path, own: Leaves) -> Leaves:
+def _unread(file: Path, arguments: Leaves) -> Leaves:
     """The script's own arguments that a command gives, and no value that is read depends on."""
-    read = TrlScript(file, own).leaves
+    read = TrlScript(file, arguments).leaves
     return {
-        f"args.{name}": own[name]
-        for name in own
-        if TrlScript(file, {**own, name: Unresolved(f"--{name}")}).leaves == read
+        f"args.{name}": arguments[name]
+        for name in arguments
+        if TrlScript(file, {**arguments, name: Unresolved(f"--{name}")}).leaves == read
     }
 
 

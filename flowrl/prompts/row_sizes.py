@@ -1,7 +1,7 @@
 """A prompt's own height, width, number of frames and seconds of sound, from columns of its row."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowrl.errors import UserError
@@ -33,16 +33,17 @@ class RowSize(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "RowSize":
-        """Read a row. UserError, with its place, for anything but whole numbers above 0, and
-        seconds above 0. A column `frames` that holds no number, such as a list of images, is not a
-        size."""
+        """Read a row. UserError, with its place, for heights, widths and numbers of frames that are
+        no whole numbers above 0. A column `frames` that holds no number, such as a list of images,
+        is not a size, and neither is one of seconds, such as `duration: short`: `check_seconds`
+        refuses it where the pipeline takes it."""
         place = row.place if isinstance(row, PromptRow) else "a prompt's row"
         sizes: dict[str, Any] = {
             name: _size(row.get(name), f"{place}, {name}")
             for name in cls._fields
             if name not in LENGTHS_IN_SECONDS
         }
-        sizes |= {name: _seconds(row.get(name), f"{place}, {name}") for name in LENGTHS_IN_SECONDS}
+        sizes |= {name: _seconds(row.get(name)) for name in LENGTHS_IN_SECONDS}
         frames = row.get(FRAMES)
         if isinstance(frames, int | float) and not isinstance(frames, bool):
             other = _size(frames, f"{place}, {FRAMES}")
@@ -85,17 +86,28 @@ def unsized(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return PromptRow(cells, row.place) if isinstance(row, PromptRow) else cells
 
 
-def _seconds(value: Any, place: str) -> float | None:
-    if value is None or value == "" or value != value:
-        return None
+def check_seconds(rows: Sequence[Mapping[str, Any]], takes: Callable[[str], bool]) -> None:
+    """UserError, with its place, for a cell that is no number of seconds above 0, in a column that
+    a pipeline takes."""
+    for name in filter(takes, LENGTHS_IN_SECONDS):
+        for row in rows:
+            value = row.get(name)
+            if not _is_missing(value) and _seconds(value) is None:
+                place = row.place if isinstance(row, PromptRow) else "a prompt's row"
+                raise _no_size(f"{place}, {name}", value, "number of seconds above 0")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value == "" or value != value  # pandas writes NaN for a missing number
+
+
+def _seconds(value: Any) -> float | None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise _no_size(place, value, "number of seconds above 0")
-    return float(value)
+    return float(value) if number and 0 < value < math.inf else None
 
 
 def _size(value: Any, place: str) -> int | None:
-    if value is None or value == "" or value != value:  # pandas writes NaN for a missing number
+    if _is_missing(value):
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or value < 1 or value % 1 != 0:  # infinity has the remainder NaN

@@ -15,7 +15,7 @@ from flowrl.evaluation.folders import find_items
 from flowrl.evaluation.measure import Gallery
 from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.pages.run_folder import RunFolder
-from flowrl.prompts.row_sizes import RowSize
+from flowrl.prompts.row_sizes import RowSize, check_seconds
 from flowrl.run.watch.start_check import check_start
 from flowrl.settings.read import run_from
 from flowrl.votes.collect import SampleCopies
@@ -153,5 +153,9 @@ def test_seconds_that_are_no_length_are_refused() -> None:
     assert RowSize.of({"duration": 2}).given == {"duration": 2.0}
     assert str(RowSize.of({"audio_end_in_s": 2.5})) == "2.5 s"
     for value in (0, -1.0, math.inf, "long", True):
-        with pytest.raises(UserError, match="is not a number of seconds above 0"):
-            RowSize.of({"audio_duration": value})
+        rows = [{"duration": value}]
+        assert RowSize.of(rows[0]) == RowSize(), "a column of an image's prompts may be called so"
+        check_seconds(rows, {"audio_duration"}.__contains__)
+        with pytest.raises(UserError, match=r"duration: .* is not a number of seconds"):
+            check_seconds(rows, {"duration"}.__contains__)
+    check_seconds([{"duration": value} for value in (None, "", math.nan, 3)], lambda _: True)

@@ -281,6 +281,19 @@ CASES = [
         {"train.rewriter_lr": DROP},
     ),
     Advice(
+        "budget.subset: this recipe selects its own samples: leave it out",
+        {
+            "recipe.advantage": ["standardize", "best_worst"],
+            "budget.subset": 2,
+        },
+        {"budget.subset": DROP},
+    ),
+    Advice(
+        "workers.rewards: no reward has the label",
+        {"workers.rewards": {"nothing": {"gpus": 0}}},
+        {"workers.rewards": {}},
+    ),
+    Advice(
         "workers.gpus: it needs workers",
         {"workers.gpus": 1},
         {"workers.sampling": 1},
@@ -490,7 +503,7 @@ CASES = [
     Advice(
         "which cannot come from another process",
         {"recipe": {"name": "refl"}, "workers.rewards": {"brightness": {}}},
-        {"workers.rewards": DROP},
+        {"workers.rewards": {}},
     ),
     Advice(
         "has no effect, since this run replaces the recipe's",

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
-from flowrl.importing.leaves import ROWS, Secret, Unresolved
+from flowrl.importing.leaves import MADE_ROWS, Secret, Unresolved
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.trl_names import TRL_NAMES
 
@@ -616,7 +616,7 @@ def _optimizer(d: RunDraft) -> None:
 def _data(d: RunDraft) -> None:
     name = d.value("dataset_name")
     if name is None:
-        if d.has(ROWS):
+        if d.has(MADE_ROWS):
             raise UserError(
                 "dataset_name: the script makes its rows by code, which an import does not run: "
                 "write them to a file, and import the command in quotes, "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.importing.leaves import ROWS, Leaves, Unresolved, guarded
+from flowrl.importing.leaves import MADE_ROWS, Leaves, Unresolved, guarded
 from flowrl.importing.readers.python_config import python_tree
 
 _CONFIGS = {"GRPOConfig": "GRPO", "RLOOConfig": "RLOO"}
@@ -30,7 +30,8 @@ _SKIPPED = (
 )
 _CODE = ("rollout_func", "tools", "environment_factory")
 _ROW_CODE = {  # methods of datasets.Dataset
-    "from_dict": ROWS, "from_list": ROWS, "from_generator": ROWS, "from_pandas": ROWS,
+    "from_dict": MADE_ROWS, "from_list": MADE_ROWS, "from_generator": MADE_ROWS,
+    "from_pandas": MADE_ROWS,
     "map": "(rows changed by code)",
 }  # fmt: skip
 
@@ -38,17 +39,17 @@ _ROW_CODE = {  # methods of datasets.Dataset
 class TrlScript:
     """The constants of a script.
 
-    given      values for the script's own argparse, by name
-    arguments  that argparse's values, by name: the given ones, else its defaults
+    words      values for the script's own argparse, by name
+    arguments  that argparse's values, by name: those of `words`, else its defaults
     leaves     arguments, by the names that the command line has for them
     trainer    GRPO, RLOO, or another class's name; None if there is none
     command    the command of its docstring, or an empty text
     """
 
-    def __init__(self, path: Path, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, words: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.tree = python_tree(path)
-        self.arguments = {**_own_arguments(self.tree), **(given or {})}
+        self.arguments = {**_own_arguments(self.tree), **(words or {})}
         self.names = self._constants()
         self.functions = {n.name for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef)}
         self.top = {n.name for n in self.tree.body if isinstance(n, ast.FunctionDef)}
@@ -226,22 +227,22 @@ def _decided(node: ast.BoolOp | ast.IfExp | ast.Compare, names: dict[str, Any]) 
 def _own_arguments(tree: ast.Module) -> dict[str, Any]:
     """The arguments of a script's own argparse, by name, with their defaults. One without a value
     here is `Unresolved`."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
     if not any(_last_name(call) == "ArgumentParser" for call in calls):
-        return found
+        return arguments
     for call in calls:
         keywords = {k.arg: k.value for k in call.keywords if k.arg}
         if _last_name(call) == "set_defaults":
-            found |= {name: _literal(value, {}) for name, value in keywords.items()}
+            arguments |= {name: _literal(value, {}) for name, value in keywords.items()}
         if _last_name(call) == "add_argument":
             options = [a.value for a in call.args if isinstance(a, ast.Constant)]
             named = [str(option) for option in options if str(option).startswith("--")] or options
             dest = _literal(keywords["dest"], {}) if "dest" in keywords else (*named, "")[0]
             name = str(dest).lstrip("-").replace("-", "_")
             value = _default(f"--{name.replace('_', '-')}", keywords)
-            found[name] = Unresolved(f"--{name}") if name in found else value
-    return found
+            arguments[name] = Unresolved(f"--{name}") if name in arguments else value
+    return arguments
 
 
 def _default(option: str, keywords: Mapping[str, ast.expr]) -> Any:

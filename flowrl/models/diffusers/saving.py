@@ -1,11 +1,13 @@
 """Save a whole pipeline."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from diffusers.configuration_utils import ConfigMixin
 
+from flowrl.bounded_files import bounded_json
+
+MOST_INDEX = 2**24  # bytes
 INDEX = "model_index.json"  # of a classic form; a modular one saves all that it has
 
 
@@ -17,7 +19,7 @@ def save_pipeline(pipe: Any, folder: Path) -> None:
     """
     pipe.save_pretrained(folder)
     index = folder / INDEX
-    names = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    names = bounded_json(index, MOST_INDEX) if index.is_file() else {}
     for name in names:
         part = vars(pipe).get(name)
         if isinstance(part, ConfigMixin) and not (folder / name).exists():

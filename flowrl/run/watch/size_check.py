@@ -9,7 +9,7 @@ from flowrl.models.image_check import check_images
 from flowrl.models.own_size_checks import OwnSizeChecks
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
-from flowrl.prompts.row_sizes import RowSize, row_sizes
+from flowrl.prompts.row_sizes import RowSize, check_seconds, row_sizes
 from flowrl.run.watch.text_facts import pipeline_call
 from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.sections.data import PromptPlace
@@ -31,8 +31,11 @@ def check_sizes(run: RunSettings, prompts: PromptSet) -> None:
     check_images(run.model, prompts)
     if not isinstance(run.model, PipelineSettings):
         return
-    sizes = row_sizes(prompts.meta)
-    if not any(size.given for size in sizes) or (described := describe(run.model)) is None:
+    sizes, described = row_sizes(prompts.meta), describe(run.model)
+    if described is None:
+        return
+    check_seconds(prompts.meta, described.takes)
+    if not any(size.given for size in sizes):
         return
     checked = set[RowSize]()
     limits, own_checks = SizeLimits.of(described), OwnSizeChecks(described, run.model.call)

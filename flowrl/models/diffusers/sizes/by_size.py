@@ -21,7 +21,7 @@ from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.sizes.mixed_batch import MixedBatch
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch
-from flowrl.prompts.row_sizes import RowSize, described, row_sizes
+from flowrl.prompts.row_sizes import RowSize, check_seconds, described, row_sizes
 from samplers import Planner
 
 Proofs = dict[tuple[int, float | None], Replay]  # by steps and guidance
@@ -163,6 +163,7 @@ class SizedRows(NamedTuple):
 def rows_by_size(policy: Sizable, prompts: Sequence[str], meta: Meta) -> list[SizedRows]:
     """The rows of each size, which columns or images set, with the policy at that size, in order of
     each size's first row. UserError, with the row's place, for a size that the pipeline refuses."""
+    check_seconds(meta, policy.loop.driver.parameters.__contains__)
     sizes = row_sizes(meta) or [RowSize()] * len(prompts)
     places = columns.places(meta) or [""] * len(prompts)
     shapes: Sequence[tuple[int, ...]] = [()] * len(prompts)
