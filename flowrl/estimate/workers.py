@@ -14,7 +14,8 @@ from samplers import Plan
 
 SHOWN_STATISTICS = 5  # of each image or video, on pages: float32
 INDEX, LOGP, SCORE = 8, 4, 10  # bytes; a score is a float64, whether it is there, and applies
-TEXT = 2 * INDEX + 1 + 4 * 8  # its draw, its length, whether it ended, and its statistics
+# its draw, its length, whether it ended and was replayed, and its statistics
+TEXT = 2 * INDEX + 2 + 4 * 8
 
 
 @dataclass(frozen=True)

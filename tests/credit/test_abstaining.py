@@ -215,7 +215,7 @@ def padded(made: Scores, weights: Tensor) -> Any:
     """Groups of one, two and one draws."""
     groups = Groups((1, 2, 1), 4)
     whole = groups.scores(made)
-    return whole.totals(weights)[groups.place].tolist()
+    return whole.totals(weights)[groups.index].tolist()
 
 
 def recorded(made: Scores, weights: Tensor) -> Any:

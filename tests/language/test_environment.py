@@ -152,7 +152,8 @@ def test_completions_that_ran_out_of_room_can_be_masked(policy):
     assert torch.equal(rows.mask, found.written & found.stopped[:, None])
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 5])
 def test_neither_the_batch_nor_the_chunk_changes_a_conversation(tmp_path, policy, rows):
     found, _ = rollout(policy)
     other, _ = rollout(made(tmp_path, rows=rows))

@@ -153,6 +153,7 @@ def _logits(model, policy, rows: TokenRows) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_with_a_server_trains_evaluates_and_needs_none_afterwards(model, tmp_path, capsys):
     with CompletionsServer(model) as server:
         settings = tree(server, tmp_path) | {"evaluate": {"every": 1, "samples": 12}}

@@ -145,9 +145,7 @@ BEFORE = {"SD1.5": 36, "SD3": 36, "Wan 2.1": 58, "Qwen-Image": 58}
 @pytest.mark.quick_cases("SD3-scales1", "Qwen-Image-scales1")
 @pytest.mark.parametrize("scales", [Scales(4.5, 1.0), Scales(1.0, 4.5)])
 @pytest.mark.parametrize("name", BEFORE)
-def test_the_proof_calls_the_denoiser_at_most_eighteen_times_more(
-    name: str, scales: Scales
-) -> None:
+def test_the_proof_calls_the_denoiser_at_most_twenty_times_more(name: str, scales: Scales) -> None:
     family, calls = NAMED[name], []
     pipe = family.build()
     pipe.components.get("transformer", pipe.components.get("unet")).register_forward_hook(
@@ -155,7 +153,7 @@ def test_the_proof_calls_the_denoiser_at_most_eighteen_times_more(
     )
     made = PipelinePolicy(pipe, call=family.call).guided(*scales)
     made.proofs(PROMPTS, STEPS)
-    assert BEFORE[name] < len(calls) <= BEFORE[name] + 18
+    assert BEFORE[name] < len(calls) <= BEFORE[name] + 20
 
 
 @pytest.mark.slow

@@ -129,6 +129,7 @@ def test_a_killed_training_resumes_by_itself_to_the_same_bits(warm, config, unbr
     agree(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_restarts_end_without_a_new_checkpoint(warm, config, tmp_path):
     code, said, died = restarted(warm, config, tmp_path / "run", 1, KILL_AT="9", MOST="9")
     assert (code, died) == (137, 2), said

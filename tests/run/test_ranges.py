@@ -20,9 +20,9 @@ EVERY = ranges_of(exact=True, compares=True)
 NUMBER = re.compile(r"\b(?:below|above) [\d.]+|[\d.]+ to [\d.]+")
 # ranges that other alarms watch, relative to a run's own start or base
 ELSEWHERE = {
-    "unscored_share", "image/diversity", "text/stopped", "text/distinct", "signal", "held_out/NAME",
-    "reward_std", "text/met", "margin", "mismatch_max", "held_out_gain_error/NAME",
-    "reward_std/NAME", "behind",
+    "unscored_share", "image/diversity", "sound/diversity", "text/stopped", "text/distinct",
+    "signal", "held_out/NAME", "reward_std", "text/met", "margin", "mismatch_max",
+    "held_out_gain_error/NAME", "reward_std/NAME", "behind",
 }  # fmt: skip
 
 

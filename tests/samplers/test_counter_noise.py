@@ -69,11 +69,8 @@ def test_a_row_depends_on_its_key_alone(monkeypatch):
     assert torch.equal(whole, counter_normal(six, (7,), "cpu"))
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(runs.FLOW_GRPO, marks=pytest.mark.slow), runs.NFT],
-    ids=["grpo", "nft"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT], ids=["grpo", "nft"])
 def test_a_run_draws_all_of_its_noise_by_the_counter(pipeline, tmp_path, recipe):
     def opened(kind: str):
         return runs.session(pipeline, tmp_path, recipe, noise=kind)

@@ -1,6 +1,8 @@
 """The page of votes: who may come in, and what a browser gets."""
 
+import io
 import json
+import logging
 import re
 
 import httpx
@@ -59,14 +61,16 @@ async def test_a_token_is_exchanged_once_for_a_cookie_and_a_redirect(room):
         assert (await other.get("/")).status_code == 401
 
 
-async def test_a_pair_whose_file_is_gone_is_said_without_its_name(room, capsys):
+async def test_a_pair_whose_file_is_gone_is_said_without_its_name(room, monkeypatch):
+    logger = logging.getLogger("uvicorn.error")  # which an earlier server may have set up
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(said := io.StringIO())])
     async with client_of(room) as client:
         left = (await entered(client, room))["open"]["left"]
         for file in (room.folder / "samples").iterdir():
             file.unlink()
         answer = await client.get(left)
     assert answer.status_code == 500 and ".png" not in answer.text, answer.text
-    assert ".png cannot be read" in capsys.readouterr().err
+    assert ".png cannot be read" in said.getvalue()
 
 
 @pytest.mark.parametrize("cookie", ["", "x", "rater-1", "rater-1.", "rater-1." + "0" * 64, "."])
