@@ -67,7 +67,7 @@ def opened(pipeline, folder, name: str, **train: Any) -> Session:
     tree = runs.tree(pipeline, folder, recipe, **{"updates": 2, "lr": 1e-3, **train})
     if name == "gardo":  # compares with further rewards
         tree["rewards"] += [{"name": "jpeg", "weight": 0}, {"name": "colour", "weight": 0}]
-        recipe |= {"auxiliary": ["jpeg"], "distance": "colour"}
+        tree["recipe"] |= {"auxiliary": ["jpeg"], "distance": "colour"}
     tree["model"]["dtype"] = "float64"
     return runs.opened(tree, folder)
 

@@ -56,7 +56,7 @@ def settings(
         tree["rewards"] = [{"name": f"{folder / 'hit.py'}:hit"}]
     if name == "gardo":  # compares with further rewards
         tree["rewards"] += [{"name": "jpeg", "weight": 0}, {"name": "colour", "weight": 0}]
-        recipe |= {"auxiliary": ["jpeg"], "distance": "colour"}
+        tree["recipe"] |= {"auxiliary": ["jpeg"], "distance": "colour"}
     if name in TURNS:
         (folder / "env.py").write_text(environments.GUESS)
         tree["model"]["environment"] = {"name": f"{folder / 'env.py'}:reply", "turns": 3}
