@@ -216,7 +216,7 @@ SOUND_CLAIMS = (
     "`audio_length_in_s`): set it in `model.call`, or as a column of the prompts. Stable Audio is "
     "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
     "which wants the package torchsde and draws the noise of its steps from a tree; there (a) was "
-    "4e-07 too, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
+    "2e-07, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
     "Python code can hand over and a YAML file cannot.",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
