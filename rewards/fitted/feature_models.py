@@ -8,7 +8,7 @@ patches      the image tower of a CLIPModel, a SiglipModel or a Dinov2Model: the
 last_hidden  a language model: the last hidden state of a prompt with its answer, at the last token
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,13 @@ SIGLIP_TOKENS = 64  # to which the published models pad every prompt
 
 @dataclass(frozen=True)
 class ImageTower:
-    """A vision model: unit vectors of images, from its pooled output."""
+    """A vision model: what `read` takes of it for prepared images."""
 
     model: Any
     processor: Any
     placement: Placement
     batch: int
+    read: Callable[[Any, Tensor], Tensor]
 
     def features(self, samples: Samples) -> Float[Tensor, "n e"]:
         return in_batches(self._images, pil_images(samples), self.batch)
@@ -62,48 +63,28 @@ class ImageTower:
         return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
 
     def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
-        pixels = pixels.to(self.placement.device, self.placement.dtype)
-        pooled = self.model(pixel_values=pixels).pooler_output
-        return functional.normalize(pooled.float(), dim=-1)
+        return self.read(self.model, pixels.to(self.placement.device, self.placement.dtype))
 
 
-@dataclass(frozen=True)
-class PatchMeans:
-    """A vision model: the means over an image of its patches' vectors, after half of the tower's
-    blocks and after all of them.
+def pooled_vectors(model: Any, pixels: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
+    """Unit vectors of images, from the model's pooled output."""
+    return functional.normalize(model(pixel_values=pixels).pooler_output.float(), dim=-1)
+
+
+def patch_means(model: Any, pixels: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n 2*e"]:
+    """The means over an image of its patches' vectors, after half of the tower's blocks and after
+    all of them.
 
     An image's own vector is trained to tell what is in it, and loses much of how it looks: sizes,
     places, colours. Inside the tower this is still there, and is linear in such a mean.
     """
-
-    model: Any
-    processor: Any
-    placement: Placement
-    batch: int
-
-    def features(self, samples: Samples) -> Float[Tensor, "n 2*e"]:
-        return in_batches(self._images, pil_images(samples), self.batch)
-
-    def graded_features(
-        self, media: Float[Tensor, "n 3 h w"], samples: Samples
-    ) -> Float[Tensor, "n 2*e"]:
-        del samples  # the prompts have no part in it
-        prepare = PixelPreparation.of(self.processor)
-        return torch.cat([self._seen(prepare(part)) for part in media.split(self.batch)])
-
-    @torch.no_grad()
-    def _images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n 2*e"]:
-        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
-
-    def _seen(self, pixels: Tensor) -> Float[Tensor, "n 2*e"]:
-        pixels = pixels.to(self.placement.device, self.placement.dtype)
-        states = self.model(pixel_values=pixels, output_hidden_states=True).hidden_states
-        side = self.model.config.patch_size
-        patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
-        blocks = len(states) - 1  # the first state is what the blocks begin with
-        # a class token, where there is one, stands before the patches
-        chosen = [states[block][:, -patches:].mean(1) for block in (-(-blocks // 2), blocks)]
-        return torch.cat(chosen, 1).float()
+    states = model(pixel_values=pixels, output_hidden_states=True).hidden_states
+    side = model.config.patch_size
+    patches = (pixels.shape[-2] // side) * (pixels.shape[-1] // side)
+    blocks = len(states) - 1  # the first state is what the blocks begin with
+    # a class token, where there is one, stands before the patches
+    chosen = [states[block][:, -patches:].mean(1) for block in (-(-blocks // 2), blocks)]
+    return torch.cat(chosen, 1).float()
 
 
 @dataclass(frozen=True)
@@ -191,7 +172,9 @@ def load_dinov2(
 
     path, placement = model_path(model), Placement.of(device, dtype)
     loaded = placement.put(complete(Dinov2Model.from_pretrained, path))
-    return FeatureModel(ImageTower(loaded, image_processor(path), placement, batch), frames)
+    return FeatureModel(
+        ImageTower(loaded, image_processor(path), placement, batch, pooled_vectors), frames
+    )
 
 
 def load_patches(
@@ -214,7 +197,9 @@ def load_patches(
         )
     loaded = complete(AutoModel.from_pretrained, path)
     tower = placement.put(loaded if kind == "dinov2" else loaded.vision_model)
-    return FeatureModel(PatchMeans(tower, image_processor(path), placement, batch), frames)
+    return FeatureModel(
+        ImageTower(tower, image_processor(path), placement, batch, patch_means), frames
+    )
 
 
 def load_last_hidden(

@@ -10,6 +10,7 @@ import torch
 from rewards.audio import Audio
 
 MOST_WAV_NUMBERS = 2**27  # of a file: over 12 minutes of stereo at 48 kHz
+WIDEST_NUMBER = 4  # bytes of a number
 WAV_HEAD = 12  # bytes by which a WAV file is known
 
 
@@ -20,10 +21,12 @@ def is_wav(begin: bytes) -> bool:
 
 def read_wav(source: Path | io.BytesIO) -> Audio:
     """Read one sound [1 channels time] in -1..1. ValueError for what is no such file, for an empty
-    one, and for more than 2^27 numbers."""
+    one, for numbers of more than 32 bits, and for more than 2^27 of them."""
     try:
         with wave.open(str(source) if isinstance(source, Path) else source, "rb") as file:
             channels, width, rate, frames, *_ = file.getparams()
+            if width > WIDEST_NUMBER:
+                raise ValueError(f"a sound of {8 * width} bits, over {8 * WIDEST_NUMBER}")
             if channels * frames > MOST_WAV_NUMBERS:
                 raise ValueError(f"a sound of {channels * frames} numbers, over {MOST_WAV_NUMBERS}")
             data = file.readframes(frames)

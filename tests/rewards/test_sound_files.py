@@ -1,6 +1,7 @@
 """Sound files as rewards hear them, of one form or several."""
 
 import io
+import struct
 import wave
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_a_damaged_file_is_a_sentence(cut: int) -> None:
     data = wav_bytes(torch.zeros(1, 40), RATE)[:cut]
     with pytest.raises(ValueError, match="WAV file"):
         read_wav(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("bits", [40, 64])
+def test_wider_numbers_are_a_sentence(bits: int) -> None:
+    size = bits // 8
+    form = struct.pack("<HHIIHH", 1, 1, 8000, 8000 * size, size, bits)
+    head = b"RIFF" + struct.pack("<I", 36 + 80) + b"WAVEfmt " + struct.pack("<I", 16) + form
+    with pytest.raises(ValueError, match=f"of {bits} bits, over 32"):
+        read_wav(io.BytesIO(head + b"data" + struct.pack("<I", 80) + bytes(80)))
 
 
 def test_sounds_of_several_forms_are_scored_each(tmp_path: Path) -> None:

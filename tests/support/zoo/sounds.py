@@ -103,6 +103,11 @@ def waveform(_: Mapping[str, Any] = {}) -> torch.Tensor:
     return 0.3 * torch.randn(1, 2, 96, generator=draws)
 
 
+CLASSED_UNET = {  # the sound's text is a class
+    "class_embed_type": "simple_projection",
+    "projection_class_embeddings_input_dim": 16,
+    "class_embeddings_concat": True,
+}
 SOUND_SPECIALS: dict[str, Special] = {
     "StableAudioPipeline": Special({"scheduler": solver}, {"audio_end_in_s": 0.125}),
     "StableAudio3.*": Special(
@@ -132,11 +137,7 @@ SOUND_SPECIALS: dict[str, Special] = {
             "vae": mel_vae,
             "text_encoder": lambda given: ClapTextModelWithProjection(clap_config().text_config),
             "tokenizer": roberta,
-            "unet": {
-                "class_embed_type": "simple_projection",
-                "projection_class_embeddings_input_dim": 16,
-                "class_embeddings_concat": True,
-            },
+            "unet": CLASSED_UNET,
             "vocoder": hifi,
         },
         {"audio_length_in_s": 0.08},
@@ -146,11 +147,7 @@ SOUND_SPECIALS: dict[str, Special] = {
             "vae": mel_vae,
             "text_encoder": lambda given: ClapModel(clap_config()),
             "tokenizer": roberta,
-            "unet": {
-                "class_embed_type": "simple_projection",
-                "projection_class_embeddings_input_dim": 16,
-                "class_embeddings_concat": True,
-            },
+            "unet": CLASSED_UNET,
             "vocoder": hifi,
             "feature_extractor": lambda given: None,
         },
