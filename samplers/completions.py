@@ -262,7 +262,7 @@ class TextRollout:
     elsewhere  another engine sampled them: `logp` is that engine's
     """
 
-    parts = ()  # rollouts of states
+    by_size = ()  # rollouts of states
     plan: TextPlan
     ids: Int[Tensor, "n t"]
     logp: Float[Tensor, "n t"]

@@ -51,8 +51,8 @@ class Rollout:
     layout: Layout | None = None  # the parts of flat states
 
     @property
-    def parts(self) -> tuple["Rollout", ...]:
-        """The rollouts of a single shape that it has: itself."""
+    def by_size(self) -> tuple["Rollout", ...]:
+        """A rollout for each size of its samples: itself."""
         return (self,)
 
     @property
@@ -108,8 +108,8 @@ class Sampling(Generic[R]):
     score       rewards [n] of predicted samples, for plans whose route asks for them
     slope       gradients [n *d] of these rewards with respect to the predicted samples, likewise
     on_rollout  called with each rollout except the last, as soon as it is sampled
-    on_part     called with each part of a single rollout as soon as it is sampled, if it is sampled
-                in parts; a part's `prompt` counts from the first of all draws
+    on_slice    called with each slice of a single rollout's draws as soon as it is sampled, where
+                there are several; a slice's `prompt` counts from the first of all draws
     aside       context manager entered around evaluations whose density is not stored: steps that
                 no plan trains
     """
@@ -118,7 +118,7 @@ class Sampling(Generic[R]):
     score: Callable[[R], Tensor] | None = None
     slope: Callable[[R], Tensor] | None = None
     on_rollout: Callable[[R], None] | None = None
-    on_part: Callable[[R], None] | None = None
+    on_slice: Callable[[R], None] | None = None
     aside: Callable[[], AbstractContextManager[None]] | None = None
 
     def announce(self, rollouts: Sequence[R], plans: int) -> None:

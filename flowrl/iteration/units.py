@@ -20,7 +20,7 @@ from rewards.audio import Audio
 from samplers import Rollout
 from samplers.completions import TextRollout
 from samplers.host import on_host
-from samplers.parts import DrawsPart, joined_rollout, joined_texts, placed_rollout
+from samplers.slices import DrawsSlice, joined_rollout, joined_texts, placed_rollout
 
 LAG = "workers/lag"  # the metric: iterations between the weights that sampled and those trained
 
@@ -182,7 +182,7 @@ def joined_rollouts(units: Sequence[SamplingUnit], parts: Sequence[RolloutLike])
     """The rollouts of all units of a share, under one plan."""
     draws = tuple(draw for unit in units for draw in unit.ids)
     placed = [
-        placed_rollout(part, DrawsPart(unit.first, part.draws))
+        placed_rollout(part, DrawsSlice(unit.first, part.draws))
         if isinstance(part, Rollout)
         else replace(part, prompt=part.prompt + unit.first)  # type: ignore[type-var]
         for unit, part in zip(units, parts, strict=True)

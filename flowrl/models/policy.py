@@ -34,7 +34,7 @@ class RolloutLike(Protocol):
     """Samples as the loop and credit read them. The samples of a draw are contiguous."""
 
     @property
-    def parts(self) -> Sequence[Any]: ...  # rollouts of one shape; none of a text
+    def by_size(self) -> Sequence[Any]: ...  # a rollout for each size; none of a text
 
     @property
     def columns(self) -> Columns: ...

@@ -69,7 +69,7 @@ def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     parts = media if isinstance(media, list | tuple) else [media]
     parts = [part.waveform if isinstance(part, Audio) else part for part in parts]
     named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
-    named = [("the latents of the samples", part.x0) for part in rollout.parts] + named
+    named = [("the latents of the samples", of_size.x0) for of_size in rollout.by_size] + named
     if (name := first_not_finite(named)) is not None:
         refuse(f"{name} of {place}", plural=True)
 

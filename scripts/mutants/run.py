@@ -275,7 +275,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("collect-looked", "flowrl/iteration/features/lookahead.py", "self.count += len(rollout.prompt)",
      "self.count += 0",
      "run/test_steered_training.py"),
-    ("units-place", "flowrl/iteration/units.py", "DrawsPart(unit.first, part.draws)", "DrawsPart(0, part.draws)",
+    ("units-place", "flowrl/iteration/units.py", "DrawsSlice(unit.first, part.draws)", "DrawsSlice(0, part.draws)",
      "run/test_units.py"),
     ("units-group", "flowrl/iteration/units.py", "group=samples.group + first", "group=samples.group",
      "run/test_units.py"),

@@ -57,9 +57,9 @@ def test_samples_of_several_sizes_equal_the_pipelines_own(name: str) -> None:
     media = batch.media(rollout)
     assert [tuple(each.shape[1:]) for each in media[::2]] == SIZES
     assert rollout.prompt.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and len(rollout.lengths) == 8
-    levels = {tuple(part.plan.sigmas) for part in rollout.parts}
+    levels = {tuple(of_size.plan.sigmas) for of_size in rollout.by_size}
     assert len(levels) == (2 if name == "FLUX.1" else 1)
-    shapes = {0: batch.parts[0], 1: batch.parts[1], 2: batch.parts[1], 3: batch.parts[2]}
+    shapes = {0: batch.by_size[0], 1: batch.by_size[1], 2: batch.by_size[1], 3: batch.by_size[2]}
     for i, prompt in enumerate(PROMPTS):
         noise = normal([(SEED, 0, 7 + i, "root", 1)], shapes[i].owner.shape(STEPS))
         own = own_sample(made.pipe, prompt, SIZES[i], noise)
@@ -105,7 +105,7 @@ def test_rows_are_dealt_by_their_step_whatever_their_size() -> None:
     values = torch.zeros(8, len(mixed.edges), dtype=torch.float64)
     credit = PlanCredit(values, torch.ones_like(values).bool())
     nothing, every = torch.arange(0), torch.tensor([True])
-    (last, *_) = Transition().rows(mixed.parts[0], values[:2], every.expand(2, values.shape[1]))
+    (last, *_) = Transition().rows(mixed.by_size[0], values[:2], every.expand(2, values.shape[1]))
     before = [replace(take(last, nothing), table=Table({ROWS_INDEX: 4}))]
     rows = rows_of_sizes(Transition(), mixed, credit, before)
     steps = len(rows) // 3  # of three sizes

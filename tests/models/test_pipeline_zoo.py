@@ -343,5 +343,5 @@ def test_latents_have_the_shape_of_the_rows_images_where_no_argument_sets_it(
         rows = [{key: resized(images[key], size) for key in images} for size in SQUARE_AND_WIDE]
         with pytest.raises(UserError, match=r"prompt 2 of the batch: .*use images of one size"):
             made.encode(PROMPTS, rows)
-        parts = made.open(PROMPTS, rows, STEPS).parts
-        assert [part.owner.shape(STEPS) for part in parts] == [shape, found[1]]
+        batches = made.open(PROMPTS, rows, STEPS).by_size
+        assert [batch.owner.shape(STEPS) for batch in batches] == [shape, found[1]]

@@ -76,7 +76,7 @@ def test_gradients_are_the_sum_of_each_sizes_own(recipe, shifted, tmp_path):
     prompts = [kept.prompts.draw(0, 4, 0).rows[i] for i in range(4)]
     advantages, mask = made.first.credit  # type: ignore[union-attr]
     sums = {name: torch.zeros_like(value) for name, value in whole.items()}
-    for part, own in enumerate(rollout.parts):
+    for part, own in enumerate(rollout.by_size):
         here = [prompts[at] for at in rollout.indices[part]]
         batch: Any = kept.learner.policy.open(*kept.prompts.take(here), 4)
         assert isinstance(batch, MediaBatch)

@@ -256,7 +256,7 @@ REFUSED = [
     # rolls
     (lambda: rolled(CHAIN, ()), "at least one draw"),
     (lambda: rolled(CHAIN, (3, 3)), "the same id twice"),
-    (lambda: two_of_one(SDE), "samples of several shapes cannot be compared step by step"),
+    (lambda: two_of_one(SDE), "samples of several sizes cannot be compared step by step"),
     # parts at levels of their own
     (lambda: PartClock((2,), ((1.0, 1.0), (0.0, 0.0))), "a level of each"),
     (lambda: PartClock((2, 2), ((1.0, 1.0), (0.0, 0.1))), "from at most 1 to 0"),

@@ -45,7 +45,9 @@ class WithShift:
         scores = self.inner(samples)
         if not samples.drawn.counts:
             return scores
-        edges = [e for rollout in samples.rollouts for part in rollout.parts for e in part.edges]
+        edges = [
+            e for rollout in samples.rollouts for of_size in rollout.by_size for e in of_size.edges
+        ]
         shifts = [edge.moved.mean() for edge in edges if isinstance(edge, GuidedEdges)]
         if not shifts:
             return scores

@@ -162,12 +162,12 @@ class ScoreAhead(Generic[R]):
         return joined_columns(columns, tuple(self.rewards))
 
 
-class ScoreParts(Generic[R]):
-    """Media and scores of an iteration's rollouts: `ScoreAhead`, or parts of a single plan.
+class ScoreSlices(Generic[R]):
+    """Media and scores of an iteration's rollouts: `ScoreAhead`, or slices of one plan's draws.
 
-    A part is decoded as soon as it is sampled, and has all samples of its draws. Rewards that wait
-    for a server score a part at once; on a CUDA device so do all others. On a CPU the others would
-    share its cores with the model, so they score all samples together at the end. Scored parts
+    A slice is decoded as soon as it is sampled, and has all samples of its draws. Rewards that wait
+    for a server score a slice at once; on a CUDA device so do all others. On a CPU the others would
+    share its cores with the model, so they score all samples together at the end. Scored slices
     leave a CUDA device at once, during sampling. Use with `contextlib.closing`.
     """
 
@@ -182,48 +182,50 @@ class ScoreParts(Generic[R]):
         self.asked = {n: reward for n, reward in rewards.items() if gpu or asks_server(reward)}
         self._gpu = gpu
         self.whole = ScoreAhead(decode, rewards, score, device)
-        self.parts = ScoreAhead(decode, self.asked, score, device)
+        self.slices = ScoreAhead(decode, self.asked, score, device)
 
     def close(self) -> None:
         try:
-            self.parts.close()
+            self.slices.close()
         finally:
             self.whole.close()
 
-    def hooks(self, parts: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
-        """Callbacks for each rollout, and for each part of a single one. The second is None without
-        `parts`, or if no reward scores parts."""
-        return self.whole.on_rollout, self._on_part if self.asked and parts else None
+    def hooks(self, slices: bool) -> tuple[Callable[[R], None], Callable[[R], None] | None]:
+        """Callbacks for each rollout, and for each slice of a single one. The second is None
+        without `slices`, or if no reward scores slices."""
+        return self.whole.on_rollout, self._on_slice if self.asked and slices else None
 
-    def _on_part(self, rollout: R) -> None:
-        self.parts.on_rollout(rollout)
+    def _on_slice(self, rollout: R) -> None:
+        self.slices.on_rollout(rollout)
         if self._gpu:
-            self.parts.leave_device()
+            self.slices.leave_device()
 
     def media(self, rollouts: Sequence[R]) -> list[Samples]:
         """Decode the remaining rollouts; returns the samples of all rollouts. An empty list if
-        parts leave the device, where no reward scores them together: see `on_cpu`."""
-        if not self.parts.decoded:
+        slices leave the device, where no reward scores them together: see `on_cpu`."""
+        if not self.slices.decoded:
             return self.whole.media(rollouts)
-        assert len(rollouts) == 1, "parts belong to a single plan"
-        return [] if self._gpu else [joined_samples(self.parts.decoded)]
+        assert len(rollouts) == 1, "slices belong to a single plan"
+        return [] if self._gpu else [joined_samples(self.slices.decoded)]
 
     def on_cpu(self, samples: Sequence[Samples]) -> list[Samples]:
         """The samples that `media` returned, with their media in host memory."""
-        if self._gpu and self.parts.decoded:
-            return [joined_samples(self.parts.left_device())]
+        if self._gpu and self.slices.decoded:
+            return [joined_samples(self.slices.left_device())]
         return [part.on_cpu() for part in samples]
 
     def scores(self, samples: Sequence[Samples]) -> list[Scores]:
         """Scores of the samples. Raises an error of a reward that occurred in the thread."""
-        if not self.parts.decoded:
+        if not self.slices.decoded:
             return self.whole.scores()
         plain_rewards = {
             name: reward for name, reward in self.rewards.items() if name not in self.asked
         }
         plain_scores = [self.score(plain_rewards, samples[0])] if plain_rewards else []
         return [
-            joined_columns([Scores.joined(self.parts.scores()), *plain_scores], tuple(self.rewards))
+            joined_columns(
+                [Scores.joined(self.slices.scores()), *plain_scores], tuple(self.rewards)
+            )
         ]
 
 
@@ -239,9 +241,9 @@ class OverlappedSampler:
         session, inner, parallel = self.session, self.inner, self.session.parallel
         score = partial(score_once, parallel)
         opened = inner.open(unit)
-        with closing(ScoreParts(opened.decode, session.rewards, score, parallel.device)) as ahead:
-            on_rollout, on_part = ahead.hooks(parallel.members == 1)
-            sampling = replace(inner.sampling, on_rollout=on_rollout, on_part=on_part)
+        with closing(ScoreSlices(opened.decode, session.rewards, score, parallel.device)) as ahead:
+            on_rollout, on_slice = ahead.hooks(parallel.members == 1)
+            sampling = replace(inner.sampling, on_rollout=on_rollout, on_slice=on_slice)
             rolled = inner.roll(opened, sampling)
             with self.clock("decode"):
                 decoded = ahead.media(rolled.rollouts)

@@ -25,12 +25,12 @@ def rows_of_sizes(
     if not isinstance(rollout, MixedRollout):  # all have one size
         rollout = joined_mixed([rollout], [0], rollout.draws)
     placed: list[Rows] = []
-    for part, of_size in enumerate(rollout.parts):
-        at = rollout.samples(part).to(credit.advantages.device)
+    for size, of_size in enumerate(rollout.by_size):
+        at = rollout.samples(size).to(credit.advantages.device)
         table = credit.table.arranged(lambda column, at=at: column[at], "sample")
         for k, rows in enumerate(likelihood.rows(of_size, credit.advantages[at], credit.mask[at])):
             rows = with_table(rows, table)
-            prompt = rollout.placed(part, rows.prompt)
+            prompt = rollout.placed(size, rows.prompt)
             table_of_rows = rows.table.with_value(ROWS_INDEX, first + k)
             placed.append(replace(rows, prompt=prompt, table=table_of_rows))
     return placed

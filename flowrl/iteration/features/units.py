@@ -22,7 +22,7 @@ from flowrl.iteration.units import (
 )
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.session.session import SOURCE, Session
-from samplers.parts import draws_per_part
+from samplers.slices import draws_per_slice
 
 Join = Callable[[Sequence[SamplingUnit], Sequence[RolloutLike]], RolloutLike]
 
@@ -40,7 +40,7 @@ def cuttable(session: Session, iteration: int) -> bool:
     scores intermediate samples, or has trees of texts or turns form a single unit."""
     run, algorithm = session.run, session.algorithm
     plans = algorithm.planned(run.levels(algorithm.steps), iteration, run.train.seed)
-    return all(draws_per_part(plan, 1) is not None for plan in plans)
+    return all(draws_per_slice(plan, 1) is not None for plan in plans)
 
 
 def join_of(session: Session) -> Join:

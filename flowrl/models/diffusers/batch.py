@@ -23,7 +23,7 @@ from samplers.held import Held
 from samplers.host import on_host
 from samplers.layout import Layout
 from samplers.noise import NoiseKind
-from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
+from samplers.slices import DrawsSlice, draw_slices, joined_rollout, placed_rollout
 from samplers.storage import Storage
 
 
@@ -237,30 +237,30 @@ class MediaBatch:
             iteration=iteration,
             sampling=sampling,
         )
-        parts = [] if sampling.on_part is None else self._parts(plans, draws)
-        if len(parts) < 2 or sampling.on_part is None:
+        slices = [] if sampling.on_slice is None else self._slices(plans, draws)
+        if len(slices) < 2 or sampling.on_slice is None:
             return tuple(map(decoded, self.rolls(call)))
         rollouts: list[Rollout] = []
-        for part in parts:
-            part_call = replace(
+        for piece in slices:
+            call_of_slice = replace(
                 call,
-                draws=part.draws,
-                rows=rows[part.first : part.first + len(part.draws)],
-                velocity=part.velocity(metered),
-                latents=replace(latents, begin=part.begin(begin)),
+                draws=piece.draws,
+                rows=rows[piece.first : piece.first + len(piece.draws)],
+                velocity=piece.velocity(metered),
+                latents=replace(latents, begin=piece.begin(begin)),
             )
-            (rolled,) = self.rolls(part_call)
-            rollouts.append(decoded(placed_rollout(rolled, part)))
-            sampling.on_part(rollouts[-1])
+            (rolled,) = self.rolls(call_of_slice)
+            rollouts.append(decoded(placed_rollout(rolled, piece)))
+            sampling.on_slice(rollouts[-1])
         return (joined_rollout(rollouts, tuple(draws)),)
 
-    def _parts(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsPart]:
-        """The parts of a single plan's draws. Calls group rows with the same images."""
+    def _slices(self, plans: Sequence[Plan], draws: Sequence[int]) -> list[DrawsSlice]:
+        """The slices of a single plan's draws. Calls group rows with the same images."""
         sizes, alone = self.owner.sizes, len(plans) == 1 and not self.conditioning.extras
         rows, decoded = sizes.sampling, sizes.decoding
         if rows is None or decoded is None or not alone:
-            return [DrawsPart(0, tuple(draws))]
-        return list(draw_parts(plans[0], draws, rows, decoded))
+            return [DrawsSlice(0, tuple(draws))]
+        return list(draw_slices(plans[0], draws, rows, decoded))
 
     def media(self, rollout: Rollout) -> Tensor | Decoded:
         """Decode samples to images, with their prompt encodings, which some decoders need; states

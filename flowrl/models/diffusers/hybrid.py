@@ -42,7 +42,7 @@ class HybridPolicy:
         if isinstance(batch, MediaBatch):
             return replace(batch, ending=self._ended)
         assert isinstance(batch, MixedBatch)
-        return replace(batch, parts=tuple(replace(p, ending=self._ended) for p in batch.parts))
+        return replace(batch, by_size=tuple(replace(b, ending=self._ended) for b in batch.by_size))
 
     def plain(self, group: int) -> Ode:
         return self.policy.plain(group)

@@ -57,7 +57,7 @@ class EngineComparison:
     ) -> "EngineComparison":
         """Let the engine sample chains of Flow-SDE steps of these prompts."""
         opened = policy.open(texts, meta, steps)
-        batch = opened if isinstance(opened, MediaBatch) else opened.parts[0]
+        batch = opened if isinstance(opened, MediaBatch) else opened.by_size[0]
         draws = range(len(batch.conditioning))
         plan = Chain(FlowSDE(), group)
         (rollout,) = batch.rollouts(plan, draws, seed=0, iteration=iteration)
@@ -80,7 +80,7 @@ class EngineComparison:
         with cast:
             if dtype is not None:
                 opened = self.policy.open(self.texts, self.meta, batch.steps)
-                batch = opened if isinstance(opened, MediaBatch) else opened.parts[0]
+                batch = opened if isinstance(opened, MediaBatch) else opened.by_size[0]
             owner = batch.owner
             velocity = owner.bind(
                 batch.conditioning, steps=batch.steps, guidance=owner.guidance.sample

@@ -19,7 +19,7 @@ from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Writer
 from samplers.host import uploaded
-from samplers.parts import DrawsPart, draw_parts, joined_texts
+from samplers.slices import DrawsSlice, draw_slices, joined_texts
 
 
 @dataclass(frozen=True)
@@ -58,31 +58,31 @@ class CodeBatch:
         assert not sampling.keep_mean, "codes have no means"
         rollouts: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
-        whole = DrawsPart(0, tuple(draws))
+        whole = DrawsSlice(0, tuple(draws))
         for index, text_plan in enumerate(plans):
-            parts = self._parts(text_plan, whole, sampling) if len(plans) == 1 else [whole]
+            slices = self._slices(text_plan, whole, sampling) if len(plans) == 1 else [whole]
             written: list[TextRollout] = []
-            for part in parts:
-                prompts = self.prompts[part.first : part.first + len(part.draws)]
+            for piece in slices:
+                prompts = self.prompts[piece.first : piece.first + len(piece.draws)]
                 sampler = CodeSampler(self.guided, self.model, prompts, self.sizes.sampling)
                 # a request's contexts are codes alone, since codes and text tokens share numbers
-                writer = Writer(sampler, [()] * len(prompts), part.draws, seed, iteration)
+                writer = Writer(sampler, [()] * len(prompts), piece.draws, seed, iteration)
                 rollout = writer.write(text_plan, index)
                 self.meter.add(int(rollout.own.sum()))
-                written.append(replace(rollout, prompt=rollout.prompt + part.first))
-                if sampling.on_part is not None and len(parts) > 1:
-                    sampling.on_part(written[-1])
-            rollouts.append(written[0] if len(parts) == 1 else joined_texts(written, whole.draws))
+                written.append(replace(rollout, prompt=rollout.prompt + piece.first))
+                if sampling.on_slice is not None and len(slices) > 1:
+                    sampling.on_slice(written[-1])
+            rollouts.append(written[0] if len(slices) == 1 else joined_texts(written, whole.draws))
             sampling.announce(rollouts, len(plans))
         return tuple(rollouts)
 
-    def _parts(
-        self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
-    ) -> list[DrawsPart]:
+    def _slices(
+        self, plan: TextPlan, whole: DrawsSlice, sampling: Sampling[TextRollout]
+    ) -> list[DrawsSlice]:
         rows = self.sizes.sampling
-        if sampling.on_part is None or rows is None:
+        if sampling.on_slice is None or rows is None:
             return [whole]
-        return list(draw_parts(plan, whole.draws, rows, self.sizes.decoding))
+        return list(draw_slices(plan, whole.draws, rows, self.sizes.decoding))
 
     @torch.no_grad()
     def media(self, rollout: TextRollout) -> Float[Tensor, "n 3 h w"]:

@@ -22,7 +22,7 @@ from flowrl.models.shards import directly
 from samplers import Sampling
 from samplers.completions import StepPoints, TextPlan, TextPlanner, TextRollout, TurnPoints
 from samplers.generate import Sampler, Writer
-from samplers.parts import DrawsPart, draw_parts, joined_texts
+from samplers.slices import DrawsSlice, draw_slices, joined_texts
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ class TextBatch:
         assert not sampling.keep_mean, "texts have no means"
         rollouts: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
-        whole = DrawsPart(0, tuple(draws))
+        whole = DrawsSlice(0, tuple(draws))
         for index, text_plan in enumerate(plans):
-            parts = self._parts(text_plan, whole, sampling) if len(plans) == 1 else [whole]
+            slices = self._slices(text_plan, whole, sampling) if len(plans) == 1 else [whole]
             written: list[TextRollout] = []
-            for part in parts:
-                rows = slice(part.first, part.first + len(part.draws))
+            for piece in slices:
+                rows = slice(piece.first, piece.first + len(piece.draws))
                 sampler = self.sampler(text_plan, self.images[rows])
                 at_once = 1 if self.answers is None else self.answers.by.how.at_once
                 writer = Writer(
                     sampler=sampler,
                     contexts=self.contexts[rows],
-                    draws=part.draws,
+                    draws=piece.draws,
                     seed=seed,
                     iteration=iteration,
                     environment=self.answers,
@@ -103,22 +103,22 @@ class TextBatch:
                 )
                 rollout = writer.write(text_plan, index)
                 self.meter.add(int(rollout.own.sum()))
-                written.append(replace(rollout, prompt=rollout.prompt + part.first))
-                if sampling.on_part is not None and len(parts) > 1:
-                    sampling.on_part(written[-1])
-            joined = written[0] if len(parts) == 1 else joined_texts(written, whole.draws)
+                written.append(replace(rollout, prompt=rollout.prompt + piece.first))
+                if sampling.on_slice is not None and len(slices) > 1:
+                    sampling.on_slice(written[-1])
+            joined = written[0] if len(slices) == 1 else joined_texts(written, whole.draws)
             rollouts.append(joined if self.cut is None else self.cut.divide(joined))
             sampling.announce(rollouts, len(plans))
         return tuple(rollouts)
 
-    def _parts(
-        self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
-    ) -> list[DrawsPart]:
-        """Parts of the model's own texts; a server gets requests for all texts at once."""
+    def _slices(
+        self, plan: TextPlan, whole: DrawsSlice, sampling: Sampling[TextRollout]
+    ) -> list[DrawsSlice]:
+        """Slices of the model's own texts; a server gets requests for all texts at once."""
         rows = self.rows_per_call
-        if sampling.on_part is None or rows is None or self.sampler(plan) is self.server:
+        if sampling.on_slice is None or rows is None or self.sampler(plan) is self.server:
             return [whole]
-        return list(draw_parts(plan, whole.draws, rows))
+        return list(draw_slices(plan, whole.draws, rows))
 
     def media(self, rollout: TextRollout) -> list[str]:
         """Decode completions without their stop token or text and without special tokens: all

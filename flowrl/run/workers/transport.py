@@ -97,7 +97,7 @@ def distinct_states(rollout: RolloutLike) -> RolloutLike:
     """The rollout with each state once: parents shared by children of one state, and parents that
     are the results of the previous step, are left out. `all_states` restores them, to the bit."""
     if isinstance(rollout, MixedRollout):
-        return replace(rollout, parts=tuple(map(distinct_states, rollout.parts)))
+        return replace(rollout, by_size=tuple(map(distinct_states, rollout.by_size)))
     if not isinstance(rollout, Rollout):
         return rollout
     edges, before = list[Edges](), None
@@ -117,7 +117,7 @@ def distinct_states(rollout: RolloutLike) -> RolloutLike:
 def all_states(rollout: RolloutLike) -> RolloutLike:
     """The original rollout from the result of `distinct_states`."""
     if isinstance(rollout, MixedRollout):
-        return replace(rollout, parts=tuple(map(all_states, rollout.parts)))
+        return replace(rollout, by_size=tuple(map(all_states, rollout.by_size)))
     if not isinstance(rollout, Rollout):
         return rollout
     edges = list[Edges]()

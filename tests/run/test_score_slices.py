@@ -1,4 +1,4 @@
-"""Rewards behind a server are asked for a part of the samples while the next part is drawn."""
+"""Rewards behind a server are asked for a slice of the samples while the next one is drawn."""
 
 import threading
 from collections.abc import Callable
@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from flowrl.iteration.features import overlap
-from flowrl.iteration.features.overlap import ScoreAhead, ScoreParts
+from flowrl.iteration.features.overlap import ScoreAhead, ScoreSlices
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.session.waiting import asks_server
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
 from samplers.completions import Completions, Segments
-from samplers.parts import draw_parts, draws_per_part
+from samplers.slices import draw_slices, draws_per_slice
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.iterations import collect, iterate
 
@@ -54,49 +54,49 @@ def opened(pipeline, folder, recipe, waits, rows=4, before=lambda: None):
     return replace(kept, rewards=rewards), rewards[second]
 
 
-def test_parts_end_where_calls_end_at_every_level():
+def test_slices_end_where_calls_end_at_every_level():
     sigmas = (1.0, 0.75, 0.5, 0.0)
     (tree,) = Tree(FlowSDE(0.7), at=(0, 1), branch=2, roots=3)(sigmas, 0, 0)
     assert tree.states == (3, 6, 12, 12)
-    assert draws_per_part(tree, 4) == 4 and draws_per_part(tree, 3) == 1
-    cuts = [(part.first, part.draws) for part in draw_parts(tree, [5, 6, 7, 8, 9], 6)]
+    assert draws_per_slice(tree, 4) == 4 and draws_per_slice(tree, 3) == 1
+    cuts = [(piece.first, piece.draws) for piece in draw_slices(tree, [5, 6, 7, 8, 9], 6)]
     assert cuts == [(0, (5, 6)), (2, (7, 8)), (4, (9,))]
     for decoded, each in ((24, 2), (16, 4), (18, 6)):  # samples that are decoded in a call
-        parts = list(draw_parts(tree, range(9), 6, decoded))
-        assert [part.first for part in parts] == list(range(0, 9, each))
+        slices = list(draw_slices(tree, range(9), 6, decoded))
+        assert [piece.first for piece in slices] == list(range(0, 9, each))
     levels = [0.0] * 9
-    assert draws_per_part(Completions(6)(levels, 0, 0)[0], 4) == 2
+    assert draws_per_slice(Completions(6)(levels, 0, 0)[0], 4) == 2
     for other in (Completions(6, greedy=True), Segments(2, 2, (4,))):
         (plan,) = other(levels, 0, 0)
-        assert draws_per_part(plan, 1) is None and len(list(draw_parts(plan, [1, 2], 1))) == 1
+        assert draws_per_slice(plan, 1) is None and len(list(draw_slices(plan, [1, 2], 1))) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT, BRANCH], ids=lambda r: r["name"])
-def test_parts_change_no_bit(pipeline, tmp_path, recipe):
+def test_slices_change_no_bit(pipeline, tmp_path, recipe):
     def trained(waits: bool):
         kept, asked = opened(pipeline, tmp_path, recipe, waits, rows=2)
         metrics = iterate(kept, Progress()).metrics
         same = {name: value for name, value in metrics.items() if "seconds" not in name}
         return kept, asked.calls, same
 
-    (parts, calls, metrics), (whole, once, expected) = trained(True), trained(False)
+    (sliced, calls, metrics), (whole, once, expected) = trained(True), trained(False)
     assert [main for _, main in calls] == [False] * len(calls) and len(calls) > 1
     assert len(once) == 1 and sum(n for n, _ in calls) == once[0][0]
-    assert runs.same_weights(parts, whole) and metrics == pytest.approx(
+    assert runs.same_weights(sliced, whole) and metrics == pytest.approx(
         expected, nan_ok=True, rel=0
     )
 
 
-def test_a_server_is_asked_while_the_next_part_is_drawn(pipeline, tmp_path):
+def test_a_server_is_asked_while_the_next_slice_is_drawn(pipeline, tmp_path):
     drawn = threading.Event()
-    wait = lambda: drawn.wait(60) or pytest.fail("the next part waited for this score")
+    wait = lambda: drawn.wait(60) or pytest.fail("the next slice waited for this score")
     kept, asked = opened(pipeline, tmp_path, runs.FLOW_GRPO, True, before=wait)
     real, calls = kept.learner.policy.decode, []
 
     def decode(*words, **named):
         calls.append(len(words[0]))
-        if len(calls) == 2:  # the second part is there, and the first one's score is awaited
+        if len(calls) == 2:  # the second slice is there, and the first one's score is awaited
             assert not asked.calls
             drawn.set()
         return real(*words, **named)
@@ -106,7 +106,7 @@ def test_a_server_is_asked_while_the_next_part_is_drawn(pipeline, tmp_path):
     assert calls == [4] * 4 and [n for n, _ in asked.calls] == [4] * 4
 
 
-def test_texts_are_drawn_in_parts_with_the_same_bits(tmp_path):
+def test_texts_are_drawn_in_slices_with_the_same_bits(tmp_path):
     def drawn(waits: bool):
         settings = text_runs.tree(
             tiny_lm.write(tmp_path / "model"), tmp_path, text_runs.GRPO, rows_per_call=4
@@ -116,10 +116,10 @@ def test_texts_are_drawn_in_parts_with_the_same_bits(tmp_path):
         asked = Asked(reward, waits)
         return collect(replace(kept, rewards={name: asked}), 0), asked.calls
 
-    (parts, calls), (whole, once) = drawn(True), drawn(False)
+    (sliced, calls), (whole, once) = drawn(True), drawn(False)
     assert len(calls) > 1 == len(once)
-    assert parts.samples.media == whole.samples.media
-    for mine, theirs in zip(parts.rows, whole.rows, strict=True):
+    assert sliced.samples.media == whole.samples.media
+    for mine, theirs in zip(sliced.rows, whole.rows, strict=True):
         assert torch.equal(mine.prompt, theirs.prompt) and torch.equal(mine.ids, theirs.ids)
         assert torch.equal(mine.advantage, theirs.advantage)
         assert torch.equal(mine.old.logp, theirs.old.logp)
@@ -149,11 +149,11 @@ def test_an_error_of_a_server_is_raised_with_its_reward(tmp_path):
     decode = lambda part: Samples([part], ("",), torch.zeros(1, dtype=torch.long))
     with (
         pytest.raises(RuntimeError, match="no paper") as error,
-        closing(ScoreParts(decode, rewards, score_all)) as parts,
+        closing(ScoreSlices(decode, rewards, score_all)) as slices,
     ):
         for part in ("a", "b"):
-            parts.parts.on_rollout(part)
-        parts.scores(parts.media(["ab"]))
+            slices.slices.on_rollout(part)
+        slices.scores(slices.media(["ab"]))
     assert "far" in str(error.value.__notes__)
 
 
@@ -176,16 +176,16 @@ def on_a_gpu(monkeypatch) -> list[str]:
         monkeypatch.setattr(torch.cuda, name, Noted)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(Session, "scores_in_turn", False)
-    monkeypatch.setattr(overlap, "ScoreParts", partial(on_device, "cuda"))
+    monkeypatch.setattr(overlap, "ScoreSlices", partial(on_device, "cuda"))
     return noted
 
 
-def on_device(device: str, decode, rewards, score, *_: str) -> ScoreParts:
-    return ScoreParts(decode, rewards, score, device)
+def on_device(device: str, decode, rewards, score, *_: str) -> ScoreSlices:
+    return ScoreSlices(decode, rewards, score, device)
 
 
 @pytest.mark.slow
-def test_on_a_gpu_local_rewards_score_parts_in_a_stream_with_the_same_bits(
+def test_on_a_gpu_local_rewards_score_slices_in_a_stream_with_the_same_bits(
     pipeline, tmp_path, monkeypatch
 ):
     def trained():
@@ -210,7 +210,7 @@ def inline(self, rewards, samples, _: int) -> Future:
     return done
 
 
-def test_on_a_gpu_an_interruption_between_parts_leaves_no_thread(pipeline, tmp_path, monkeypatch):
+def test_on_a_gpu_an_interruption_between_slices_leaves_no_thread(pipeline, tmp_path, monkeypatch):
     kept, _ = opened(pipeline, tmp_path, runs.FLOW_GRPO, False)
     on_a_gpu(monkeypatch)
     real, calls = kept.learner.policy.decode, []

@@ -19,14 +19,14 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class DrawsPart:
-    """A contiguous part of a rollout's draws; `first` is the index of its first draw."""
+class DrawsSlice:
+    """A contiguous slice of a rollout's draws; `first` is the index of its first draw."""
 
     first: int
     draws: tuple[int, ...]
 
     def velocity(self, whole: Velocity) -> Velocity:
-        """A velocity function whose `prompt` counts from this part's first draw."""
+        """A velocity function whose `prompt` counts from this slice's first draw."""
         return lambda x, sigma, prompt: whole(x, sigma, derived(self.among_all, prompt))
 
     def begin(self, whole: Begin | None) -> Begin | None:
@@ -39,23 +39,23 @@ class DrawsPart:
         return prompt + self.first
 
 
-def draw_parts(
+def draw_slices(
     plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int, decoded: int | None = None
-) -> Iterator[DrawsPart]:
+) -> Iterator[DrawsSlice]:
     """Split draws at call boundaries, so that results stay bit-identical: calls of `rows_per_call`
     rows at every level, and of `decoded` samples in the decoder (None: nothing is decoded).
 
-    One part if there is no such boundary, and for plans with other calls: image plans whose route
+    One slice if there is no such boundary, and for plans with other calls: image plans whose route
     does not split; text plans with trees, greedy leaves or several turns.
     """
-    size = draws_per_part(plan, rows_per_call) or len(draws)
+    size = draws_per_slice(plan, rows_per_call) or len(draws)
     if decoded is not None:
         size = lcm(size, decoded // gcd(decoded, plan.group))
     for first in range(0, len(draws), size):
-        yield DrawsPart(first, tuple(draws[first : first + size]))
+        yield DrawsSlice(first, tuple(draws[first : first + size]))
 
 
-def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
+def draws_per_slice(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
     """Fewest draws whose rows fill whole calls at every level; None if no number does."""
     if isinstance(plan, TextPlan):
         simple = not (plan.cuts or plan.forking or plan.greedy or plan.turns > 1)
@@ -66,44 +66,45 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
     return lcm(*(rows_per_call // gcd(rows_per_call, n) for n in counts)) if simple else None
 
 
-def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
-    """A part's rollout with `prompt` counted from the first of all draws."""
+def placed_rollout(rollout: Rollout, draws: DrawsSlice) -> Rollout:
+    """A slice's rollout with `prompt` counted from the first of all draws."""
 
     def placed(prompt: Tensor) -> Tensor:
-        return derived(part.among_all, prompt)
+        return derived(draws.among_all, prompt)
 
     edges = tuple(replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges)
     return replace(rollout, prompt=placed(rollout.prompt), edges=edges)
 
 
-def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
-    """Join the parts' rollouts. States that edges share within a part stay shared. A route that
+def joined_rollout(rollouts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
+    """Join the slices' rollouts. States that edges share within one stay shared. A route that
     writes notes does not split, so there are none."""
-    assert not any(part.notes for part in parts), "draw_parts leaves its draws together"
+    assert not any(rollout.notes for rollout in rollouts), "draw_slices leaves its draws together"
     joined: dict[tuple[int, ...], Tensor] = {}
 
     def cat(tensors: Sequence[Tensor]) -> Tensor:
         key = tuple(id(tensor) for tensor in tensors)
         if key not in joined:
-            joined[key] = derived(lambda *parts: torch.cat(parts), *tensors)
+            joined[key] = derived(lambda *columns: torch.cat(columns), *tensors)
         return joined[key]
 
     edges: list[Edges] = []
-    for same in zip(*(part.edges for part in parts), strict=True):
+    for same in zip(*(rollout.edges for rollout in rollouts), strict=True):
         columns = {f.name: [getattr(edge, f.name) for edge in same] for f in fields(Edges)}
         columns.pop("step")
         whole = {name: None if c[0] is None else cat(c) for name, c in columns.items()}
         edges.append(Edges(same[0].step, **whole))  # type: ignore[arg-type]
-    x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
-    masks = [part.free for part in parts if part.free is not None]
+    x0 = cat([rollout.x0 for rollout in rollouts])
+    prompt = cat([rollout.prompt for rollout in rollouts])
+    masks = [rollout.free for rollout in rollouts if rollout.free is not None]
     free = torch.cat(masks) if masks else None
-    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
+    return replace(rollouts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges), free=free)
 
 
-def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
-    """Join the parts' text rollouts: every column, whatever its name."""
-    points = _with_joined_columns([part.points for part in parts])
-    return replace(_with_joined_columns(parts), draws=draws, points=points)
+def joined_texts(rollouts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
+    """Join the slices' text rollouts: every column, whatever its name."""
+    points = _with_joined_columns([rollout.points for rollout in rollouts])
+    return replace(_with_joined_columns(rollouts), draws=draws, points=points)
 
 
 def _with_joined_columns(records: Sequence[R]) -> R:
