@@ -28,6 +28,7 @@ from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import Overrides, check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
 from flowrl.settings.words.short_forms import REWARDS
+from rewards.perception.hub_names import names_repository
 from rewards.rights import Limits, Right, need
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
@@ -283,7 +284,7 @@ def is_pipeline(source: str) -> bool:
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not names_repository(source):
         raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:
