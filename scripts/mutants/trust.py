@@ -11,6 +11,12 @@ TESTS = "settings/test_rights.py"
 USES = f"{TESTS}::test_each_use_needs_its_right"
 WRITERS = f"{TESTS}::test_trust_holds_for_what_was_asked_and_by_whom"
 ROWS_OF_PROMPTS = f"{TESTS}::test_rows_of_prompt_files_name_images_within_the_folder_alone"
+# where a check is tried, if not by USES
+TRIED = {
+    "flowrl/prompts/prompt_set.py": ROWS_OF_PROMPTS,
+    "flowrl/prompts/files.py": f"{USES} prompts/test_places_of_data.py",
+    "flowrl/cli/given_model.py": "cli/test_links_out.py",
+}
 WITHOUT = {"need": "None", "allows": "True"}
 
 
@@ -28,7 +34,7 @@ def checks_left_out() -> Iterator[tuple[str, str, str, str, str]]:
                     found = ast.get_source_segment(text, call)
                     assert found is not None
                     tests = TESTS if call.func.id == "allows" else USES
-                    tests = ROWS_OF_PROMPTS if file.endswith("prompt_set.py") else tests
+                    tests = TRIED.get(file, tests)
                     name = f"trust-{path.stem}-{call.lineno}"
                     yield name, file, found, WITHOUT[call.func.id], tests
 

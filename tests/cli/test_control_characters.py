@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_refusal_shows_what_it_names_as_text(place: str, run: Path, capfd) -> None:
     (run / "run.yaml").write_text(yaml.safe_dump({**RUN, **PLACES[place]}))
-    assert exit_code(["evaluate", str(run), "--trust"]) == 2
+    assert exit_code(["evaluate", str(run), "--trust", "--weights", "base"]) == 2
     assert not obeyed("".join(capfd.readouterr()))
 
 
