@@ -23,7 +23,6 @@ PLACES = {
     "a reward": {"rewards": [{"name": OBEYED}]},
     "a label": {"rewards": [{"name": "brightness", "label": OBEYED}]},
     "a label by its kind": {"rewards": [{"name": "shapes", "kind": OBEYED}]},
-    "prompts": {"prompts": f"/x/{OBEYED}"},
     "a section": {OBEYED: 1},
     "a setting": {"train": {OBEYED: 1}},
 }
@@ -43,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_refusal_shows_what_it_names_as_text(place: str, run: Path, capfd) -> None:
     (run / "run.yaml").write_text(yaml.safe_dump({**RUN, **PLACES[place]}))
-    assert exit_code(["evaluate", str(run), "--trust", "--weights", "base"]) == 2
+    assert exit_code(["sample", str(run), "a ball", "--trust", "--weights", "base"]) == 2
     assert not obeyed("".join(capfd.readouterr()))
 
 
