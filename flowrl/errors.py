@@ -14,6 +14,12 @@ class UserError(ValueError):
     """
 
 
+def printable(text: str) -> str:
+    """The text with escapes in the place of characters that a terminal would obey, such as those
+    that begin a title, clear the screen or turn the direction of writing. Lines stay lines."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 class FolderInUse(UserError):
     """A run's folder that another process begins or trains at this moment."""
 

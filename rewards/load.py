@@ -41,7 +41,7 @@ from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
 from rewards.perception.weight_files import check_file, check_texts_beside
-from rewards.rights import CODE_FILE, Mark, Right, inside, limits, marks, need, texts_in
+from rewards.rights import CODE_FILE, Mark, Right, limits, marks, need, texts_in
 from rewards.types import NEEDED_COLUMN, Judge, Reward
 from rewards.user_function import (
     OwnJudge,
@@ -79,12 +79,25 @@ class OwnName(NamedTuple):
         return self.file if self.function is None else f"{self.file}:{self.function}"
 
     @property
-    def ours(self) -> bool:
-        """Whether the file is part of flowrl, with all links resolved."""
-        return inside(self.path, OWN_FOLDER)
+    def example(self) -> bool:
+        """Whether the file is one of flowrl's own examples, which need no right in any folder."""
+        return _is_example(self.path)
 
 
-OWN_FOLDER = Path(__file__).parent
+def _is_example(path: Path) -> bool:
+    """Whether this is a file of EXAMPLES, with all links resolved. What else flowrl is made of does
+    with the settings of a folder what it does with a user's: it writes, connects and starts."""
+    try:
+        return path.resolve() in EXAMPLES
+    except (OSError, ValueError, RuntimeError):  # no file can have this name
+        return False
+
+
+# functions that shipped runs and pages name; they take samples and turns, no paths and no addresses
+EXAMPLES = tuple(
+    (Path(__file__).parents[1] / "flowrl" / "demo" / name).resolve()
+    for name in ("maze.py", "taste.py")
+)
 CodeName = Annotated[str, CODE_FILE]  # FILE.py:NAME
 
 
@@ -301,7 +314,7 @@ def _imported(named: OwnName) -> ModuleType:
     path = named.path
     if limits() is not None:  # what is checked is what runs, whatever becomes of a link
         path = path.resolve()
-        if not inside(path, OWN_FOLDER):
+        if not _is_example(path):
             need(Right.CODE, named.text)
     if not path.is_file():
         raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
@@ -356,7 +369,7 @@ def things_named(
     ValueError for a member that is no reward, as `check_reward` raises.
     """
     if (file_name := own_name(name)) is not None:
-        if not file_name.ours:
+        if not file_name.example:
             yield Thing(f"{at}.name", name, CODE_FILE)
         yield from _named_within(settings, at)
         return
@@ -383,7 +396,7 @@ def _named_within(value: Any, at: str) -> Iterator[Thing]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _named_within(item, at)
-    elif (file_name := own_name(value)) is not None and not file_name.ours:
+    elif (file_name := own_name(value)) is not None and not file_name.example:
         yield Thing(at, value, CODE_FILE)
 
 

@@ -226,11 +226,16 @@ def source_files() -> list[str]:
     return [name for name in names.split("\n") if (PROJECT / name).is_file()]
 
 
-def built_wheel(folder: Path, files: Iterable[str]) -> Path:
-    """The wheel of a copy of these files, which are as old as the copy."""
+def copy_sources(folder: Path, files: Iterable[str]) -> None:
+    """A copy of these files, which are as old as the copy, with the modes that umask gives."""
     for name in files:
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "source" / name).write_bytes((PROJECT / name).read_bytes())
+
+
+def built_wheel(folder: Path, files: Iterable[str]) -> Path:
+    """The wheel of a copy of these files."""
+    copy_sources(folder, files)
     options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     made = python("-m", "pip", "wheel", *options, str(folder / "source"), cwd=folder)
     assert made.returncode == 0, made.stderr
@@ -251,6 +256,34 @@ def test_wheels_of_equal_sources_have_equal_bytes(
     first = built_wheel(tmp_path / "first", files)
     second = built_wheel(tmp_path / "a longer name" / "second", files[::-1])
     assert first.name == second.name and first.read_bytes() == second.read_bytes()
+
+
+BUILD_SOURCES = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+MACHINES = {  # umask, and what differs between two machines' environments
+    "one": (0o022, {"LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "1"}),
+    "a longer name": (0o077, {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2"}),
+}
+
+
+@pytest.mark.slow
+def test_umask_locale_and_time_zone_change_no_byte_of_a_wheel_or_of_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    files, built = source_files(), list[tuple[str, bytes, str, bytes]]()
+    for name, (mask, environment) in MACHINES.items():
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+        before = os.umask(mask)
+        try:
+            wheel = built_wheel(tmp_path / name, files)
+            done = python("-c", BUILD_SOURCES, str(tmp_path / name), cwd=tmp_path / name / "source")
+        finally:
+            os.umask(before)
+        assert done.returncode == 0, done.stderr
+        (sources,) = (tmp_path / name).glob("*.tar.gz")
+        built.append((wheel.name, wheel.read_bytes(), sources.name, sources.read_bytes()))
+    assert built[0] == built[1]
 
 
 @pytest.mark.slow

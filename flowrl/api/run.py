@@ -923,3 +923,8 @@ def check_counts(place: str, counts: Mapping[str, Any]) -> None:
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and int(value) >= 1):
             raise UserError(f"{place}: {name} must be a whole number from 1, not {value!r:.50}")
+
+
+def opened_model(run: Run) -> OpenedFolder:
+    """The folder of a run that has begun, as it may be used for samples: see `open_folder`."""
+    return run._opened(SAMPLED_PARTS)

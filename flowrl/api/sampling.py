@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrl.api.calls import public_call
 from flowrl.api.parts import GivenReward, GivenRewards
-from flowrl.api.run import Run, check_counts
+from flowrl.api.run import Run, check_counts, opened_model
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
 from flowrl.cli.steer import (
@@ -210,8 +210,9 @@ def _driven(
     if isinstance(model, Run):
         if call:
             raise UserError("a run has its own call arguments (model.call): leave call out")
-        run = model.settings
-        drivable_policy = drivable(policy_of(run, model.begun, "last" if model.done else "best"))
+        opened, named = opened_model(model), "last" if model.done else "best"
+        with opened.limited():
+            drivable_policy = drivable(policy_of(opened.run, opened.folder, named))
         assert isinstance(drivable_policy, PipelinePolicy | OwnPolicy), "both are drivable"
         policy = drivable_policy
     elif isinstance(model, DiffusionPipeline):

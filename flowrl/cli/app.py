@@ -17,7 +17,7 @@ from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
-from flowrl.errors import Stopped, UserError
+from flowrl.errors import Stopped, UserError, printable
 from flowrl.paths import find
 from flowrl.session.output import outlive_terminal
 
@@ -77,13 +77,13 @@ def exit_code(words: list[str]) -> int:
     try:
         return _run(words)
     except UserError as error:
-        print(f"flowrl: {error}", file=sys.stderr)
+        print(f"flowrl: {printable(str(error))}", file=sys.stderr)
         return 3 if isinstance(error, Stopped) else 2
     except OSError as error:
         message = _of_the_disk(error)
         if message is None:
             raise
-        print(f"flowrl: {message}", file=sys.stderr)
+        print(f"flowrl: {printable(message)}", file=sys.stderr)
         return 3 if error.errno in NO_SPACE else 2
     except KeyboardInterrupt as error:
         print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)

@@ -28,7 +28,8 @@ from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import Overrides, check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
 from flowrl.settings.words.short_forms import REWARDS
-from rewards.rights import Limits
+from rewards.perception.hub_names import names_repository
+from rewards.rights import Limits, Right, need
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
 Model = Policy | RewrittenPolicy
@@ -77,8 +78,17 @@ def weights_folder(folder: Path, weights: str) -> Path:
         offered = f"; it has {', '.join([*named, 'base', *saved])}"
         hint = "" if unfinished else offered
         raise UserError(f"{folder} has no {weights!r} weights{unfinished}{hint}")
+    if chosen.is_relative_to(folder):
+        _check_links(chosen)
     check_whole(chosen)
     return chosen
+
+
+def _check_links(weights: Path) -> None:
+    """NotGranted for weights of a run's folder that are links out of it: what a command reads there
+    it may write into a new file, which may be published."""
+    for path in (weights, *sorted(weights.rglob("*"))):
+        need(Right.FILES, str(path), f"{path}, a link out of the folder,", path)
 
 
 def check_whole(folder: Path) -> None:
@@ -147,7 +157,8 @@ class GivenModel:
             )
         with opened.limited():
             check_plan(run)
-        weights = None if arguments.weights == "base" else weights_folder(folder, arguments.weights)
+            base = arguments.weights == "base"
+            weights = None if base else weights_folder(folder, arguments.weights)
         name = f"{folder.name}, {arguments.weights} weights"
         return cls(run, folder, weights, name, run.judges if opens else (), opened.limits)
 
@@ -273,7 +284,7 @@ def is_pipeline(source: str) -> bool:
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not names_repository(source):
         raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:

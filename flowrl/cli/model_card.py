@@ -2,8 +2,8 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND, class_writes_ad
 from flowrl.models.rewritten import REWRITER
 from flowrl.pages.charts import chart_sheet
 from flowrl.pages.curves import DIVERSITIES, RunCharts
+from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
@@ -72,9 +73,10 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
     charts = RunCharts.of(folder).deciding
     if charts:
         (out / CURVES).write_text(chart_sheet(charts), encoding="utf-8")
-    samples = _page(subject.folder / "samples")
+    samples = _page(subject.folder)
     if samples is not None:
-        shutil.copy2(samples, out / f"samples{samples.suffix}")
+        picture = plain_bytes(subject.folder, samples)
+        (out / f"samples{samples.suffix}").write_bytes(picture)
     unseen, (last, results) = Unseen.of(dump(run)), _results(folder, subject.iteration)
     pipeline = isinstance(subject.model, PipelineSettings)
     code = Markup("\n".join(_code(subject, files))) if pipeline else ""
@@ -280,9 +282,13 @@ def _results(run: RunFolder, iteration: int | None) -> tuple[int, CardRows]:
     return at, rows
 
 
-def _page(samples: Path) -> Path | None:
-    names = (samples / f"{name}.{end}" for name in _PAGES for end in ("gif", "png"))
-    return next((path for path in names if path.is_file()), None)
+def _page(folder: Path) -> Path | None:
+    """The page of a run's samples that a card shows; None if there is none in the folder itself."""
+    for path in (folder / "samples" / f"{name}.{end}" for name in _PAGES for end in ("gif", "png")):
+        with suppress(OSError):
+            check_readable(folder, path)
+            return path
+    return None
 
 
 def _settings(subject: CardSubject) -> CardRows:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, printable
 from flowrl.pages.plain_files import plain_bytes
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import number
@@ -110,10 +110,11 @@ def print_runs(lines: Sequence[RunLine], *, as_json: bool) -> None:
         for line in lines:
             print(json.dumps(asdict(line)))
         return
-    print("\n".join(text_table([HEADINGS, *(line.cells() for line in lines)])))
+    rows = [[printable(cell) for cell in line.cells()] for line in lines]
+    print("\n".join(text_table([HEADINGS, *rows])))
     for line in lines:
         if line.why:
-            print(f"\n{line.run}: {line.why}")
+            print(printable(f"\n{line.run}: {line.why}"))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

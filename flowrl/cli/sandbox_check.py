@@ -64,7 +64,7 @@ class ProtectionRow:
             return "; ".join([self.impossible, *self.through])
         if self.through:
             return "; ".join(self.through)
-        return f"held against {self.programs} programs"
+        return f"held against {self.programs} program{'s' if self.programs > 1 else ''}"
 
 
 def check_sandbox(program: str | None, isolation: Literal["full", "external"]) -> int:

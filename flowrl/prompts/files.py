@@ -16,16 +16,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from flowrl.bounded_files import bounded_bytes
+import yaml
+
+from flowrl.bounded_files import bounded_bytes, bounded_text
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
 from rewards.perception.contents import file_unlike_its_name
-from rewards.rights import NotGranted, Right, need
+from rewards.rights import NotGranted, Right, need, texts_in
 
 _MOST_FILES = 5_000  # of a folder
+_DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a folder's data, which `datasets` reads
+_MOST_DESCRIPTION = 2**22  # bytes
 _MOST_COLUMNS = 1_000
 _AT_ONCE = 1024  # rows of a data set whose size is summed at once
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
@@ -52,10 +56,8 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         raise UserError(f"{place}: the file name is empty")
     path = find(source)
     if path.exists():
-        try:
+        with _granted(place):
             need(Right.FILES, source, path=path)
-        except NotGranted as error:
-            raise UserError(f"{place}: {error}") from error
     if path.is_file():
         if wrong := data.unused("config", "split", "revision"):
             raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")
@@ -359,8 +361,12 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
     """UserError for a folder that is not a data set: without tables, with too many files, or with a
     table that is not what its name says."""
     count, tables = 0, list[Path]()
-    for inner, _, names in os.walk(folder):
+    for inner, folders, names in os.walk(folder):
         count += len(names)
+        with _granted(place):
+            for path in (Path(inner) / name for name in (*folders, *names)):
+                if path.is_symlink():
+                    need(Right.FILES, str(path), f"{path}, a link out of the folder,", path)
         tables += [Path(inner) / name for name in names if Path(name).suffix in READERS]
         if count > _MOST_FILES:
             raise UserError(
@@ -390,6 +396,9 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
             f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
         )
     with _reading(at, ""), TemporaryDirectory() as cache:
+        with _granted(place):
+            for text in _described(folder):
+                _check_place(text, folder)
         builder = load_dataset_builder(str(folder), cache_dir=cache)
         splits = _files_of(builder)
     if not _as_files(builder):
@@ -401,6 +410,60 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
     table = _concatenated(pieces)
     files = [file for names in splits.values() for file in names]
     return data.selection.of(replace(table, rows=_finished(table.rows, files, data, place)), at)
+
+
+def _described(folder: Path) -> Iterator[str]:
+    """The places of files that a folder's own description gives (`configs` of its README and of
+    .huggingface.yaml), which `datasets` follows wherever they lead. ValueError for a description
+    that cannot be read."""
+    from huggingface_hub import DatasetCard
+
+    for name in _DESCRIPTIONS:
+        if not (folder / name).is_file():
+            continue
+        text = bounded_text(folder / name, _MOST_DESCRIPTION)
+        if name.endswith(".md"):
+            tree = DatasetCard(text, ignore_metadata_errors=True).data.to_dict()
+        else:
+            tree = yaml.safe_load(text)
+        configs = tree.get("configs") if isinstance(tree, Mapping) else None
+        for config in configs if isinstance(configs, list) else ():
+            if isinstance(config, Mapping):
+                yield from texts_in([config.get("data_files"), config.get("data_dir")])
+
+
+def _check_place(text: str, folder: Path) -> None:
+    """NotGranted for a place that a folder may not name: an address, also of a file within an
+    archive (`zip://a::http://b`), or a file outside."""
+    if "://" in text or "::" in text:
+        need(Right.NETWORK, text, f"{text}, which {folder} gives as a place of its data,")
+    else:
+        need(
+            Right.FILES,
+            text,
+            f"{text}, which {folder} gives as a place of its data,",
+            folder / text,
+        )
+
+
+def _check_on_hub(builder: Any, place: str) -> None:
+    """ValueError for a data set of the hub whose description names a file of this machine, and
+    UserError for one that names another address in a folder without the right to it."""
+    for files in (builder.config.data_files or {}).values():
+        for file in map(str, files):
+            if "://" not in file or "::" in file or file.startswith("file:"):
+                raise ValueError(f"it names {file}, which is no file of its own")
+            if not file.startswith("hf://"):
+                with _granted(place):
+                    need(Right.NETWORK, file)
+
+
+@contextmanager
+def _granted(place: str) -> Iterator[None]:
+    try:
+        yield
+    except NotGranted as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def _files_of(builder: Any) -> dict[str, list[Path]]:
@@ -495,12 +558,15 @@ def _check_other(file: Path, place: str) -> None:
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     """The chosen rows of a folder or a hub data set, read by `datasets`."""
-    from datasets import load_dataset  # slow to import
+    from datasets import load_dataset, load_dataset_builder  # slow to import
 
     at = f"{place}: {data.source}"
     way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
     # the cache recognizes a file by its time alone, and two runs may start at once
     with _reading(at, "" if Path(name).is_dir() else way), TemporaryDirectory() as cache:
+        if not Path(name).is_dir():
+            builder = load_dataset_builder(name, data.config, revision=data.revision)
+            _check_on_hub(builder, place)
         data_set: Any = load_dataset(
             name,
             data.config,
@@ -516,13 +582,16 @@ def _reading(at: str, way: str) -> Iterator[None]:
     """Turn the errors of `datasets` into UserErrors that begin with `at` and end with `way`, and
     silence its bars."""
     from datasets.exceptions import DatasetsError
+    from httpx import HTTPError
 
+    # of the library, its files' readers, the hub's client and file systems that are not installed
+    errors = (DatasetsError, HTTPError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
     try:
         with _no_progress_bars():
             yield
     except UserError:
         raise
-    except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+    except (*errors, RuntimeError, ImportError) as error:
         raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
 
 

@@ -76,7 +76,12 @@ def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
 def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list[str]:
     """Check the counts of a file's header and of its pages, and return the paths of its texts."""
     header, names = file.metadata, file.schema_arrow.names
-    if header.num_rows > MOST_TABLE_ROWS:
+    row_groups = [header.row_group(index) for index in range(header.num_row_groups)]
+    counts = [int(group.num_rows) for group in row_groups]
+    if min(header.num_rows, *counts, 0) < 0:
+        raise ValueError("its counts of rows are damaged")
+    rows = max(header.num_rows, sum(counts))  # the reader goes by the groups, whatever is above
+    if rows > MOST_TABLE_ROWS:
         raise ValueError(f"more than {MOST_TABLE_ROWS} rows")
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
@@ -86,10 +91,9 @@ def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list
             leaf = header.schema.column(index)
             if columns is not None and not any(_within(leaf.path, name) for name in columns):
                 continue
-            groups = (header.row_group(group) for group in range(header.num_row_groups))
-            pages = [pages_of(content, group.column(index)) for group in groups]
+            pages = [pages_of(content, group.column(index)) for group in row_groups]
             values = sum(page.values for page in pages)
-            cells += max(values, header.num_rows)
+            cells += max(values, rows)
             size += max(values * leaf.length, sum(page.size for page in pages))
             if leaf.physical_type == "BYTE_ARRAY":
                 texts.append(leaf.path)

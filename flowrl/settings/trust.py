@@ -167,8 +167,8 @@ def _of_texts(text_marks: Iterable[Mark], value: Any, at: str, folder: Path) -> 
     for mark in text_marks:
         for text in texts_in(value):
             code = own_name(text) if mark is CODE_FILE else None
-            ours = code is not None and code.ours
-            if not ours and mark.needs(text, folder, _found):
+            example = code is not None and code.example
+            if not example and mark.needs(text, folder, _found):
                 yield Need(mark.right, at, text, mark.what)
 
 

@@ -34,6 +34,7 @@ from rewards.judging.published_texts import PublishedText
 from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
 from rewards.perception.hub import HubName, fetched, hub_reachable, model_path
+from rewards.perception.hub_names import names_repository
 from rewards.perception.media import WrongMedia, expect, items
 from rewards.perception.qwen import (
     QwenBackbone,
@@ -267,8 +268,7 @@ def load(
 def _named_base(name: str) -> str:
     """The base that a checkpoint names, or PUBLISHED_BASE for a folder that is not on this
     machine."""
-    usable = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
-    return name if usable else PUBLISHED_BASE
+    return name if Path(name).is_dir() or names_repository(name) else PUBLISHED_BASE
 
 
 def _folder(checkpoint: str | None) -> Path:

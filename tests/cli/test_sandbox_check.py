@@ -90,7 +90,7 @@ def test_a_whole_sandbox_holds(monkeypatch, capsys) -> None:
     assert commands.doctor_command(["--sandbox"]) == 0
     said = capsys.readouterr().out
     assert str(PROJECT / "rewards/sandbox/run.py") in said
-    assert said.count("yes: held against 1 programs") == 3
+    assert said.count("yes: held against 1 program\n") == 3
 
 
 @isolated

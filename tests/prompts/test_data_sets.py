@@ -6,6 +6,7 @@ import pickle
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -176,11 +177,16 @@ def test_names_of_the_hub_may_have_dots(name, there):
 
 
 class Hub:
-    """Stands in for `datasets.load_dataset`."""
+    """Stands in for `datasets.load_dataset`, and for its builder, which names the files."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows, self.asked = list(ROWS), []
+        self.file = "hf://datasets/openai/gsm8k@1a2b/main.parquet"
         monkeypatch.setattr(datasets, "load_dataset", self)
+        monkeypatch.setattr(datasets, "load_dataset_builder", self.builder)
+
+    def builder(self, name: str, config: str | None, revision: str | None) -> SimpleNamespace:
+        return SimpleNamespace(config=SimpleNamespace(data_files={"train": [self.file]}))
 
     def __call__(self, name: str, config: str | None, **more: Any) -> datasets.Dataset:
         self.asked.append((name, config, more["split"], more["revision"], more["cache_dir"]))
@@ -202,6 +208,9 @@ def test_a_data_set_of_the_hub_has_config_split_and_revision(monkeypatch):
     assert_in("a/b, row 1, level: the prompt is 0", refused({"source": "a/b", "column": "level"}))
     assert_in("no column 'lev' .where.", refused({"source": "a/b", "where": {"lev": 1}}))
     assert_in("doesn't exist; run `hf download --repo-type dataset no/where`", refused("no/where"))
+    asked, hub.file = len(hub.asked), "/etc/passwd"
+    assert_in("it names /etc/passwd, which is no file of its own", refused("openai/gsm8k"))
+    assert len(hub.asked) == asked
 
 
 def test_a_folder_has_splits_and_no_revision(tmp_path):

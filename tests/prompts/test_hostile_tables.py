@@ -2,7 +2,8 @@
 refused before memory is taken."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ from tests.support import fuzz
 
 ROWS, LARGE = 1000, "x" * 3_000_000  # 3 GB once unpacked
 LIST = 2_000_000
+MOST_HELD = 2**25  # bytes: what is refused by its counts is not unpacked first
 # smaller limits, so that files above them are written soon
 LIMITS = {
+    "rows_without_columns": {"MOST_TABLE_ROWS": 10_000},
+    "a_group_of_more_rows_than_the_header_says": {"MOST_TABLE_ROWS": 10_000},
+    "groups_of_more_rows_together": {"MOST_TABLE_ROWS": 10_000},
     "a_long_list": {"MOST_CELLS": 1_000_000},
     "a_list_whose_header_lies": {"MOST_CELLS": 1_000_000},
     "wide_values": {"MOST_TABLE_BYTES": 2**26},
@@ -70,7 +75,7 @@ def a_long_list(file: Path) -> None:
 
 def varint(number: int, length: int = 0) -> bytes:
     """Thrift's form of a number, with bytes that say nothing up to a length."""
-    number, content = number << 1, list[int]()
+    number, content = number << 1 ^ number >> 63, list[int]()
     while number or len(content) < length:
         content.append(number & 127 | 128)
         number >>= 7
@@ -92,7 +97,30 @@ def wide_values(file: Path) -> None:
     write(value.take(pyarrow.array([0] * 30)))(file)
 
 
+def no_columns(rows: int, of_group: int, groups: int) -> bytes:
+    """A parquet file of a footer alone: a schema without columns, and counts of rows."""
+    group = b"\x19\x0c\x16\x00\x16" + varint(of_group) + b"\x00"
+    footer = b"\x15\x04\x19\x1c\x48\x06schema\x15\x00\x00\x16" + varint(rows)
+    footer += bytes([0x19, groups << 4 | 12]) + group * groups + b"\x00"
+    return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def rows_without_columns(file: Path) -> None:
+    file.write_bytes(no_columns(20_000, 20_000, 1))
+
+
+def a_group_of_more_rows_than_the_header_says(file: Path) -> None:
+    file.write_bytes(no_columns(1, 20_000, 1))
+
+
+def groups_of_more_rows_together(file: Path) -> None:
+    file.write_bytes(no_columns(1, 7_000, 2))
+
+
 HOSTILE = (
+    rows_without_columns,
+    a_group_of_more_rows_than_the_header_says,
+    groups_of_more_rows_together,
     texts,
     texts_in_structs,
     texts_in_lists,
@@ -131,6 +159,18 @@ DOORS = (as_file, as_folder, as_kept_column, as_images)
 DOORS += (rows_of, lambda path: rows_of(path.parent), as_preferences)
 
 
+@contextmanager
+def held() -> Iterator[Any]:
+    """A pool that counts what pyarrow itself takes, from nothing."""
+    before = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(before)
+    pyarrow.set_memory_pool(pool)
+    try:
+        yield pool
+    finally:
+        pyarrow.set_memory_pool(before)
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("hostile")
@@ -150,8 +190,10 @@ def test_every_door_refuses_a_small_file_with_large_contents(
         file = tmp_path / str(index) / "train.parquet"
         file.parent.mkdir()
         file.write_bytes(hostile[name].read_bytes())
-        with fuzz.watched(), pytest.raises(UserError, match=r"more than .* (once unpacked|cells)"):
+        refused = pytest.raises(UserError, match=r"more than .* (once unpacked|cells|rows)")
+        with fuzz.watched(), held() as pool, refused:
             door(file)
+        assert pool.max_memory() < MOST_HELD
 
 
 def test_a_table_of_many_small_values_is_held_against_the_free_memory(
@@ -173,6 +215,15 @@ def test_a_table_of_many_small_values_is_held_against_the_free_memory(
         (tmp_path / name).unlink()
     with pytest.raises(UserError, match=r"a\.jsonl cannot be read: its rows would take about"):
         as_folder(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("counts", [(-1, 5, 1), (5, -1, 1), (5, -(2**40), 2)])
+def test_counts_below_zero_are_damage(counts: tuple[int, int, int], tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    file.write_bytes(no_columns(*counts))
+    for door in (as_file, as_folder, rows_of):
+        with pytest.raises(UserError, match="counts of rows are damaged"):
+            door(file)
 
 
 def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:

@@ -179,6 +179,13 @@ def test_tests_of_functions_leave_nothing_either(folder, monkeypatch):
     assert not alive(folder)
 
 
+def test_a_signal_to_its_own_group_reaches_no_process_of_ours_outside():
+    """A group goes on in a new space of processes: its number is 0 there if it began outside, where
+    a keeper of the same user would be killed or stopped with it."""
+    code = "import os\nprint(os.getpgid(0), os.getsid(0))"
+    assert run.run_program(code, "", SMALL).output.split() == ["1", "1"]
+
+
 MAPPED = """
 import ctypes, errno
 libc = ctypes.CDLL(None, use_errno=True)

@@ -12,9 +12,15 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 import rewards
 from rewards.catalogue import hps, safety, sequence_classifier
 from rewards.fitted.folder import FittedFolder
+from rewards.perception import weight_files
 from rewards.perception.embedding import complete
 from rewards.perception.pickled_module import tensors_of
-from rewards.perception.weight_files import stored_in, weights_of_file
+from rewards.perception.weight_files import (
+    safetensors_header,
+    stored_in,
+    tensor_shapes,
+    weights_of_file,
+)
 from tests.test_contents import PAGE, POINTER
 
 TINY = BertConfig(
@@ -119,6 +125,23 @@ def test_a_damaged_file_of_weights_is_one_sentence(
         read(file)
     said = str(told.value)
     assert "\n" not in said and str(tmp_path) in said and said.count(": it is") <= 1, said
+
+
+def test_a_header_is_not_read_beyond_its_limit(tmp_path: Path, monkeypatch) -> None:
+    """A header of spaces up to the limit is read; the file with one byte more is told by name."""
+    monkeypatch.setattr(weight_files, "MOST_HEADER", 10_000)
+    file = safetensors(tmp_path)
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, rest = content[8 : 8 + length], content[8 + length :]
+    for size, whole in ((10_000, True), (10_008, False)):
+        file.write_bytes(size.to_bytes(8, "little") + header.ljust(size) + rest)
+        if whole:
+            assert weights_of_file("it", file).keys() == tensor_shapes(file).keys() == {"a"}
+            continue
+        assert safetensors_header(file) is None
+        with pytest.raises(ValueError, match="has a header of 10008 bytes, more than 10000"):
+            weights_of_file("it", file)
 
 
 def test_a_torch_file_of_the_older_form_is_read(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def with_setting(path: str, value: Any, base: dict[str, Any] = BASE) -> dict[str
         tree["recipe"] = {"name": "joint", "text": "text_grpo", "image": "flow_grpo"}
         tree["model"]["rewriter"] = {"language": "owner/name"}
     if path.startswith("model.weights"):
-        tree["model"] = {"own": "flowrl/demo/own_flow.py:Flow"}
+        tree["model"] = {"own": "flowrl/demo/taste.py:PixelTaste"}
     inner, (*above, last) = tree, path.split(".")
     whole = {
         "server": {"url": "http://localhost:9/v1", "model": "m", "sync": "none"},
@@ -301,6 +301,34 @@ def test_no_spelling_of_a_file_is_imported(place, tmp_path):
             with opened.limited():
                 _open_all(opened.run)
         assert not (tmp_path / "ran").exists(), written
+
+
+PROGRAMS = ("flowrl/cli/app.py:main", "rewards/sandbox/run.py:run_program",
+            "flowrl/demo/world.py:write_prompts", "flowrl/demo/../cli/app.py:main")  # fmt: skip
+
+
+@pytest.mark.parametrize("place", CODE_PLACES)
+def test_flowrls_own_programs_are_code_too(place, tmp_path):
+    """A folder from elsewhere that could name any function of flowrl could write and connect by
+    their arguments. Its examples, which take samples and turns alone, need no right."""
+    for written in PROGRAMS:
+        folder = put(tmp_path / "run", {**BASE, **spelt(CODE_PLACES[place], written)})
+        with pytest.raises(UserError, match="--trust=code"):
+            open_folder(folder)
+    tree = {**BASE, **spelt(CODE_PLACES[place], "flowrl/demo/taste.py:warm")}
+    assert not [n for n in trust.asked(tree, tmp_path) if n.right is Right.CODE]
+
+
+def test_every_file_of_flowrl_but_its_examples_needs_the_right_to_code(tmp_path):
+    names = [f"{path.relative_to(PROJECT)}:main" for top in ("flowrl", "rewards", "samplers")
+             for path in (PROJECT / top).rglob("*.py")]  # fmt: skip
+    tree = {**BASE, "rewards": [{"name": name} for name in names]}
+    asking = {n.value for n in trust.asked(tree, tmp_path)}
+    assert {*names} - asking == {"flowrl/demo/maze.py:main", "flowrl/demo/taste.py:main"}
+    with limited(Limits(tmp_path)):
+        for name in ("rewards/types.py:Samples", "flowrl/demo/sums.py:problems"):
+            with pytest.raises(NotGranted, match="needs the right to code"):
+                load(name)
 
 
 @pytest.mark.parametrize(

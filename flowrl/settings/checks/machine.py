@@ -30,6 +30,7 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
+from rewards.perception.hub_names import names_repository
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -258,7 +259,7 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
 def check_model(m: ModelSettings) -> None:
     """UserError for a model or an environment that does not exist. Contacts no server."""
     for place, source in m.given_adapters.items():
-        on_hub = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+        on_hub = names_repository(source)
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
         check_saved(find(source), place)
@@ -357,7 +358,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             f"{place}: {source} is a single file; give a folder in {library}' format, as "
             f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
         )
-    elif source.count("/") != 1 or source.startswith((".", "/", "~")):
+    elif not names_repository(source):
         raise UserError(f"{place}: {source} is neither a folder nor a hub name (owner/name)")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl.paths import find
+from rewards.perception.hub_names import names_repository
 from rewards.rights import Mark, Right
 
 PIPELINE_INDEX = "model_index.json"
@@ -24,19 +25,15 @@ def modular_alone(source: Any) -> bool:
     folder = find(source)
     if folder.is_dir():
         return (folder / MODULAR_INDEX).is_file() and not (folder / PIPELINE_INDEX).is_file()
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not names_repository(source):
         return False
     return _cached(source, MODULAR_INDEX) and not _cached(source, PIPELINE_INDEX)
 
 
 def _cached(source: str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
-    try:
-        return isinstance(try_to_load_from_cache(source, name), str)
-    except HFValidationError:
-        return False
+    return isinstance(try_to_load_from_cache(source, name), str)
 
 
 def with_form(data: Any) -> Any:

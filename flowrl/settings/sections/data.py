@@ -238,6 +238,13 @@ class RewardSpec(Settings):
         return {**fields, "settings": settings}
 
     @model_validator(mode="after")
+    def _shown(self) -> "RewardSpec":
+        """A label stands in lines of a terminal, which would obey its control characters."""
+        if not self.label.isprintable():
+            raise ValueError(f"label: {short_repr(self.label)} has characters that are not printed")
+        return self
+
+    @model_validator(mode="after")
     def _rising(self) -> "RewardSpec":
         if isinstance(self.weight, tuple):
             at = [iteration for iteration, _ in self.weight]
