@@ -50,7 +50,7 @@ SCALE = "guidance_scale"
 SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
 BAR = "tqdm"  # the name by which a block's module knows bars (Helios)
-BEGINS_INSIDE = "_begins_inside"  # of the pipeline, in a loop that no state enters
+BEGINS_INSIDE = "_begins_inside"  # of the pipeline: samples of a loop that no state enters, or 0
 GUIDER_OFF = 0.0  # the scale that stands for guiders which are switched off
 # loggers that print a trace for each failed trial, and a word on each new guider
 TALKATIVE = (
@@ -199,7 +199,7 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
             block(pipe, state)
             return
         enter(pipe, state)
-        vars(pipe)[BEGINS_INSIDE] = state.get(STEPPED[0]) is None
+        vars(pipe)[BEGINS_INSIDE] = _samples(state) if state.get(STEPPED[0]) is None else 0
         try:
             block(pipe, state)
         finally:
@@ -211,8 +211,7 @@ def enter(pipe: Any, state: PipelineState) -> None:
 
     They have a row per sample there. In MiniMax-H3's loop the rows of a state are its tokens.
     """
-    prompt = state.get("prompt")
-    samples = len(prompt) if isinstance(prompt, list) else 1
+    samples = _samples(state)
     for name in STEPPED:
         latents: Any = state.get(name)
         prepare = getattr(pipe, f"prepare_{name}", None)
@@ -221,6 +220,11 @@ def enter(pipe: Any, state: PipelineState) -> None:
         tokens = latents.ndim == 2 and len(latents) % samples == 0
         rows = latents.reshape(samples, -1, latents.shape[-1]) if tokens else latents
         state.set(name, prepare(rows).reshape(latents.shape))
+
+
+def _samples(state: PipelineState) -> int:
+    prompt = state.get("prompt")
+    return len(prompt) if isinstance(prompt, list) else 1
 
 
 def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlocks]:
@@ -314,17 +318,22 @@ def graded(block: ModularPipelineBlocks, *, in_loop: bool = False) -> ModularPip
 
 
 def begins(call: Any) -> Any:
-    """A block's `__call__` in a loop that no state enters (Helios, whose chunks begin inside): the
-    latents that a block without components makes are handed to the pipeline's method."""
+    """A block's `__call__` in a loop that no state enters (Helios and Wan-Animate 2, whose chunks
+    begin inside): the latents that a block writes without reading any are handed to the pipeline's
+    method."""
 
     @wraps(call)
     def run(self: Any, pipe: Any, state: Any, *args: Any, **named: Any) -> Any:
         name, before = STEPPED[0], vars(state).get(STEPPED[0])
         result = call(self, pipe, state, *args, **named)
         after = vars(state).get(name)
-        inside = vars(pipe).get(BEGINS_INSIDE, False)
-        if inside and after is not before and not self.expected_components:
-            vars(state)[name] = pipe.prepare_latents(after)
+        samples = vars(pipe).get(BEGINS_INSIDE, 0)
+        reads = name in [parameter.name for parameter in self.inputs]
+        if samples and after is not None and after is not before and not reads:
+            # a loop that makes one sample may step it without a dimension of rows
+            batched = len(after) == samples
+            rows = pipe.prepare_latents(after if batched else after[None])
+            vars(state)[name] = rows if batched else rows[0]
         return result
 
     return run

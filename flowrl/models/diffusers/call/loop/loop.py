@@ -123,6 +123,7 @@ class Loop:
         with its_own(self.name, self.call):
             form = self._encoding(extras)
             whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
+            whole = replace(whole, guided_only=form.guided_only)
             if form.plain is None:
                 return whole
             return replace(whole, plain=self._cut(form.plain, prompts, extras, UNGUIDED))

@@ -27,6 +27,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
     Conditioning,
     EncodingLayout,
     learn,
+    left_out,
     same_form,
 )
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
@@ -55,12 +56,14 @@ class Encoding:
             prompts as one tensor, or prompts alone
     per_row whether images are passed once per row, not once per call
     shape   [*d] of one row's state in the loop
+    guided_only  numbers of the outputs that are None without guidance, where the form is the same
     """
 
     layout: EncodingLayout
     plain: EncodingLayout | None
     per_row: bool
     shape: tuple[int, ...]
+    guided_only: tuple[int, ...] = ()
 
 
 class Origin(Enum):
@@ -324,20 +327,28 @@ def _encoding(driver: Driver, traits: Traits, extra: Extra, per_row: bool) -> En
     with torch.no_grad(), driver.stubs.learning():
         first = driver.received(call, Target(torch.empty(0), 0)).folded(len(prompts))
         parts = driver.parts(call)
-    plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
     shape = tuple(first.sample.shape[1:]) if parts is None else (parts.size,)
-    return Encoding(guided, plain, per_row, shape)
+    encoding = Encoding(guided, None, per_row, shape)
+    pair = _with_and_without(driver, traits, rows[:1])
+    if pair is None:
+        return encoding
+    if not same_form(*pair):
+        return replace(encoding, plain=layout(UNGUIDED))
+    return replace(encoding, guided_only=left_out(*pair))
 
 
-def _differs_unguided(driver: Driver, traits: Traits, rows: Sequence[Extra]) -> bool:
-    """Whether outputs of `encode_prompt` have another form without guidance."""
+def _with_and_without(
+    driver: Driver, traits: Traits, rows: Sequence[Extra]
+) -> tuple[Calls, Calls] | None:
+    """Outputs of `encode_prompt` with guidance and without; None for a pipeline that has only one
+    of them."""
     if traits.guidance is None:
-        return False
+        return None
     guided = encoded(driver, traits, [SHORT_PROMPT], rows)
     try:
-        return not same_form(guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED))
+        return guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED)
     except FAILURES:  # it cannot be called without guidance (Ideogram 4)
-        return False
+        return None
 
 
 def _first_to_work(trials: Iterable[Callable[[], T]], reason: int = 0) -> T:
