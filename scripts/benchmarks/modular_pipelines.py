@@ -35,18 +35,17 @@ from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, SIBLINGS, of_clas
 from tests.support.zoo.pipelines import Unbuilt  # noqa: E402
 
 # what was read in their code, and no tiny parts can show
+STAGES = (
+    "steps each chunk in stages of growing resolution: between them it enlarges the state, and adds "
+    "noise that no scheduler draws and that sums to 0 in blocks of four, so neither has the state "
+    "one size nor the sample a density"
+)
 READ = {
-    "EchoModularPipeline": "has no scheduler: its loop puts fresh noise on a clean prediction, by "
-    "levels of its own, and its integration cannot be observed",
-    "HeliosPyramidModularPipeline": "nests a loop of steps in a loop of chunks, whose states "
-    "differ in size",
-    "HeliosPyramidDistilledModularPipeline": "nests a loop of steps in a loop of chunks, whose "
-    "states differ in size",
-    "MiniMaxMusic3ModularPipeline": "draws the first state of each window inside its loop, one "
-    "song a call, and blends it with the window before between steps: no state can be passed into "
-    "it",
-    "Cosmos3DistilledModularPipeline": "takes one number of steps, that of its distilled_sigmas, "
-    "and its steps draw fresh noise; a proof and its trials need several numbers",
+    "HeliosPyramidModularPipeline": STAGES,
+    "HeliosPyramidDistilledModularPipeline": STAGES,
+    "MiniMaxMusic3ModularPipeline": "a language model samples the song's frames, and with them its "
+    "length, in each call; windows of 8 s then begin inside the loop, and are blended with the "
+    "window before between steps, which no step of a scheduler shows",
 }
 
 

@@ -41,6 +41,7 @@ from flowrl.models.diffusers.call.results.made import made_kind  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts  # noqa: E402
+from flowrl.models.diffusers.modular.face import listed_levels  # noqa: E402
 from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
     modular_classes,
     modular_verdicts,
@@ -144,7 +145,11 @@ CLAIMS = (
     "a state is refused with the reason: matching recipes, gradients of rewards, other solvers and "
     "levels (flash), kernels of one list of levels, scores of intermediate samples and steering. "
     "The table has Helios with one chunk and Framepack with one section; the tests have two of "
-    "each, and a long video of SkyReels-V2, whose windows overlap.",
+    "each, and a long video of SkyReels-V2, whose windows overlap. Where a part is made from the "
+    "decoded parts before it (Wan-Animate 2), decoders run in each velocity.",
+    "",
+    "A column of videos sets the number of frames where no `num_frames` of `model.call` does: rows "
+    "with videos of other lengths have loops and proofs of their own, as rows of other sizes have.",
     "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",
@@ -200,6 +205,20 @@ MODULAR_CLAIMS = (
     "video. Keyframes in columns of the prompts, which put tokens in front that no step changes, "
     "are refused; references, which are objects in Python, are not driven, and their network is "
     "not loaded.",
+    "",
+    "Wan-Animate 2 makes a video in segments of `segment_frame_length` frames, each from the last "
+    "decoded frames of the one before. A driving video of one segment is driven as one state, a "
+    "longer one as parts that are moved one after the other. Its network rests on FlexAttention, "
+    "which has no gradient on a CPU: here the same mask stands for it, written out. Its latents "
+    "follow the aspect of `image`, whose area alone height and width set.",
+    "",
+    "Cosmos 3 Distilled and Echo were distilled for a list of levels (`distilled_sigmas` of the "
+    "index, the default of Echo's `sigmas`): `steps` is its length, or `model.sigmas` has others. "
+    "Their steps draw fresh noise: set `recipe: {plan: {kernel: scheduler}}`. Echo has no "
+    "scheduler: FlowMatchEulerDiscreteScheduler's steps with `stochastic_sampling` stand for its "
+    "last block's, whose samples they equal to rounding (5e-6 of a value at most in the tests). "
+    "An image that fixes its first frame is refused; images and sounds of its memory are objects "
+    "in Python.",
     "",
     "Both forms of SD3, Qwen-Image, Wan 2.1, Wan 2.2, LTX-Video and FLUX.2 call the network and "
     "step alike to the bit, with guidance too. FLUX.1 differs by 5e-7, since its blocks pass "
@@ -270,15 +289,17 @@ def proved(policy: PipelinePolicy, scales: Scales = ()) -> tuple[Replay, list[Wh
     A few take a scale and ignore it in so few steps: then they are tried at their own.
     """
     scales = scales or ((None,) if policy.loop.guidance is None else (4.5, 1.0))
+    listed = listed_levels(policy.pipe)
+    counts = (STEPS, FEWER) if listed is None else (len(listed),)
     try:
-        replay = policy.prove(PROMPTS[:2], steps=STEPS, guidance=scales[0])
+        replay = policy.prove(PROMPTS[:2], steps=counts[0], guidance=scales[0])
     except UserError as error:
         if "has no effect on" not in str(error):
             raise
         scales = (None, 1.0)
-        replay = policy.prove(PROMPTS[:2], steps=STEPS, guidance=None)
+        replay = policy.prove(PROMPTS[:2], steps=counts[0], guidance=None)
     whole = []
-    for steps in (STEPS, FEWER):
+    for steps in counts:
         for scale in scales:
             each = replay
             if (steps, scale) != (replay.steps, replay.guidance):

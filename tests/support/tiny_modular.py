@@ -258,6 +258,22 @@ def cosmos3() -> Any:
     return modular("Cosmos3OmniModularPipeline", parts)
 
 
+def cosmos3_distilled() -> Any:
+    """Four levels that its index lists, and steps that draw fresh noise."""
+    parts = {**cosmos3().components}
+    parts["scheduler"] = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    settings = {"enable_safety_checker": False, "default_use_system_prompt": False}
+    settings["distilled_sigmas"] = [1.0, 0.9, 0.75, 0.5]
+    return modular("Cosmos3DistilledModularPipeline", parts | settings)
+
+
+def echo() -> Any:
+    """LTX-2's parts in a loop without a scheduler, which puts fresh noise on clean predictions."""
+    torch.manual_seed(0)
+    built = tiny(diffusers.LTX2Pipeline, VIDEO_SPECIALS, SIZES).pipe
+    return modular("EchoModularPipeline", {**built.components})
+
+
 def minimax_h3() -> Any:
     """A video and its sound at levels of their own, as the tokens of one row; one prompt a call. No
     video is shorter than 124 frames."""
@@ -373,6 +389,8 @@ MODULAR: dict[str, Callable[[], Any]] = {
     "qwen_image21_turbo": partial(qwen_image21, turbo=True),
     "cosmos3": cosmos3,
     "minimax_h3": minimax_h3,
+    "cosmos3_distilled": cosmos3_distilled,
+    "echo": echo,
     "wan_animate": wan_animate,
     "wan_animate_distilled": partial(wan_animate, distilled=True),
 }
@@ -399,6 +417,14 @@ MODULAR_CALLS: dict[str, dict[str, Any]] = {
     "qwen_image21_turbo": SMALL,
     "cosmos3": {**SMALL, "num_frames": 5, "fps": 24.0},
     "minimax_h3": {"height": 8, "width": 8, "num_frames": 124},
+    "cosmos3_distilled": {**SMALL, "num_frames": 5, "fps": 24.0},
+    "echo": {
+        "height": 64,
+        "width": 64,
+        "num_frames": 9,
+        "max_sequence_length": 16,
+        "frame_rate": 25.0,
+    },
     "wan_animate": {**SMALL, "max_sequence_length": 16, "segment_frame_length": 5},
     "wan_animate_distilled": {**SMALL, "max_sequence_length": 16, "segment_frame_length": 5},
 }

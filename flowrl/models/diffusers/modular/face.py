@@ -38,6 +38,20 @@ from diffusers.modular_pipelines.modular_pipeline import (
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
+from flowrl.models.diffusers.modular.own_levels import (
+    LEVELS,
+    OF_SOUND,
+    SCHEDULER,
+    STEPS,
+    follows_levels,
+    levels_setting,
+    listed,
+    own_levels,
+    renoised,
+    renoising_loop,
+    renoising_scheduler,
+    scheduled,
+)
 from flowrl.settings.model.form import PipelineForm
 from rewards.types import Kind
 
@@ -65,6 +79,11 @@ class ClassicFace(ModularPipeline):
     _blocks: Any
     modules: tuple[str, ...] = ()  # of its blocks
     makes: Kind | None = None  # the kind of its media, where outputs of its blocks say it
+
+    @property
+    def own_levels(self) -> tuple[float, ...] | None:
+        """Levels that its blocks list, without the final 0; None if a scheduler's are its own."""
+        return own_levels(self, list(loops_of(self._blocks)))
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
         """Return what the text blocks declare to write, after they read this state.
@@ -126,15 +145,17 @@ class ClassicFace(ModularPipeline):
     def run(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run all blocks on a new state, and return the media and its sound, or sound alone."""
         names = [parameter.name for parameter in self._blocks.inputs]
-        state, wanted = (
-            PipelineState(),
-            with_schedule(arguments) if SCHEDULE in names else dict(arguments),
-        )
-        for parameter in self._blocks.inputs:
-            if parameter.name is not None:
-                value = wanted.get(parameter.name, parameter.default)
-                state.set(parameter.name, value, parameter.kwargs_type)
-        with untalkative(self.modules), self.guided(wanted):
+        wanted = with_schedule(arguments) if SCHEDULE in names else dict(arguments)
+        state = PipelineState()
+        with (
+            untalkative(self.modules),
+            self.guided(wanted),
+            listed(self, self.own_levels, wanted) as inputs,
+        ):
+            for parameter in self._blocks.inputs:
+                if parameter.name is not None:
+                    value = inputs.get(parameter.name, parameter.default)
+                    state.set(parameter.name, value, parameter.kwargs_type)
             texts = [name for name, _ in self.text_blocks()]
             for name, block in self._blocks.sub_blocks.items():
                 if name not in texts:
@@ -199,11 +220,14 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
             block(pipe, state)
             return
         enter(pipe, state)
+        if renoising_loop([block]) is not None:
+            scheduled(pipe, state)
         vars(pipe)[BEGINS_INSIDE] = _samples(state) if state.get(STEPPED[0]) is None else 0
         try:
             block(pipe, state)
         finally:
             vars(pipe).pop(BEGINS_INSIDE)
+            vars(pipe).pop(OF_SOUND, None)
 
 
 def enter(pipe: Any, state: PipelineState) -> None:
@@ -305,15 +329,18 @@ def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
     return blocks
 
 
-def graded(block: ModularPipelineBlocks, *, in_loop: bool = False) -> ModularPipelineBlocks:
+def graded(block: ModularPipelineBlocks, loop: Any = None) -> ModularPipelineBlocks:
     """Change the class of a block and of those in it, so that they run without `no_grad`, and so
-    that those of a loop hand on the states that they begin (`begins`)."""
+    that those of a loop hand on the states that they begin (`begins`), or step them by the
+    scheduler that a loop lacks."""
     kind = type(block)
     call = inspect.unwrap(kind.__call__)
-    members = {"__call__": begins(call) if in_loop else call, "__module__": kind.__module__}
+    if loop is not None and renoising_loop([loop]) is not None and follows_levels(block):
+        call = renoised(call, STEPPED)
+    members = {"__call__": call if loop is None else begins(call), "__module__": kind.__module__}
     block.__class__ = type(kind.__name__, (kind,), members)
     for member in block.sub_blocks.values():
-        graded(member, in_loop=isinstance(block, LoopSequentialPipelineBlocks))
+        graded(member, block if isinstance(block, LoopSequentialPipelineBlocks) else None)
     return block
 
 
@@ -378,6 +405,12 @@ def faced(pipe: Any) -> Any:
     arguments = arguments_of(pipe._blocks)
     if SCHEDULE in arguments:
         arguments[SCALE] = None
+    if renoising_loop(list(loops_of(pipe._blocks))) is not None:
+        vars(pipe)[SCHEDULER] = renoising_scheduler()
+    if pipe.own_levels is not None:  # type: ignore[attr-defined]
+        arguments |= {STEPS: len(pipe.own_levels), LEVELS: None}  # type: ignore[attr-defined]
+        if levels_setting(pipe._blocks) is not None:
+            arguments.pop(SCALE, None)  # guidance is in the weights: the blocks take no other scale
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]
         arguments[argument] = guider.config[SCALE] if argument == SCALE else None
     type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]
@@ -414,6 +447,11 @@ def modules_of(pipe: Any) -> list[str]:
     """Names of the modules that define the methods of a pipeline's class, or its blocks."""
     blocks = pipe.modules if isinstance(pipe, ClassicFace) else ()
     return list(dict.fromkeys((*(kind.__module__ for kind in type(pipe).__mro__), *blocks)))
+
+
+def listed_levels(pipe: Any) -> tuple[float, ...] | None:
+    """The levels that a modular pipeline's blocks list; None where its scheduler's are its own."""
+    return pipe.own_levels if isinstance(pipe, ClassicFace) else None
 
 
 def guider_named(pipe: Any) -> str:

@@ -202,6 +202,14 @@ class Driver:
         self.counts = control.calls
         return control.records
 
+    def step_calls(self, call: PipelineCall) -> list[Received]:
+        """Arguments of each call of `step` in a visit, also where steps move parts of a state."""
+        before, self.clockwork = self.clockwork, None
+        try:
+            return self._visit(call, RecordedNoise(1.0).patches(self.pipe))
+        finally:
+            self.clockwork = before
+
     def _assembled(self, records: list[Received], arguments: Mapping[str, Any]) -> list[Received]:
         """Whole steps of a loop whose steps move some parts of its state."""
         if self.clockwork is None or self.clockwork.of(arguments) is None:

@@ -4,6 +4,7 @@ No model family is named here. The pipeline's traits are discovered once by tria
 (`flowrl.models.diffusers.call.traits.discovery`); everything else follows from them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.discovery import (
+    SEGMENT,
     TRIAL_GUIDANCE,
     UNGUIDED,
     Encoding,
@@ -199,6 +201,7 @@ class Loop:
 
     def fit(self, images: Extra) -> None:
         """Set the shape of the states from these images, if no argument of the call sets it."""
+        self.driver.clockwork = None  # parts of a state are as many as these images lead to
         with its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
@@ -320,6 +323,18 @@ class Loop:
             if self.driver.clockwork is not None:  # the first step may move a part alone
                 return self.driver.visited(call, RecordedNoise(1.0))[0].sample
             return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def first_shape(self, conditioning: Conditioning) -> tuple[int, ...]:
+        """The shape of a row's first states, which its images may set; (d,) of several segments of
+        a video, whose states a loop makes one after the other."""
+        steps = self.traits.steps
+        if SEGMENT not in self.driver.parameters:
+            return tuple(self.first(conditioning, steps).shape[1:])
+        call = self.trial(conditioning, steps)
+        with its_own(self.name, self.call):
+            calls = self.driver.step_calls(call)
+        shape, segments = tuple(calls[0].folded(1).sample.shape[1:]), len(calls) // steps
+        return shape if segments == 1 else (segments * math.prod(shape),)
 
     @property
     def flow_matching(self) -> bool:

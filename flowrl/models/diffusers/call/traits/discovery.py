@@ -37,6 +37,7 @@ from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
 TRIAL_FRAMES = 9  # of a placeholder video, likewise
+SEGMENT = "segment_frame_length"  # the argument with the frames of a segment of a video
 TRIAL_STEPS = 2
 STRENGTH_STEPS = 20  # the same where a strength leaves a part of the steps, which must not be none
 TRIAL_GUIDANCE = 2.0  # with negative prompts
@@ -271,7 +272,7 @@ def _with_required(driver: Driver, traits: Traits) -> Traits:
     A pipeline that does not accept batches is called with one prompt at a time.
     """
     width, height = (traits.call.get(name, TRIAL_SIZE) for name in ("width", "height"))
-    frames = traits.call.get("num_frames", TRIAL_FRAMES)
+    frames = _trial_frames(driver, traits.call)
     likely = [[], *checks.needed_images(driver.parameters)]
 
     def trial(names: Sequence[str], single: bool) -> Traits:
@@ -282,6 +283,15 @@ def _with_required(driver: Driver, traits: Traits) -> Traits:
     trials = (partial(trial, names, single) for single in (False, True) for names in likely)
     # the reason to show is that of a batch with the most images that can be given
     return _first_to_work(trials, reason=len(likely) - 1)
+
+
+def _trial_frames(driver: Driver, call: Mapping[str, Any]) -> int:
+    """The frames of a placeholder video: as many as are asked for, or as a segment has, of which a
+    shorter video is none (Wan-Animate 2)."""
+    if "num_frames" in call:
+        return call["num_frames"]
+    segment = driver.parameters.get(SEGMENT)
+    return TRIAL_FRAMES if segment is None else call.get(SEGMENT, segment.default)
 
 
 def _with_entry(driver: Driver, traits: Traits) -> Traits:
