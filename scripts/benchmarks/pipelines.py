@@ -54,6 +54,7 @@ from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402
     prove_whole,
 )
 from rewards.types import Kind  # noqa: E402
+from tests.support.flex_on_cpu import flex_on_cpu  # noqa: E402
 from tests.support.tiny_pipelines import NAMED  # noqa: E402
 from tests.support.zoo.calls import SIZES, SPECIALS  # noqa: E402
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS  # noqa: E402
@@ -337,6 +338,11 @@ def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:
 
 
 def trial(name: str, kind: type) -> Result:
+    with flex_on_cpu():
+        return _trial(name, kind)
+
+
+def _trial(name: str, kind: type) -> Result:
     try:
         if name in KNOWN:
             return Result(name, "known", KNOWN[name])
@@ -422,7 +428,8 @@ def page(results: list[Result]) -> str:
         *CLAIMS,
         "",
         "Stand-ins: small decoders for the language models, the mean colour of an image for what "
-        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos).",
+        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos), a mask "
+        "that is written out for FlexAttention (AnyFlow, Wan-Animate 2).",
         "",
         "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
         "levels share a call, or a call makes one prompt only; which images it requires "
