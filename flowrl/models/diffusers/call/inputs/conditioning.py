@@ -89,9 +89,7 @@ class Conditioning:
         extras = tuple(self.extras[i] for i in positions) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in positions)
         plain = None if self.plain is None else self.plain.take(row_index)
-        conditioning = Conditioning(
-            self.layout, values, prompts, extras, plain, self.guided_only
-        )
+        conditioning = Conditioning(self.layout, values, prompts, extras, plain, self.guided_only)
         if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values):
             self.taken[:] = [_Taken(positions, conditioning, _written(values))]
         return conditioning

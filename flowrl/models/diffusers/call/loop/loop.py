@@ -32,7 +32,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
 from flowrl.models.diffusers.call.levels.part_schedules import check_shifts, data_sizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
-from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
+from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder, sound_form
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.discovery import (
     SEGMENT,
@@ -152,7 +152,7 @@ class Loop:
         """
         row_extras: Sequence[Extra] = ()
         if not self._columns.isdisjoint(set[str]().union(*meta)):
-            row_extras = columns.extras(meta, self.driver.parameters)
+            row_extras = self.row_extras(meta)
         if row_extras:
             triples = zip(row_extras, prompts, columns.places(meta), strict=True)
             row_extras = [self.missing.filled(self.traits, *row) for row in triples]
@@ -164,13 +164,18 @@ class Loop:
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return ()
 
+    def row_extras(self, meta: Sequence[Mapping[str, Any]]) -> tuple[Extra, ...]:
+        """Arguments that columns of the prompts' rows fill, as they are read from files."""
+        return columns.extras(meta, self.driver.parameters, sound_form(self.pipe))
+
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
-        """Rows that have the first prompt's images, and each its own texts. Without any: two rows
-        of placeholders for the images that the pipeline requires."""
+        """Rows that have the first prompt's images and sounds, and each its own texts. Without any:
+        two rows of placeholders for those that the pipeline requires."""
         if not extras:
             return (self.traits.required,) * 2 if self.traits.required else ()
-        pictures = {name: extras[0][name] for name in columns.images(extras[0])}
-        return tuple({**extra, **pictures} for extra in extras)
+        names = [*columns.images(extras[0]), *columns.sounds(extras[0])]
+        shared = {name: extras[0][name] for name in names}
+        return tuple({**extra, **shared} for extra in extras)
 
     def with_call(self, call: Mapping[str, Any]) -> "Loop":
         """The loop of the same pipeline with other arguments of its call."""

@@ -32,6 +32,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
 )
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+from flowrl.models.diffusers.call.results.decoder import sound_form
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
@@ -221,6 +222,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
     call_arguments = checks.arguments(name, call, parameters, guidance)
+    call_arguments = columns.with_sounds(call_arguments, sound_form(driver.pipe))
     steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
     traits = Traits(
         name,
@@ -267,22 +269,28 @@ def encoded(
 
 
 def _with_required(driver: Driver, traits: Traits) -> Traits:
-    """Find the images that the pipeline requires, and how rows with these images are encoded.
+    """Find the images and sounds that the pipeline requires, and how rows with these are encoded.
 
     A pipeline that does not accept batches is called with one prompt at a time.
     """
     width, height = (traits.call.get(name, TRIAL_SIZE) for name in ("width", "height"))
     frames = _trial_frames(driver, traits.call)
     likely = [[], *checks.needed_images(driver.parameters)]
+    most_images = len(likely) - 1
+    form = sound_form(driver.pipe)
+    heard = [name for name in columns.sounds(driver.parameters) if traits.call.get(name) is None]
+    likely += [heard] if heard and form is not None else []
 
     def trial(names: Sequence[str], single: bool) -> Traits:
         images = {**columns.placeholder_images(names, width, height, frames), **traits.shared}
+        if names is heard and form is not None:
+            images = {**columns.placeholder_sounds(names, form), **traits.shared}
         tried = replace(traits, required=images, single=single)
         return tried.knowing(images, discover_encoding(driver, tried, images))
 
     trials = (partial(trial, names, single) for single in (False, True) for names in likely)
     # the reason to show is that of a batch with the most images that can be given
-    return _first_to_work(trials, reason=len(likely) - 1)
+    return _first_to_work(trials, reason=most_images)
 
 
 def _trial_frames(driver: Driver, call: Mapping[str, Any]) -> int:
