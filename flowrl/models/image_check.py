@@ -48,9 +48,7 @@ def _check(value: Any, place: str, seen: set[Any], *, sound: bool) -> None:
         seen.add(file)
         try:
             if sound:
-                open_sound_bytes(file, "bytes") if isinstance(file, bytes) else open_sound_file(
-                    file
-                )
+                _hear(file)
             elif isinstance(file, bytes):
                 open_image_bytes(file, "bytes") if len(seen) <= DECODED else None
             elif len(seen) <= DECODED:
@@ -59,6 +57,13 @@ def _check(value: Any, place: str, seen: set[Any], *, sound: bool) -> None:
                 check_image_file(file)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
+
+
+def _hear(file: str | bytes) -> None:
+    if isinstance(file, bytes):
+        open_sound_bytes(file, "bytes")
+    else:
+        open_sound_file(file)
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from tests.support.zoo.pipelines import Unbuilt  # noqa: E402
 
 # what was read in their code, and no tiny parts can show
 STAGES = (
-    "steps each chunk in stages of growing resolution: between them it enlarges the state, and adds "
-    "noise that no scheduler draws and that sums to 0 in blocks of four, so neither has the state "
-    "one size nor the sample a density"
+    "steps each chunk in stages of growing resolution: between them it enlarges the state, and "
+    "adds noise that no scheduler draws, so no state of one size goes through the loop; and its "
+    "steps are a list, a number for each stage (pyramid_num_inference_steps_list)"
 )
 READ = {
     "HeliosPyramidModularPipeline": STAGES,

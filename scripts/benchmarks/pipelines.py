@@ -428,8 +428,8 @@ def page(results: list[Result]) -> str:
         *CLAIMS,
         "",
         "Stand-ins: small decoders for the language models, the mean colour of an image for what "
-        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos), a mask "
-        "that is written out for FlexAttention (AnyFlow, Wan-Animate 2).",
+        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos), a "
+        "mask that is written out for FlexAttention (AnyFlow, Wan-Animate 2).",
         "",
         "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
         "levels share a call, or a call makes one prompt only; which images it requires "

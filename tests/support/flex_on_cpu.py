@@ -19,16 +19,17 @@ def dense(
     scale: float | None = None,
     **unused: Any,
 ) -> Tensor:
-    """Attention [n heads q d] whose mask [q k] is that of a BlockMask. Rows that see nothing are
-    0, as FlexAttention returns them."""
+    """Attention [n heads q d] whose mask [q k] is that of a BlockMask, if there is one. Rows that
+    see nothing are 0, as FlexAttention returns them."""
     assert score_mod is None and not unused.get("enable_gqa"), "no tiny network asks for these"
+    attention = torch.nn.functional.scaled_dot_product_attention
+    if block_mask is None:
+        return attention(query, key, value, scale=scale)
     seen = flex.create_mask(
         block_mask.mask_mod, 1, 1, query.shape[2], key.shape[2], device=query.device
     )
     blind = ~seen.any(-1, keepdim=True)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen | blind, scale=scale
-    )
+    out = attention(query, key, value, attn_mask=seen | blind, scale=scale)
     return out.masked_fill(blind, 0)
 
 

@@ -5,10 +5,10 @@ A few-step model is distilled for its levels. Blocks read them from a setting of
 which end at 0), and take no other number of steps. Trial calls, which need other numbers, take
 levels between these; a run takes these, or levels of its user.
 
-Echo has no scheduler: the last block of its loop puts fresh noise on the network's clean prediction,
-x' = (1 - s') x0 + s' e. A scheduler with these steps takes its place, so that they are observed and
-measured as those of any other. The prediction is what that block itself returns at a next level of
-0, and is handed to `step` as a velocity: samples equal the block's own to rounding.
+Echo has no scheduler: the last block of its loop puts fresh noise on the network's clean
+prediction, x' = (1 - s') x0 + s' e. A scheduler with these steps takes its place, so that they are
+observed and measured as those of any other. The prediction is what that block itself returns at a
+next level of 0, and is handed to `step` as a velocity: samples equal the block's own to rounding.
 """
 
 import copy
