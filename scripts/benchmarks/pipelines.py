@@ -236,8 +236,11 @@ SOUND_CLAIMS = (
     "`audio_length_in_s`): set it in `model.call`, or as a column of the prompts. Stable Audio is "
     "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
     "which wants the package torchsde and draws the noise of its steps from a tree; there (a) was "
-    "2e-07, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
-    "Python code can hand over and a YAML file cannot.",
+    "2e-07, and flowrl's steps stand in for it. A given sound (`audio` of Stable Audio 3's "
+    "inpainting and audio-to-audio) is a WAV file, in a column of the prompts or in `model.call`, "
+    "or a tensor from Python; a file is read at the model's rate and channels. Guided ACE-Step is "
+    "refused: its loop guides with a momentum of -0.75, a constant of its code, so a step's "
+    "velocity depends on all steps before it; a replay would evaluate the network at each of them.",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 
