@@ -27,13 +27,13 @@ def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     described = None if isinstance(model, OwnSettings) else describe(model)
     if described is None:
         return
-    heard, seen = described.sound_columns(columns), set[Any]()
-    for name in [*described.image_columns(columns), *heard]:
+    sound_names, seen = described.sound_columns(columns), set[Any]()
+    for name in [*described.image_columns(columns), *sound_names]:
         has_file = [bool(row.get(name)) for row in prompts.meta]
         for row, has in zip(prompts.meta, has_file, strict=True):
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             if has:
-                _check(row[name], f"{place}, {name}", seen, sound=name in heard)
+                _check(row[name], f"{place}, {name}", seen, sound=name in sound_names)
             elif any(has_file) and isinstance(model, PipelineSettings):
                 raise UserError(f"{place} has no {name}, but other prompts do")
     if isinstance(model, PipelineSettings):

@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.modular.face import faced
-from flowrl.models.diffusers.modular.own_levels import spaced
+from flowrl.models.diffusers.modular.own_levels import levels_between
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from tests.support.driving import PROMPTS
@@ -84,4 +84,4 @@ def test_an_image_that_fixes_the_first_frame_is_refused() -> None:
 def test_trials_take_levels_between_the_listed_ones(
     levels: tuple[float, ...], steps: int, expected: tuple[float, ...]
 ) -> None:
-    assert spaced(levels, steps) == pytest.approx(expected)
+    assert levels_between(levels, steps) == pytest.approx(expected)

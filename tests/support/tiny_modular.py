@@ -262,8 +262,8 @@ def cosmos3_distilled() -> Any:
     """Four levels that its index lists, and steps that draw fresh noise."""
     parts = {**cosmos3().components}
     parts["scheduler"] = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
-    settings = {"enable_safety_checker": False, "default_use_system_prompt": False}
-    settings["distilled_sigmas"] = [1.0, 0.9, 0.75, 0.5]
+    settings: dict[str, Any] = {"enable_safety_checker": False}
+    settings |= {"default_use_system_prompt": False, "distilled_sigmas": [1.0, 0.9, 0.75, 0.5]}
     return modular("Cosmos3DistilledModularPipeline", parts | settings)
 
 

@@ -39,10 +39,10 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
 from flowrl.models.diffusers.modular.own_levels import (
-    LEVELS,
+    LEVELS_INPUT,
     OF_SOUND,
     SCHEDULER,
-    STEPS,
+    STEPS_ARGUMENT,
     follows_levels,
     levels_setting,
     listed,
@@ -407,8 +407,9 @@ def faced(pipe: Any) -> Any:
         arguments[SCALE] = None
     if renoising_loop(list(loops_of(pipe._blocks))) is not None:
         vars(pipe)[SCHEDULER] = renoising_scheduler()
-    if pipe.own_levels is not None:  # type: ignore[attr-defined]
-        arguments |= {STEPS: len(pipe.own_levels), LEVELS: None}  # type: ignore[attr-defined]
+    levels = own_levels(pipe, list(loops_of(pipe._blocks)))
+    if levels is not None:
+        arguments |= {STEPS_ARGUMENT: len(levels), LEVELS_INPUT: None}
         if levels_setting(pipe._blocks) is not None:
             arguments.pop(SCALE, None)  # guidance is in the weights: the blocks take no other scale
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]

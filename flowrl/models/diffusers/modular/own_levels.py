@@ -32,8 +32,8 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 
-LEVELS = "sigmas"  # an input of blocks, and the end of the name of a setting
-STEPS = "num_inference_steps"
+LEVELS_INPUT = "sigmas"  # an input of blocks, and the end of the name of a setting
+STEPS_ARGUMENT = "num_inference_steps"
 SCHEDULER = "scheduler"
 OF_SOUND = "_renoising_sound"  # of the pipeline, while its loop runs
 _CONFIG = "_internal_dict"  # where diffusers keeps a pipeline's settings
@@ -42,7 +42,7 @@ _CONFIG = "_internal_dict"  # where diffusers keeps a pipeline's settings
 def levels_setting(blocks: ModularPipelineBlocks) -> str | None:
     """The name of the setting that holds levels; None without one."""
     names = [spec.name for spec in blocks.expected_configs]
-    return next((name for name in names if name.endswith(LEVELS)), None)
+    return next((name for name in names if name.endswith(LEVELS_INPUT)), None)
 
 
 def renoising_loop(loops: Sequence[Any]) -> Any | None:
@@ -50,7 +50,7 @@ def renoising_loop(loops: Sequence[Any]) -> Any | None:
     for loop in loops:
         parts = [str(spec.name) for spec in loop.expected_components]
         inputs = [parameter.name for parameter in loop.loop_inputs]
-        if LEVELS in inputs and not any(SCHEDULER in name for name in parts):
+        if LEVELS_INPUT in inputs and not any(SCHEDULER in name for name in parts):
             return loop
     return None
 
@@ -63,11 +63,13 @@ def own_levels(pipe: Any, loops: Sequence[Any]) -> tuple[float, ...] | None:
     loop = renoising_loop(loops)
     if loop is None:
         return None
-    listed = next(parameter.default for parameter in loop.loop_inputs if parameter.name == LEVELS)
+    listed = next(
+        parameter.default for parameter in loop.loop_inputs if parameter.name == LEVELS_INPUT
+    )
     return tuple(float(level) for level in listed[:-1])
 
 
-def spaced(levels: Sequence[float], steps: int) -> tuple[float, ...]:
+def levels_between(levels: Sequence[float], steps: int) -> tuple[float, ...]:
     """As many levels as steps, evenly along these and the final 0, between which lines run."""
     if steps == len(levels):
         return tuple(levels)
@@ -77,18 +79,18 @@ def spaced(levels: Sequence[float], steps: int) -> tuple[float, ...]:
 
 @contextmanager
 def listed(
-    pipe: Any, own: Sequence[float] | None, arguments: dict[str, Any]
+    pipe: Any, listed_levels: Sequence[float] | None, arguments: dict[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
     """Arguments of blocks for one call: the levels that are given, or as many as its steps, stand
     in the pipeline's setting or in the input."""
-    if own is None:
+    if listed_levels is None:
         yield arguments
         return
-    given = arguments.pop(LEVELS, None)
-    levels = list(given or spaced(own, arguments[STEPS]))
+    of_user = arguments.pop(LEVELS_INPUT, None)
+    levels = list(of_user or levels_between(listed_levels, arguments[STEPS_ARGUMENT]))
     setting = levels_setting(pipe._blocks)
     if setting is None:
-        yield {**arguments, LEVELS: [*levels, 0.0]}
+        yield {**arguments, LEVELS_INPUT: [*levels, 0.0]}
         return
     before = vars(pipe)[_CONFIG]
     vars(pipe)[_CONFIG] = FrozenDict({**before, setting: levels})
@@ -107,12 +109,12 @@ def scheduled(pipe: Any, state: PipelineState) -> None:
     """At the door of a loop without a scheduler: it goes through the times of the one that stands
     for it, which a driven call pins. They are the loop's own numbers, not those rounded to
     float32."""
-    levels = [float(level) for level in state.get(LEVELS)]  # type: ignore[union-attr]
+    levels = [float(level) for level in state.get(LEVELS_INPUT)]  # type: ignore[union-attr]
     pipe.scheduler.set_timesteps(sigmas=levels[:-1])
     vars(pipe)[OF_SOUND] = copy.deepcopy(pipe.scheduler)  # its steps are counted by themselves
     unrounded = {float(torch.tensor(level, dtype=torch.float32)): level for level in levels}
     times = [float(time) for time in pipe.scheduler.timesteps]
-    state.set(LEVELS, [*(unrounded.get(time, time) for time in times), levels[-1]])
+    state.set(LEVELS_INPUT, [*(unrounded.get(time, time) for time in times), levels[-1]])
 
 
 def renoised(call: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -123,10 +125,10 @@ def renoised(call: Callable[..., Any], names: Sequence[str]) -> Callable[..., An
     def run(self: Any, pipe: Any, state: Any, i: int, **named: Any) -> Any:
         _refuse_fixed(self, pipe, state, names)
         before = {name: vars(state)[name] for name in names if vars(state).get(name) is not None}
-        levels = vars(state)[LEVELS]
-        vars(state)[LEVELS] = [*levels[: i + 1], 0.0]
+        levels = vars(state)[LEVELS_INPUT]
+        vars(state)[LEVELS_INPUT] = [*levels[: i + 1], 0.0]
         result = call(self, pipe, state, i=i, **named)
-        vars(state)[LEVELS] = levels
+        vars(state)[LEVELS_INPUT] = levels
         for name, sample in before.items():
             scheduler = pipe.scheduler if name == names[0] else vars(pipe)[OF_SOUND]
             clean: Tensor = vars(state)[name]
@@ -158,4 +160,4 @@ def _refuse_fixed(block: Any, pipe: Any, state: Any, names: Sequence[str]) -> No
 def follows_levels(block: ModularPipelineBlocks) -> bool:
     """Whether a block of a loop reads the levels: it makes the loop's next states."""
     names = [parameter.name for parameter in block.inputs]
-    return LEVELS in names and not isinstance(block, LoopSequentialPipelineBlocks)
+    return LEVELS_INPUT in names and not isinstance(block, LoopSequentialPipelineBlocks)

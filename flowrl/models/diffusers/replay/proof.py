@@ -70,7 +70,9 @@ class Subject:
         guidance has no effect, and where no gradient reaches the weights.
         """
         if self.loop.levels is None:
-            proof_checks.check_listed(self.loop.name, listed_levels(self.loop.pipe), self.steps)
+            proof_checks.check_listed_steps(
+                self.loop.name, listed_levels(self.loop.pipe), self.steps
+            )
         changes = proof_checks.unbroken(self.loop.name, self.own)
         if changes and not blends(self.loop, self.own, self.conditioning, self.steps):
             raise UserError(changes)

@@ -62,8 +62,8 @@ def extras(
     """
     names = list(parameters)
     shown = [name for name in images(names) if any(row.get(name) for row in rows)]
-    heard = [name for name in sounds(names) if any(row.get(name) is not None for row in rows)]
-    columns = [*texts_of(names, rows), *shown, *heard]
+    sound_names = [name for name in sounds(names) if any(row.get(name) is not None for row in rows)]
+    columns = [*texts_of(names, rows), *shown, *sound_names]
     if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))

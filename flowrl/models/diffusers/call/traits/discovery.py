@@ -278,12 +278,14 @@ def _with_required(driver: Driver, traits: Traits) -> Traits:
     likely = [[], *checks.needed_images(driver.parameters)]
     most_images = len(likely) - 1
     form = sound_form(driver.pipe)
-    heard = [name for name in columns.sounds(driver.parameters) if traits.call.get(name) is None]
-    likely += [heard] if heard and form is not None else []
+    sound_names = [
+        name for name in columns.sounds(driver.parameters) if traits.call.get(name) is None
+    ]
+    likely += [sound_names] if sound_names and form is not None else []
 
     def trial(names: Sequence[str], single: bool) -> Traits:
         images = {**columns.placeholder_images(names, width, height, frames), **traits.shared}
-        if names is heard and form is not None:
+        if names is sound_names and form is not None:
             images = {**columns.placeholder_sounds(names, form), **traits.shared}
         tried = replace(traits, required=images, single=single)
         return tried.knowing(images, discover_encoding(driver, tried, images))
