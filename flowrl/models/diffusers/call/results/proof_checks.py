@@ -22,7 +22,7 @@ def check_listed_steps(owner: str, levels: Sequence[float] | None, steps: int) -
         shown_levels = ", ".join(f"{level:g}" for level in levels)
         raise UserError(
             f"{owner} was distilled for the {len(levels)} levels {shown_levels}, not for {steps} "
-            f"steps: set recipe.steps and evaluate.steps to {len(levels)}, or levels of your own by "
+            f"steps: set recipe.steps and evaluate.steps to {len(levels)}, or other levels by "
             "model.sigmas"
         )
 
