@@ -13,7 +13,7 @@ from flowrl.models.diffusers.modular.face import faced
 from flowrl.models.diffusers.modular.own_levels import levels_between
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
-from tests.support.driving import PROMPTS
+from tests.support.driving import PROMPTS, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 
 torch.set_num_threads(1)
@@ -39,6 +39,17 @@ def test_whole_samples_are_made_by_the_listed_levels(name: str) -> None:
         UserError, match=rf"distilled for the {len(levels)} levels 1, .*, not for 3"
     ):
         made.prove(PROMPTS, steps=3, guidance=None)
+
+
+@pytest.mark.parametrize("name", ["cosmos3", "cosmos3_distilled"])
+def test_a_video_of_one_prompt_a_call_is_no_row_of_images(name: str) -> None:
+    """Cosmos 3 returns its frames without a dimension of videos."""
+    few = name in LISTED
+    made, steps = PipelinePolicy(MODULAR[name](), call=MODULAR_CALLS[name], own_sampler=few), 4
+    made.prove(PROMPTS, steps=steps, guidance=None, complete=False, gradient=False)
+    rows = made.encode(PROMPTS)
+    decoded = made.decoded(noise(made), rows, steps=steps, guidance=None)
+    assert decoded.media.shape == (2, 5, 3, 32, 32)
 
 
 @pytest.mark.parametrize("name", LISTED)

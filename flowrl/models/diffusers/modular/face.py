@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
@@ -59,7 +60,8 @@ TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
 OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
 STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
 NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
-MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
+VIDEOS = "videos"
+MEDIA, SOUND = ("images", VIDEOS), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
@@ -166,6 +168,12 @@ class ClassicFace(ModularPipeline):
             next((state.get(name) for name in names if state.get(name) is not None), None)
             for names in (MEDIA, SOUND)
         )
+        if (
+            isinstance(media, Tensor | np.ndarray)
+            and media is state.get(VIDEOS)
+            and media.ndim == 4
+        ):
+            media = media[None]  # of one prompt (Cosmos 3): frames are no rows
         return tuple(part for part in (media, sound) if part is not None)
 
     @contextmanager
