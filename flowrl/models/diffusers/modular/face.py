@@ -60,8 +60,8 @@ TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
 OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
 STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
 NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
-VIDEOS = "videos"
-MEDIA, SOUND = ("images", VIDEOS), ("audio", "sound", "audios")
+VIDEO_OUTPUT = "videos"
+MEDIA, SOUND = ("images", VIDEO_OUTPUT), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
@@ -170,7 +170,7 @@ class ClassicFace(ModularPipeline):
         )
         if (
             isinstance(media, Tensor | np.ndarray)
-            and media is state.get(VIDEOS)
+            and media is state.get(VIDEO_OUTPUT)
             and media.ndim == 4
         ):
             media = media[None]  # of one prompt (Cosmos 3): frames are no rows
