@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from flowrl.errors import UserError
 from flowrl.models.complete_weights import unloaded
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
-from flowrl.models.diffusers.call.inputs.columns import images
+from flowrl.models.diffusers.call.inputs.columns import images, sounds
 from flowrl.models.diffusers.call.traits.checks import pipeline_class, refuse_parts
 from flowrl.models.diffusers.modular.folder import (
     ModularSource,
@@ -128,6 +128,12 @@ class Description:
             return [name for name in images(columns) if self.takes(name)]
         reads = not self.writes and reads_images(self._language_config())
         return [name for name in columns if name in ROW_COLUMNS] if reads else []
+
+    def sound_columns(self, columns: Sequence[str]) -> list[str]:
+        """Those columns of prompts from which the model reads sounds."""
+        return (
+            [] if self.pipeline is None else [name for name in sounds(columns) if self.takes(name)]
+        )
 
     def _language_config(self) -> Any:
         if self.folder is not None and self.gguf is not None:

@@ -1,4 +1,4 @@
-"""Checks of the images in prompt rows before any weights load."""
+"""Checks of the images and sounds in prompt rows before any weights load."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,35 +13,43 @@ from flowrl.prompts.prompt_set import PromptRow
 from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
 from rewards.checks.winnable import Winnable
 from rewards.perception.files import check_image_file, open_image_bytes, open_image_file
+from rewards.perception.sound_files import open_sound_bytes, open_sound_file
 
 DECODED = 200  # files that are decoded before a run starts; the others before their row is drawn
 
 
 def check_images(model: ModelSettings, prompts: PromptSet) -> None:
-    """UserError, with the row's place, for an image that the model could not read: a missing or
-    damaged file, or a row without one where others have one. The first DECODED files are decoded
-    completely, of the others the header is read: `ImageRows` decodes them before they are drawn."""
+    """UserError, with the row's place, for an image or a sound that the model could not read: a
+    missing or damaged file, or a row without one where others have one; also for a sound that
+    `model.call` names. The first DECODED images are decoded completely, of the others the header is
+    read: `ImageRows` decodes them before they are drawn. Sounds are read completely."""
     columns = prompts.columns
     described = None if isinstance(model, OwnSettings) else describe(model)
-    names = [] if described is None else described.image_columns(columns)
-    seen = set[Any]()
-    for name in names:
-        has_image = [bool(row.get(name)) for row in prompts.meta]
-        for row, has in zip(prompts.meta, has_image, strict=True):
+    if described is None:
+        return
+    sound_names, seen = described.sound_columns(columns), set[Any]()
+    for name in [*described.image_columns(columns), *sound_names]:
+        has_file = [bool(row.get(name)) for row in prompts.meta]
+        for row, has in zip(prompts.meta, has_file, strict=True):
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             if has:
-                _check(row[name], f"{place}, {name}", seen)
-            elif any(has_image) and isinstance(model, PipelineSettings):
+                _check(row[name], f"{place}, {name}", seen, sound=name in sound_names)
+            elif any(has_file) and isinstance(model, PipelineSettings):
                 raise UserError(f"{place} has no {name}, but other prompts do")
+    if isinstance(model, PipelineSettings):
+        for name in described.sound_columns(list(model.call)):
+            _check(model.call[name], f"model.call, {name}", seen, sound=True)
 
 
-def _check(value: Any, place: str, seen: set[Any]) -> None:
+def _check(value: Any, place: str, seen: set[Any], *, sound: bool) -> None:
     for file in _files(value):
         if file in seen:
             continue
         seen.add(file)
         try:
-            if isinstance(file, bytes):
+            if sound:
+                _hear(file)
+            elif isinstance(file, bytes):
                 open_image_bytes(file, "bytes") if len(seen) <= DECODED else None
             elif len(seen) <= DECODED:
                 open_image_file(file)
@@ -49,6 +57,13 @@ def _check(value: Any, place: str, seen: set[Any]) -> None:
                 check_image_file(file)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
+
+
+def _hear(file: str | bytes) -> None:
+    if isinstance(file, bytes):
+        open_sound_bytes(file, "bytes")
+    else:
+        open_sound_file(file)
 
 
 @dataclass(frozen=True)

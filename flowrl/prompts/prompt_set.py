@@ -31,6 +31,7 @@ DATA_SET = "data_set"  # column with the name of a row's data set, where there a
 IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
 )  # columns that hold images or videos
+SOUND_COLUMNS = re.compile(r"(.+_)?audio")  # columns that hold sounds
 _MOST_CHARACTERS = 100_000  # of a prompt
 
 
@@ -264,9 +265,12 @@ def _shows(letter: str) -> bool:
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The row of a prompt file with absolute image paths; the file's are relative to `folder`."""
+    """The row of a prompt file with absolute paths of images and sounds; the file's are relative to
+    `folder`."""
     return {
-        name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
+        name: _whole(value, folder)
+        if IMAGE_COLUMNS.fullmatch(name) or SOUND_COLUMNS.fullmatch(name)
+        else value
         for name, value in row.items()
     }
 

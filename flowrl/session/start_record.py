@@ -25,14 +25,16 @@ from flowrl.models.open import modular_source
 from flowrl.models.open import place as place_of_model
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
+from flowrl.prompts.prompt_set import SOUND_COLUMNS
 from flowrl.session.named_files import named_file_digests
 from flowrl.session.state_file import read_state
-from flowrl.settings import LanguageSettings, OwnSettings, RunSettings
+from flowrl.settings import LanguageSettings, OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import IN_PYTHON
 from rewards.load import own_name
 from rewards.perception.files import READER
+from rewards.perception.sound_files import SOUND_READER
 from rewards.rules import RULES_VERSION, changed_rules
 from samplers import Columns, Plan
 
@@ -63,6 +65,7 @@ class StartRecord:
         default_factory=dict
     )  # setting -> digest of its rows' files
     equal_pairs_left_out: bool = False  # older versions trained on pairs of one sample twice
+    sound_reader: int = 0  # the version of the reader of sounds; 0: before there was one
     prompts_go_on: bool = False  # older versions left the end that a tokenizer adds to a text
 
     @classmethod
@@ -83,6 +86,7 @@ class StartRecord:
             shared_states=True,
             texts_by_length=True,
             media_reader=READER,
+            sound_reader=SOUND_READER,
             turns_by_template=True,
             parents_as_data=True,
             abstaining=True,
@@ -157,6 +161,11 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
             "follow colour profiles, and frames of videos their rotation, pixel aspect and times "
             "(docs/pixels.md); results differ from those of an "
             "uninterrupted run where the run's images and videos have them"
+        )
+    if before is not None and before.sound_reader not in (0, SOUND_READER) and _reads_sounds(run):
+        yield (
+            "the checkpoint is from another version, which read files of sounds otherwise; results "
+            "differ from those of an uninterrupted run"
         )
     if not (before and before.turns_by_template):
         yield from _ends(run)
@@ -247,6 +256,17 @@ def rules_changed_since(before: StartRecord | None, run: RunSettings) -> list[st
         for clause in changed_rules(spec.name, spec.settings, version)
     ]
     return list(dict.fromkeys(clauses))
+
+
+def _reads_sounds(run: RunSettings) -> bool:
+    """Whether the run's model is given sounds: in cells of its prompts, or in `model.call`."""
+    names = list(run.model.call) if isinstance(run.model, PipelineSettings) else []
+    try:
+        for place in run.prompts.given:
+            names += run.prompts.read(place).columns
+    except UserError:  # the resume that follows names it
+        return True
+    return any(SOUND_COLUMNS.fullmatch(name) for name in names)
 
 
 def _reads_media(run: RunSettings) -> bool:

@@ -1,4 +1,4 @@
-"""Sound files for rewards: WAV files of whole numbers (PCM), of 8 to 32 bits."""
+"""Sound files for models and rewards: WAV files of whole numbers (PCM), of 8 to 32 bits."""
 
 import io
 import wave
@@ -8,6 +8,10 @@ import numpy as np
 import torch
 
 from rewards.audio import Audio
+from rewards.rights import Right, need
+
+# changes where a file's numbers are read otherwise than before; in the record of a run
+SOUND_READER = 1
 
 MOST_WAV_NUMBERS = 2**27  # of a file: over 12 minutes of stereo at 48 kHz
 WIDEST_NUMBER = 4  # bytes of a number
@@ -17,6 +21,26 @@ WAV_HEAD = 12  # bytes by which a WAV file is known
 def is_wav(begin: bytes) -> bool:
     """Whether a file with these first bytes is a WAV file."""
     return begin[:4] == b"RIFF" and begin[8:WAV_HEAD] == b"WAVE"
+
+
+def open_sound_file(path: str | Path) -> Audio:
+    """The sound [1 channels time] of a WAV file. ValueError, one sentence with the path, for a file
+    that is missing or that `read_wav` refuses."""
+    need(Right.FILES, str(path), path=Path(path))
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is no file: sounds are read from WAV files")
+    try:
+        return read_wav(Path(path))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def open_sound_bytes(data: bytes, name: str) -> Audio:
+    """The same of a file's bytes, which messages name so."""
+    try:
+        return read_wav(io.BytesIO(data))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def read_wav(source: Path | io.BytesIO) -> Audio:

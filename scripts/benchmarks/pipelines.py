@@ -41,6 +41,7 @@ from flowrl.models.diffusers.call.results.made import made_kind  # noqa: E402
 from flowrl.models.diffusers.call.traits import checks  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import VERDICTS_FILE as VERDICTS  # noqa: E402
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts  # noqa: E402
+from flowrl.models.diffusers.modular.face import listed_levels  # noqa: E402
 from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
     modular_classes,
     modular_verdicts,
@@ -53,6 +54,7 @@ from flowrl.models.diffusers.whole.whole_proof import (  # noqa: E402
     prove_whole,
 )
 from rewards.types import Kind  # noqa: E402
+from tests.support.flex_on_cpu import flex_on_cpu  # noqa: E402
 from tests.support.tiny_pipelines import NAMED  # noqa: E402
 from tests.support.zoo.calls import SIZES, SPECIALS  # noqa: E402
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS  # noqa: E402
@@ -144,7 +146,11 @@ CLAIMS = (
     "a state is refused with the reason: matching recipes, gradients of rewards, other solvers and "
     "levels (flash), kernels of one list of levels, scores of intermediate samples and steering. "
     "The table has Helios with one chunk and Framepack with one section; the tests have two of "
-    "each, and a long video of SkyReels-V2, whose windows overlap.",
+    "each, and a long video of SkyReels-V2, whose windows overlap. Where a part is made from the "
+    "decoded parts before it (Wan-Animate 2), decoders run in each velocity.",
+    "",
+    "A column of videos sets the number of frames where no `num_frames` of `model.call` does: rows "
+    "with videos of other lengths have loops and proofs of their own, as rows of other sizes have.",
     "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",
@@ -201,6 +207,20 @@ MODULAR_CLAIMS = (
     "are refused; references, which are objects in Python, are not driven, and their network is "
     "not loaded.",
     "",
+    "Wan-Animate 2 makes a video in segments of `segment_frame_length` frames, each from the last "
+    "decoded frames of the one before. A driving video of one segment is driven as one state, a "
+    "longer one as parts that are moved one after the other. Its network rests on FlexAttention, "
+    "which has no gradient on a CPU: here the same mask stands for it, written out. Its latents "
+    "follow the aspect of `image`, whose area alone height and width set.",
+    "",
+    "Cosmos 3 Distilled and Echo were distilled for a list of levels (`distilled_sigmas` of the "
+    "index, the default of Echo's `sigmas`): `steps` is its length, or `model.sigmas` has others. "
+    "Their steps draw fresh noise: set `recipe: {plan: {kernel: scheduler}}`. Echo has no "
+    "scheduler: FlowMatchEulerDiscreteScheduler's steps with `stochastic_sampling` stand for its "
+    "last block's, whose samples they equal to rounding (5e-6 of a value at most in the tests). "
+    "An image that fixes its first frame is refused; images and sounds of its memory are objects "
+    "in Python.",
+    "",
     "Both forms of SD3, Qwen-Image, Wan 2.1, Wan 2.2, LTX-Video and FLUX.2 call the network and "
     "step alike to the bit, with guidance too. FLUX.1 differs by 5e-7, since its blocks pass "
     "one time for all rows, whose embedding is a product of another shape. SDXL differs by 1e-5 "
@@ -216,8 +236,11 @@ SOUND_CLAIMS = (
     "`audio_length_in_s`): set it in `model.call`, or as a column of the prompts. Stable Audio is "
     "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
     "which wants the package torchsde and draws the noise of its steps from a tree; there (a) was "
-    "2e-07, and flowrl's steps stand in for it. A given waveform is a tensor in `call`, which "
-    "Python code can hand over and a YAML file cannot.",
+    "2e-07, and flowrl's steps stand in for it. A given sound (`audio` of Stable Audio 3's "
+    "inpainting and audio-to-audio) is a WAV file, in a column of the prompts or in `model.call`, "
+    "or a tensor from Python; a file is read at the model's rate and channels. Guided ACE-Step is "
+    "refused: its loop guides with a momentum of -0.75, a constant of its code, so a step's "
+    "velocity depends on all steps before it; a replay would evaluate the network at each of them.",
 )
 NOT_COMPARED = "- | -"  # the end of a row of a sweep without whole samples
 
@@ -270,15 +293,17 @@ def proved(policy: PipelinePolicy, scales: Scales = ()) -> tuple[Replay, list[Wh
     A few take a scale and ignore it in so few steps: then they are tried at their own.
     """
     scales = scales or ((None,) if policy.loop.guidance is None else (4.5, 1.0))
+    listed = listed_levels(policy.pipe)
+    counts = (STEPS, FEWER) if listed is None else (len(listed),)
     try:
-        replay = policy.prove(PROMPTS[:2], steps=STEPS, guidance=scales[0])
+        replay = policy.prove(PROMPTS[:2], steps=counts[0], guidance=scales[0])
     except UserError as error:
         if "has no effect on" not in str(error):
             raise
         scales = (None, 1.0)
-        replay = policy.prove(PROMPTS[:2], steps=STEPS, guidance=None)
+        replay = policy.prove(PROMPTS[:2], steps=counts[0], guidance=None)
     whole = []
-    for steps in (STEPS, FEWER):
+    for steps in counts:
         for scale in scales:
             each = replay
             if (steps, scale) != (replay.steps, replay.guidance):
@@ -316,6 +341,11 @@ def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:
 
 
 def trial(name: str, kind: type) -> Result:
+    with flex_on_cpu():
+        return _trial(name, kind)
+
+
+def _trial(name: str, kind: type) -> Result:
     try:
         if name in KNOWN:
             return Result(name, "known", KNOWN[name])
@@ -401,7 +431,8 @@ def page(results: list[Result]) -> str:
         *CLAIMS,
         "",
         "Stand-ins: small decoders for the language models, the mean colour of an image for what "
-        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos).",
+        "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos), a "
+        "mask that is written out for FlexAttention (AnyFlow, Wan-Animate 2).",
         "",
         "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
         "levels share a call, or a call makes one prompt only; which images it requires "

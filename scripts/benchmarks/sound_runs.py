@@ -12,10 +12,12 @@ run per seed of training. Prints a table over seeds; the folders have pages, sou
 spectrograms.
 
 With `--alone` the pipeline is a tiny one of sound alone, of random weights: some 0.1 s at 800 Hz.
-The reward is the centroid too, by LoRA of rank 8 and flow_grpo, and loudness is watched.
+The reward is the centroid too, by LoRA of rank 8 and flow_grpo, and loudness is watched. A random
+network's predictions may be far smaller than a flow's velocity, whose spread is 1.4 (LongCat's
+have 0.12): then samples are noise that no adapter of it moves. `--spread 1` scales its last layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,8 @@ class Arguments:
     alone: Literal["", "StableAudioPipeline", "StableAudio3Pipeline", "LongCatAudioDiTPipeline"] = (
         ""
     )
+    spread: float | None = None
+    """Of the network's predictions in its first call, with `alone`; None: as its weights are."""
 
 
 def vocoder(_: Any) -> LTX2Vocoder:
@@ -144,9 +148,25 @@ def trained(seed: int, given: Arguments) -> dict[str, Ends]:
     return {name: ends(run.metrics, f"held_out/{name}") for name in WATCHED}
 
 
+def predicting(pipe: Any, call: Mapping[str, Any], spread: float) -> None:
+    """Scale the last layer of a pipeline's network to predictions of this spread, in a first
+    call."""
+    layer, sizes = pipe.transformer.proj_out, list[float]()
+    hook = layer.register_forward_hook(lambda *seen: sizes.append(float(seen[2].std())))
+    pipe(
+        prompt=list(THINGS), num_inference_steps=1, guidance_scale=1.0,
+        generator=torch.Generator().manual_seed(0), **call,
+    )  # fmt: skip
+    hook.remove()
+    for parameter in layer.parameters():
+        parameter.data.mul_(spread / sizes[0])
+
+
 def trained_alone(seed: int, given: Arguments) -> dict[str, Ends]:
     """The same of a pipeline of sound alone."""
     made = tiny(getattr(diffusers, given.alone), SPECIALS | SOUND_SPECIALS, SIZES)
+    if given.spread is not None:
+        predicting(made.pipe, made.call, given.spread)
     settings = {
         "model": {"call": made.call, "guidance": {"sample": 1.0, "train": 1.0}},
         "prompts": {"per_iteration": 4},

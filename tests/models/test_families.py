@@ -138,6 +138,6 @@ def test_a_family_learns_and_its_adapter_is_read(name: str, picture: str, tmp_pa
         PipelinePolicy(read, call=family.call),
         PipelinePolicy(family.build(), call=family.call),
     ):
-        extras = columns.extras(rows, policy.loop.driver.parameters)
+        extras = policy.loop.row_extras(rows)
         images.append(record(policy.loop, PROMPTS, extras, STEPS, None)[1].media)
     assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])

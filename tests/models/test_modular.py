@@ -306,7 +306,9 @@ def test_every_exported_class_has_a_verdict() -> None:
     """A release with a name that no list has fails here: run the sweep, and read what it finds."""
     known = [name for found in modular_verdicts().values() for name in found]
     assert sorted(known) == modular_classes() and len(known) == len(set(known))
-    with pytest.raises(UserError, match=r"HeliosPyramidModularPipeline: nests a loop of steps"):
+    with pytest.raises(
+        UserError, match=r"HeliosPyramidModularPipeline: steps each chunk in stages"
+    ):
         refuse_known_modular("HeliosPyramidModularPipeline")
     refuse_known_modular("AnimaModularPipeline")
 

@@ -9,10 +9,13 @@ import diffusers
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
     LlavaProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
+    T5EncoderModel,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -26,6 +29,7 @@ from tests.support.tiny_pipelines_parts import (
     decoder,
     decoder_config,
     qwen_vae,
+    t5_config,
     tokenizer,
     wan_vae,
 )
@@ -254,6 +258,22 @@ def cosmos3() -> Any:
     return modular("Cosmos3OmniModularPipeline", parts)
 
 
+def cosmos3_distilled() -> Any:
+    """Four levels that its index lists, and steps that draw fresh noise."""
+    parts = {**cosmos3().components}
+    parts["scheduler"] = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
+    settings: dict[str, Any] = {"enable_safety_checker": False}
+    settings |= {"default_use_system_prompt": False, "distilled_sigmas": [1.0, 0.9, 0.75, 0.5]}
+    return modular("Cosmos3DistilledModularPipeline", parts | settings)
+
+
+def echo() -> Any:
+    """LTX-2's parts in a loop without a scheduler, which puts fresh noise on clean predictions."""
+    torch.manual_seed(0)
+    built = tiny(diffusers.LTX2Pipeline, VIDEO_SPECIALS, SIZES).pipe
+    return modular("EchoModularPipeline", {**built.components})
+
+
 def minimax_h3() -> Any:
     """A video and its sound at levels of their own, as the tokens of one row; one prompt a call. No
     video is shorter than 124 frames."""
@@ -314,6 +334,49 @@ def minimax_h3() -> Any:
     return modular("MiniMaxH3ModularPipeline", parts)
 
 
+def wan_animate(distilled: bool = False) -> Any:
+    """A character and a video that drives it, segment after segment; one prompt a call. Eighths of
+    the side and quarters of the frames, which its network takes for granted, as it does CLIP's
+    1280 features."""
+    torch.manual_seed(0)
+    parts = {
+        "text_encoder": T5EncoderModel(t5_config()),
+        "tokenizer": tokenizer(16),
+        "image_encoder": CLIPVisionModel(
+            CLIPVisionConfig(
+                hidden_size=1280,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                image_size=224,
+                patch_size=112,
+            )
+        ),
+        "transformer": diffusers.WanAnimate2Transformer3DModel(
+            text_len=16,
+            in_dim=12,
+            dim=32,
+            ffn_dim=32,
+            freq_dim=16,
+            text_dim=t5_config().d_model,
+            out_dim=4,
+            num_heads=2,
+            num_layers=1,
+        ),
+        "vae": diffusers.AutoencoderKLWan(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.1] * 4,
+            latents_std=[0.9] * 4,
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(shift=5.0),
+    }
+    return modular(f"WanAnimate2{'Distilled' * distilled}ModularPipeline", parts)
+
+
 # those without a classic form, with the arguments of their calls
 MODULAR: dict[str, Callable[[], Any]] = {
     "anima": anima,
@@ -326,6 +389,10 @@ MODULAR: dict[str, Callable[[], Any]] = {
     "qwen_image21_turbo": partial(qwen_image21, turbo=True),
     "cosmos3": cosmos3,
     "minimax_h3": minimax_h3,
+    "cosmos3_distilled": cosmos3_distilled,
+    "echo": echo,
+    "wan_animate": wan_animate,
+    "wan_animate_distilled": partial(wan_animate, distilled=True),
 }
 SMALL = {"height": 32, "width": 32}
 MODULAR_CALLS: dict[str, dict[str, Any]] = {
@@ -350,6 +417,16 @@ MODULAR_CALLS: dict[str, dict[str, Any]] = {
     "qwen_image21_turbo": SMALL,
     "cosmos3": {**SMALL, "num_frames": 5, "fps": 24.0},
     "minimax_h3": {"height": 8, "width": 8, "num_frames": 124},
+    "cosmos3_distilled": {**SMALL, "num_frames": 5, "fps": 24.0},
+    "echo": {
+        "height": 64,
+        "width": 64,
+        "num_frames": 9,
+        "max_sequence_length": 16,
+        "frame_rate": 25.0,
+    },
+    "wan_animate": {**SMALL, "max_sequence_length": 16, "segment_frame_length": 5},
+    "wan_animate_distilled": {**SMALL, "max_sequence_length": 16, "segment_frame_length": 5},
 }
 
 # classic form of the modular classes that are made of its parts

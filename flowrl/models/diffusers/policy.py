@@ -477,7 +477,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         Uses two rows: the first two prompts, or the only one twice, with the first prompt's images.
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
-        extras = columns.extras(meta, self.loop.driver.parameters)
+        extras = self.loop.row_extras(meta)
         tried = self.loop.tried(self.row_arguments(meta, prompts) if extras else ())
         return self._prove(
             proof.Subject(

@@ -11,7 +11,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import of_parts, parts_of_samples
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.batch import Driven
-from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images
+from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, images, sounds
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.models.language.advice import experts_warning, learning_rate_warning
@@ -20,6 +20,7 @@ from flowrl.models.open import DTYPES
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
 from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
+from flowrl.prompts.prompt_set import SOUND_COLUMNS
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.model_proof import StartProof
@@ -104,7 +105,8 @@ def unread_columns(session: Session) -> Iterator[str]:
     columns: Collection[str] = ()
     if isinstance(policy, PipelinePolicy):
         parameters = list(policy.loop.driver.parameters)
-        columns = {*images(parameters), *filter(TEXT_COLUMNS.fullmatch, parameters)}
+        columns = {*images(parameters), *sounds(parameters)}
+        columns |= set(filter(TEXT_COLUMNS.fullmatch, parameters))
         columns |= {name for name in RowSize._fields if name in parameters}
     elif isinstance(policy, CausalPolicy):
         if policy.vision is not None:
@@ -119,13 +121,17 @@ def unread_columns(session: Session) -> Iterator[str]:
         name
         for name in filled
         if name not in (*columns, "prompt")
-        and (IMAGE_COLUMNS.fullmatch(name) or (columns and _argument(name)))
+        and (_holds_files(name) or (columns and _argument(name)))
     ]
     if unread:
         yield (
             f"prompts: the model takes no {', '.join(unread)}: only rewards read "
             f"{'this column' if len(unread) == 1 else 'these columns'}"
         )
+
+
+def _holds_files(name: str) -> bool:
+    return bool(IMAGE_COLUMNS.fullmatch(name) or SOUND_COLUMNS.fullmatch(name))
 
 
 def _argument(name: str) -> bool:

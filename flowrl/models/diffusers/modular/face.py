@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import (
@@ -38,6 +39,20 @@ from diffusers.modular_pipelines.modular_pipeline import (
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
+from flowrl.models.diffusers.modular.own_levels import (
+    LEVELS_INPUT,
+    OF_SOUND,
+    SCHEDULER,
+    STEPS_ARGUMENT,
+    follows_levels,
+    levels_setting,
+    listed,
+    own_levels,
+    renoised,
+    renoising_loop,
+    renoising_scheduler,
+    scheduled,
+)
 from flowrl.settings.model.form import PipelineForm
 from rewards.types import Kind
 
@@ -45,12 +60,13 @@ TEXT_BLOCK = "text_encoder"  # in the name of a top-level block
 OF_THE_BATCH = ("batch_size", "dtype")  # outputs of text blocks that have no row per prompt
 STEPPED = ("latents", "audio_latents", "sound_latents")  # that loops step
 NEEDED_IMAGES = ("image", "driving_video")  # images without which no branch runs, where required
-MEDIA, SOUND = ("images", "videos"), ("audio", "sound", "audios")
+VIDEO_OUTPUT = "videos"
+MEDIA, SOUND = ("images", VIDEO_OUTPUT), ("audio", "sound", "audios")
 SCALE = "guidance_scale"
 SCHEDULE = "guidance_schedule"  # of blocks that take a scale for each step
 TEXT_SCALE = 2.0  # of guiders, while texts are encoded
 BAR = "tqdm"  # the name by which a block's module knows bars (Helios)
-BEGINS_INSIDE = "_begins_inside"  # of the pipeline, in a loop that no state enters
+BEGINS_INSIDE = "_begins_inside"  # of the pipeline: samples of a loop that no state enters, or 0
 GUIDER_OFF = 0.0  # the scale that stands for guiders which are switched off
 # loggers that print a trace for each failed trial, and a word on each new guider
 TALKATIVE = (
@@ -65,6 +81,11 @@ class ClassicFace(ModularPipeline):
     _blocks: Any
     modules: tuple[str, ...] = ()  # of its blocks
     makes: Kind | None = None  # the kind of its media, where outputs of its blocks say it
+
+    @property
+    def own_levels(self) -> tuple[float, ...] | None:
+        """Levels that its blocks list, without the final 0; None if a scheduler's are its own."""
+        return own_levels(self, list(loops_of(self._blocks)))
 
     def encode_prompt(self, state: PipelineState) -> tuple[Any, ...]:
         """Return what the text blocks declare to write, after they read this state.
@@ -126,15 +147,17 @@ class ClassicFace(ModularPipeline):
     def run(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         """Run all blocks on a new state, and return the media and its sound, or sound alone."""
         names = [parameter.name for parameter in self._blocks.inputs]
-        state, wanted = (
-            PipelineState(),
-            with_schedule(arguments) if SCHEDULE in names else dict(arguments),
-        )
-        for parameter in self._blocks.inputs:
-            if parameter.name is not None:
-                value = wanted.get(parameter.name, parameter.default)
-                state.set(parameter.name, value, parameter.kwargs_type)
-        with untalkative(self.modules), self.guided(wanted):
+        wanted = with_schedule(arguments) if SCHEDULE in names else dict(arguments)
+        state = PipelineState()
+        with (
+            untalkative(self.modules),
+            self.guided(wanted),
+            listed(self, self.own_levels, wanted) as inputs,
+        ):
+            for parameter in self._blocks.inputs:
+                if parameter.name is not None:
+                    value = inputs.get(parameter.name, parameter.default)
+                    state.set(parameter.name, value, parameter.kwargs_type)
             texts = [name for name, _ in self.text_blocks()]
             for name, block in self._blocks.sub_blocks.items():
                 if name not in texts:
@@ -145,6 +168,12 @@ class ClassicFace(ModularPipeline):
             next((state.get(name) for name in names if state.get(name) is not None), None)
             for names in (MEDIA, SOUND)
         )
+        if (
+            isinstance(media, Tensor | np.ndarray)
+            and media is state.get(VIDEO_OUTPUT)
+            and media.ndim == 4
+        ):
+            media = media[None]  # of one prompt (Cosmos 3): frames are no rows
         return tuple(part for part in (media, sound) if part is not None)
 
     @contextmanager
@@ -199,11 +228,14 @@ def run_blocks(pipe: Any, block: Any, state: PipelineState) -> None:
             block(pipe, state)
             return
         enter(pipe, state)
-        vars(pipe)[BEGINS_INSIDE] = state.get(STEPPED[0]) is None
+        if renoising_loop([block]) is not None:
+            scheduled(pipe, state)
+        vars(pipe)[BEGINS_INSIDE] = _samples(state) if state.get(STEPPED[0]) is None else 0
         try:
             block(pipe, state)
         finally:
             vars(pipe).pop(BEGINS_INSIDE)
+            vars(pipe).pop(OF_SOUND, None)
 
 
 def enter(pipe: Any, state: PipelineState) -> None:
@@ -211,8 +243,7 @@ def enter(pipe: Any, state: PipelineState) -> None:
 
     They have a row per sample there. In MiniMax-H3's loop the rows of a state are its tokens.
     """
-    prompt = state.get("prompt")
-    samples = len(prompt) if isinstance(prompt, list) else 1
+    samples = _samples(state)
     for name in STEPPED:
         latents: Any = state.get(name)
         prepare = getattr(pipe, f"prepare_{name}", None)
@@ -221,6 +252,11 @@ def enter(pipe: Any, state: PipelineState) -> None:
         tokens = latents.ndim == 2 and len(latents) % samples == 0
         rows = latents.reshape(samples, -1, latents.shape[-1]) if tokens else latents
         state.set(name, prepare(rows).reshape(latents.shape))
+
+
+def _samples(state: PipelineState) -> int:
+    prompt = state.get("prompt")
+    return len(prompt) if isinstance(prompt, list) else 1
 
 
 def loops_of(block: ModularPipelineBlocks) -> Iterator[LoopSequentialPipelineBlocks]:
@@ -301,30 +337,38 @@ def without_rewriting(blocks: ModularPipelineBlocks) -> ModularPipelineBlocks:
     return blocks
 
 
-def graded(block: ModularPipelineBlocks, *, in_loop: bool = False) -> ModularPipelineBlocks:
+def graded(block: ModularPipelineBlocks, loop: Any = None) -> ModularPipelineBlocks:
     """Change the class of a block and of those in it, so that they run without `no_grad`, and so
-    that those of a loop hand on the states that they begin (`begins`)."""
+    that those of a loop hand on the states that they begin (`begins`), or step them by the
+    scheduler that a loop lacks."""
     kind = type(block)
     call = inspect.unwrap(kind.__call__)
-    members = {"__call__": begins(call) if in_loop else call, "__module__": kind.__module__}
+    if loop is not None and renoising_loop([loop]) is not None and follows_levels(block):
+        call = renoised(call, STEPPED)
+    members = {"__call__": call if loop is None else begins(call), "__module__": kind.__module__}
     block.__class__ = type(kind.__name__, (kind,), members)
     for member in block.sub_blocks.values():
-        graded(member, in_loop=isinstance(block, LoopSequentialPipelineBlocks))
+        graded(member, block if isinstance(block, LoopSequentialPipelineBlocks) else None)
     return block
 
 
 def begins(call: Any) -> Any:
-    """A block's `__call__` in a loop that no state enters (Helios, whose chunks begin inside): the
-    latents that a block without components makes are handed to the pipeline's method."""
+    """A block's `__call__` in a loop that no state enters (Helios and Wan-Animate 2, whose chunks
+    begin inside): the latents that a block writes without reading any are handed to the pipeline's
+    method."""
 
     @wraps(call)
     def run(self: Any, pipe: Any, state: Any, *args: Any, **named: Any) -> Any:
         name, before = STEPPED[0], vars(state).get(STEPPED[0])
         result = call(self, pipe, state, *args, **named)
         after = vars(state).get(name)
-        inside = vars(pipe).get(BEGINS_INSIDE, False)
-        if inside and after is not before and not self.expected_components:
-            vars(state)[name] = pipe.prepare_latents(after)
+        samples = vars(pipe).get(BEGINS_INSIDE, 0)
+        reads = name in [parameter.name for parameter in self.inputs]
+        if samples and after is not None and after is not before and not reads:
+            # a loop that makes one sample may step it without a dimension of rows
+            batched = len(after) == samples
+            rows = pipe.prepare_latents(after if batched else after[None])
+            vars(state)[name] = rows if batched else rows[0]
         return result
 
     return run
@@ -369,6 +413,13 @@ def faced(pipe: Any) -> Any:
     arguments = arguments_of(pipe._blocks)
     if SCHEDULE in arguments:
         arguments[SCALE] = None
+    if renoising_loop(list(loops_of(pipe._blocks))) is not None:
+        vars(pipe)[SCHEDULER] = renoising_scheduler()
+    levels = own_levels(pipe, list(loops_of(pipe._blocks)))
+    if levels is not None:
+        arguments |= {STEPS_ARGUMENT: len(levels), LEVELS_INPUT: None}
+        if levels_setting(pipe._blocks) is not None:
+            arguments.pop(SCALE, None)  # guidance is in the weights: the blocks take no other scale
     for argument, (_, guider) in pipe.guiders().items():  # type: ignore[attr-defined]
         arguments[argument] = guider.config[SCALE] if argument == SCALE else None
     type(pipe).__call__ = torch.no_grad()(_call_with(arguments))  # type: ignore[method-assign]
@@ -405,6 +456,11 @@ def modules_of(pipe: Any) -> list[str]:
     """Names of the modules that define the methods of a pipeline's class, or its blocks."""
     blocks = pipe.modules if isinstance(pipe, ClassicFace) else ()
     return list(dict.fromkeys((*(kind.__module__ for kind in type(pipe).__mro__), *blocks)))
+
+
+def listed_levels(pipe: Any) -> tuple[float, ...] | None:
+    """The levels that a modular pipeline's blocks list; None where its scheduler's are its own."""
+    return pipe.own_levels if isinstance(pipe, ClassicFace) else None
 
 
 def guider_named(pipe: Any) -> str:

@@ -31,7 +31,7 @@ from flowrl.models.diffusers.call.results import proof_checks
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.traits.neutral import counted_rows
-from flowrl.models.diffusers.modular.face import form_of, guider_named
+from flowrl.models.diffusers.modular.face import form_of, guider_named, listed_levels
 from flowrl.models.diffusers.modular.guiders import (
     guider_passes,
     remembering_guider,
@@ -69,6 +69,10 @@ class Subject:
         depend on each other, where the scheduler interprets the prediction differently, where
         guidance has no effect, and where no gradient reaches the weights.
         """
+        if self.loop.levels is None:
+            proof_checks.check_listed_steps(
+                self.loop.name, listed_levels(self.loop.pipe), self.steps
+            )
         changes = proof_checks.unbroken(self.loop.name, self.own)
         if changes and not blends(self.loop, self.own, self.conditioning, self.steps):
             raise UserError(changes)

@@ -40,7 +40,6 @@ import samplers
 from flowrl import models
 from flowrl.bounded_files import bounded_json
 from flowrl.json_text import json_text
-from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.modular.face import block_classes, form_of
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.replay import Replay
@@ -153,7 +152,7 @@ def digest(
         "device": [str(policy.device), gpu, torch.backends.cpu.get_cpu_capability()],
         "settings": [settings, policy.guidance, policy.rows_per_call],
         "traits": loop.traits.key,
-        "prompts": [prompts, columns.extras(meta, loop.driver.parameters)],
+        "prompts": [prompts, loop.row_extras(meta)],
     }
     return _sum(holds)
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -180,6 +179,6 @@ def _extras(
     policy: PipelinePolicy, meta: Sequence[Mapping[str, object]], prompts: Sequence[str]
 ) -> tuple[Extra, ...]:
     loop = policy.loop
-    extras = loop.extras(meta, prompts) if columns.extras(meta, loop.driver.parameters) else ()
+    extras = loop.extras(meta, prompts) if loop.row_extras(meta) else ()
     tried = loop.tried(extras)
     return tried if extras else tried[:1] * len(prompts)

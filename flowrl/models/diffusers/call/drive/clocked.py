@@ -50,9 +50,11 @@ class PartOrder:
 
 @dataclass
 class Clockwork:
-    """Parts of a loop's state, and their order by the number of steps of a call."""
+    """Parts of a loop's state, and their order by the number of steps of a call. `reads_decoded`:
+    whether a part's predictions depend on the decoded parts before it (Wan-Animate 2)."""
 
     layout: Layout
+    reads_decoded: bool = False
     orders: dict[int, PartOrder] = field(default_factory=dict)
 
     def of(self, arguments: Mapping[str, Any]) -> PartOrder | None:

@@ -150,7 +150,9 @@ class Driver:
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
-            silent = [] if self.clockwork is None else self.stubs.of_decoders(self.pipe.components)
+            clockwork = self.clockwork
+            decodes = clockwork is None or clockwork.reads_decoded
+            silent = [] if decodes else self.stubs.of_decoders(self.pipe.components)
             stop = self._driven(call, Control(stop_at=target.index), silent, until=target.index)
         else:
             levels, count = target.levels, 1 + self.behind
@@ -200,6 +202,14 @@ class Driver:
         self.counts = control.calls
         return control.records
 
+    def step_calls(self, call: PipelineCall) -> list[Received]:
+        """Arguments of each call of `step` in a visit, also where steps move parts of a state."""
+        before, self.clockwork = self.clockwork, None
+        try:
+            return self._visit(call, RecordedNoise(1.0).patches(self.pipe))
+        finally:
+            self.clockwork = before
+
     def _assembled(self, records: list[Received], arguments: Mapping[str, Any]) -> list[Received]:
         """Whole steps of a loop whose steps move some parts of its state."""
         if self.clockwork is None or self.clockwork.of(arguments) is None:
@@ -211,8 +221,17 @@ class Driver:
         outputs, patch = self._kept_of(PREPARE)
         self._visit(replace(call, x=None), [patch])
         entry = entry_of(partial(self._visit, replace(call, x=None)), outputs, self.pipe)
-        self.clockwork = Clockwork(entry.layout)
+        self.clockwork = Clockwork(entry.layout, self._reads_decoded(call))
         return entry
+
+    def _reads_decoded(self, call: PipelineCall) -> bool:
+        """Whether the inputs of the denoisers depend on what decoders make inside the loop."""
+        sums = []
+        for silent in ((), self.stubs.of_decoders(self.pipe.components)):
+            with self.stubs.summing() as inputs:
+                self._visit(replace(call, x=None), silent)
+            sums.append(inputs)
+        return sums[0] != sums[1]
 
     def find_order(self, call: PipelineCall) -> PartOrder:
         """Find the parts that each step of a call moves, which are those of all calls with as many

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from flowrl.models.diffusers.call.drive.patches import Patch
 from flowrl.models.diffusers.call.drive.scheduler_standin import Control
@@ -67,6 +67,26 @@ class Stubs:
         ]
         try:
             yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def summing(self) -> Iterator[list[float]]:
+        """A list to which each call of a denoiser in the body adds the sum of the squares of each
+        of its inputs."""
+        sums: list[float] = []
+
+        def add(_: nn.Module, args: Any, named: Any) -> None:
+            tensors = [leaf for leaf in tree_flatten((args, named))[0] if isinstance(leaf, Tensor)]
+            sums.extend(float(tensor.double().square().sum()) for tensor in tensors)
+
+        hooks = [
+            denoiser.register_forward_pre_hook(add, with_kwargs=True)
+            for denoiser in self.denoisers.values()
+        ]
+        try:
+            yield sums
         finally:
             for hook in hooks:
                 hook.remove()

@@ -2,8 +2,9 @@
 
 `negative_prompt`, `prompt_2`, `lyrics` and similar ones are texts; `image`, `mask_image`,
 `control_image`, `video` and similar ones are paths, lists of paths (several reference images, the
-frames of a video), bytes as in parquet, or images. Only rewards read the other columns. `call` may
-hold arguments that all rows share.
+frames of a video), bytes as in parquet, or images; `audio` and similar ones are paths or bytes of
+WAV files, or tensors. Only rewards read the other columns. `call` may hold arguments that all rows
+share.
 """
 
 import json
@@ -12,15 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS, SOUND_COLUMNS, PromptRow
+from rewards.audio import Audio
 from rewards.perception.files import Stamp, file_stamp, open_image_bytes, open_image_file
 from rewards.perception.media import to_rgb
+from rewards.perception.sound import resampled
+from rewards.perception.sound_files import open_sound_bytes, open_sound_file
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
@@ -31,23 +36,40 @@ Extra = Mapping[str, Any]
 ImageFile = str | tuple[bytes, str]  # a path; or bytes, and their name in messages
 
 
+class SoundForm(NamedTuple):
+    """The form in which a pipeline takes sounds: their rate in Hz, and their channels."""
+
+    rate: int
+    channels: int
+
+
+def sounds(names: Iterable[str]) -> list[str]:
+    return [name for name in names if SOUND_COLUMNS.fullmatch(name)]
+
+
 def images(names: Iterable[str]) -> list[str]:
     return [name for name in names if IMAGE_COLUMNS.fullmatch(name) and "ip_adapter" not in name]
 
 
-def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
+def extras(
+    rows: Sequence[Mapping[str, Any]], parameters: Iterable[str], sound: SoundForm | None
+) -> tuple[Extra, ...]:
     """Arguments from each prompt's row. A text that the row lacks but other rows have is None.
+    `sound` is the form of the pipeline's sounds, if it takes any.
 
-    Raises UserError, with the row's place in the prompt file, for an image that cannot be read, and
-    for a row that lacks an image that other rows have.
+    Raises UserError, with the row's place in the prompt file, for an image or a sound that cannot
+    be read, and for a row that lacks one that other rows have.
     """
     names = list(parameters)
-    pictures = [name for name in images(names) if any(row.get(name) for row in rows)]
-    columns = [*texts_of(names, rows), *pictures]
+    shown = [name for name in images(names) if any(row.get(name) for row in rows)]
+    sound_names = [name for name in sounds(names) if any(row.get(name) is not None for row in rows)]
+    columns = [*texts_of(names, rows), *shown, *sound_names]
     if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))
-    return tuple({name: _value(name, row.get(name), at) for name in columns} for row, at in pairs)
+    return tuple(
+        {name: _value(name, row.get(name), at, sound) for name in columns} for row, at in pairs
+    )
 
 
 def instruction(prompt: str) -> str:
@@ -74,15 +96,62 @@ def places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _value(name: str, value: Any, place: str) -> Any:
+def _value(name: str, value: Any, place: str, sound: SoundForm | None = None) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or None
+    if SOUND_COLUMNS.fullmatch(name):
+        return _sound(name, value, place, sound)
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"{place} has no {name}, but other prompts do")
     try:
         return _picture(value)
     except ValueError as error:
         raise UserError(f"{place}, {name}: {error}") from error
+
+
+def _sound(name: str, value: Any, place: str, form: SoundForm | None) -> Any:
+    """The waveform [1 channels time] of a cell's file, in the pipeline's form. Tensors are returned
+    unchanged."""
+    if isinstance(value, Tensor):
+        return value
+    if value is None or not value:
+        raise UserError(f"{place} has no {name}, but other prompts do")
+    try:
+        file = _file(value)
+        if file is None:
+            raise ValueError("no sound: expected a path of a WAV file, or {bytes, path}")
+        if form is None:
+            raise ValueError("the pipeline's components name no rate and channels for it")
+        return _heard(file, form, *_stamps([file]))
+    except ValueError as error:
+        raise UserError(f"{place}, {name}: {error}") from error
+
+
+@lru_cache(OPEN_IMAGES)
+def _heard(file: ImageFile, form: SoundForm, stamp: Stamp | None) -> Tensor:
+    """The same file returns the same tensor, by which rows are grouped, until it changes."""
+    del stamp
+    audio = open_sound_file(file) if isinstance(file, str) else open_sound_bytes(*file)
+    return waveform_in(audio, form)
+
+
+def waveform_in(audio: Audio, form: SoundForm) -> Tensor:
+    """One sound's waveform [1 channels time] at a rate and with channels: one channel becomes all
+    of them, several become their mean where one is wanted. ValueError for other numbers."""
+    wave = audio.waveform[0]
+    if form.channels == 1:
+        wave = wave.mean(0, keepdim=True)
+    elif len(wave) == 1:
+        wave = wave.expand(form.channels, -1)
+    if len(wave) != form.channels:
+        raise ValueError(f"a sound of {len(wave)} channels, where the model takes {form.channels}")
+    return resampled(wave, audio.rate, form.rate)[None].contiguous()
+
+
+def with_sounds(call: Mapping[str, Any], form: SoundForm | None) -> dict[str, Any]:
+    """A call's arguments with the waveforms of those files of sounds that it names."""
+    named = [name for name in sounds(call) if call[name] is not None]
+    return {**call, **{name: _sound(name, call[name], "model.call", form) for name in named}}
 
 
 def _picture(value: Any) -> Any:
@@ -200,6 +269,13 @@ def shared_images(call: Mapping[str, Any]) -> Extra:
     """Images among the arguments of `call`, which all rows share."""
     names = images(name for name, value in call.items() if value is not None)
     return {name: _value(name, call[name], "model.call") for name in names}
+
+
+def placeholder_sounds(names: Iterable[str], form: SoundForm) -> Extra:
+    """Placeholder sounds for trial calls: a second of noise."""
+    draws = torch.Generator().manual_seed(0)
+    shape = (1, form.channels, form.rate)
+    return {name: 0.1 * torch.randn(shape, generator=draws) for name in names}
 
 
 def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:

@@ -56,7 +56,9 @@ class Conditioning:
 
     `extras` are per-row arguments of the pipeline's call: a negative prompt, a conditioning image.
     All rows have the same names, or there are no extras. `plain` holds the same prompts encoded
-    without guidance, for pipelines whose outputs then have another layout.
+    without guidance, for pipelines whose outputs then have another layout. `guided_only` has the
+    numbers of the outputs that the pipeline leaves out (None) without guidance: some loops ask for
+    them, and not for the scale, whether they guide (AnyFlow).
     """
 
     layout: EncodingLayout
@@ -64,6 +66,7 @@ class Conditioning:
     prompts: tuple[str, ...]
     extras: tuple[Mapping[str, Any], ...] = ()
     plain: "Conditioning | None" = None
+    guided_only: tuple[int, ...] = ()
     taken: "list[_Taken]" = field(default_factory=list, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -86,7 +89,7 @@ class Conditioning:
         extras = tuple(self.extras[i] for i in positions) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in positions)
         plain = None if self.plain is None else self.plain.take(row_index)
-        conditioning = Conditioning(self.layout, values, prompts, extras, plain)
+        conditioning = Conditioning(self.layout, values, prompts, extras, plain, self.guided_only)
         if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values):
             self.taken[:] = [_Taken(positions, conditioning, _written(values))]
         return conditioning
@@ -109,17 +112,18 @@ class Conditioning:
         prompts = tuple(prompt for part in parts for prompt in part.prompts)
         plains = [part.plain for part in parts if part.plain is not None]
         plain = Conditioning.cat(plains) if plains else None
-        return Conditioning(layout, values, prompts, extras, plain)
+        return Conditioning(layout, values, prompts, extras, plain, parts[0].guided_only)
 
     def calls(self, *, guided: bool = True) -> Calls:
         """Outputs in the form in which `encode_prompt` returned them."""
         if self.plain is not None and not guided:
             return self.plain.calls()
+        counts, outputs = self.layout.counts, self.values
         if self.layout is SINGLE:
             (alone,) = self.values[0]
-            return alone
-        values = iter(self.values)
-        counts = self.layout.counts
+            counts, outputs = flatten(alone)
+        missing = () if guided else self.guided_only
+        values = iter([None if i in missing else value for i, value in enumerate(outputs)])
         return tuple([next(values) if n is None else tuple(islice(values, n)) for n in counts])
 
 
@@ -139,6 +143,12 @@ def same_form(a: Calls, b: Calls) -> bool:
     return counts == other_counts and all(
         v == w for v, w in pairs if v is not None and w is not None
     )
+
+
+def left_out(guided: Calls, unguided: Calls) -> tuple[int, ...]:
+    """The numbers of the outputs that are None without guidance alone, of two sets of one form."""
+    pairs = zip(flatten(guided)[1], flatten(unguided)[1], strict=True)
+    return tuple(i for i, (v, w) in enumerate(pairs) if v is not None and w is None)
 
 
 def _form(value: Any) -> Any:

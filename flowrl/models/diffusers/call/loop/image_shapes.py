@@ -26,8 +26,8 @@ def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> No
             continue
         if any(shapes[:i]) or not set(names) >= set(loop.traits.required):
             raise UserError(
-                f"{place}: {loop.name} takes no height and width, and makes latents {list(shape)} "
-                f"from this image but {list(run_shape)} from others: use images of one size"
+                f"{place}: {loop.name} makes latents {list(shape)} from this image or video but "
+                f"{list(run_shape)} from others: use images of one size, and videos of one length"
             )
         loop.fit({name: extra[name] for name in names})
 
@@ -40,15 +40,20 @@ def latent_shapes(loop: Loop, extras: Sequence[Extra]) -> list[tuple[int, ...]]:
         form = tuple((name, _form(extra[name])) for name in columns.images(extra))
         if form and form not in loop.image_shapes:
             begun = loop.encode([SHORT_PROMPT], (extra,))
-            loop.image_shapes[form] = tuple(loop.first(begun, loop.traits.steps).shape[1:])
+            loop.image_shapes[form] = loop.first_shape(begun)
         shapes.append(loop.image_shapes[form] if form else ())
     return shapes
 
 
 def sized_by_images(loop: Loop) -> bool:
-    """Whether an image alone determines the shape of latents, because no argument does."""
+    """Whether an image alone determines the shape of latents, because no argument does: their side,
+    or the number of their frames by that of a video's."""
     parameters = loop.driver.parameters
-    return bool(columns.images(parameters)) and not {"height", "width"} & set(parameters)
+    names = columns.images(parameters)
+    moving = any(columns.VIDEO_COLUMNS.fullmatch(name) for name in names)
+    return bool(names) and (
+        not {"height", "width"} & set(parameters) or (moving and "num_frames" not in loop.call)
+    )
 
 
 def _form(value: Any) -> Any:

@@ -4,6 +4,7 @@ No model family is named here. The pipeline's traits are discovered once by tria
 (`flowrl.models.diffusers.call.traits.discovery`); everything else follows from them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -31,9 +32,10 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
 from flowrl.models.diffusers.call.levels.part_schedules import check_shifts, data_sizes
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
-from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder
+from flowrl.models.diffusers.call.results.decoder import Decoded, finite_decoder, sound_form
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.discovery import (
+    SEGMENT,
     TRIAL_GUIDANCE,
     UNGUIDED,
     Encoding,
@@ -123,6 +125,7 @@ class Loop:
         with its_own(self.name, self.call):
             form = self._encoding(extras)
             whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
+            whole = replace(whole, guided_only=form.guided_only)
             if form.plain is None:
                 return whole
             return replace(whole, plain=self._cut(form.plain, prompts, extras, UNGUIDED))
@@ -149,7 +152,7 @@ class Loop:
         """
         row_extras: Sequence[Extra] = ()
         if not self._columns.isdisjoint(set[str]().union(*meta)):
-            row_extras = columns.extras(meta, self.driver.parameters)
+            row_extras = self.row_extras(meta)
         if row_extras:
             triples = zip(row_extras, prompts, columns.places(meta), strict=True)
             row_extras = [self.missing.filled(self.traits, *row) for row in triples]
@@ -161,13 +164,18 @@ class Loop:
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return ()
 
+    def row_extras(self, meta: Sequence[Mapping[str, Any]]) -> tuple[Extra, ...]:
+        """Arguments that columns of the prompts' rows fill, as they are read from files."""
+        return columns.extras(meta, self.driver.parameters, sound_form(self.pipe))
+
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
-        """Rows that have the first prompt's images, and each its own texts. Without any: two rows
-        of placeholders for the images that the pipeline requires."""
+        """Rows that have the first prompt's images and sounds, and each its own texts. Without any:
+        two rows of placeholders for those that the pipeline requires."""
         if not extras:
             return (self.traits.required,) * 2 if self.traits.required else ()
-        pictures = {name: extras[0][name] for name in columns.images(extras[0])}
-        return tuple({**extra, **pictures} for extra in extras)
+        names = [*columns.images(extras[0]), *columns.sounds(extras[0])]
+        shared = {name: extras[0][name] for name in names}
+        return tuple({**extra, **shared} for extra in extras)
 
     def with_call(self, call: Mapping[str, Any]) -> "Loop":
         """The loop of the same pipeline with other arguments of its call."""
@@ -198,6 +206,7 @@ class Loop:
 
     def fit(self, images: Extra) -> None:
         """Set the shape of the states from these images, if no argument of the call sets it."""
+        self.driver.clockwork = None  # parts of a state are as many as these images lead to
         with its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
@@ -319,6 +328,18 @@ class Loop:
             if self.driver.clockwork is not None:  # the first step may move a part alone
                 return self.driver.visited(call, RecordedNoise(1.0))[0].sample
             return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def first_shape(self, conditioning: Conditioning) -> tuple[int, ...]:
+        """The shape of a row's first states, which its images may set; (d,) of several segments of
+        a video, whose states a loop makes one after the other."""
+        steps = self.traits.steps
+        if SEGMENT not in self.driver.parameters:
+            return tuple(self.first(conditioning, steps).shape[1:])
+        call = self.trial(conditioning, steps)
+        with its_own(self.name, self.call):
+            calls = self.driver.step_calls(call)
+        shape, segments = tuple(calls[0].folded(1).sample.shape[1:]), len(calls) // steps
+        return shape if segments == 1 else (segments * math.prod(shape),)
 
     @property
     def flow_matching(self) -> bool:

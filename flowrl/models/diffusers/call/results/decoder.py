@@ -18,11 +18,13 @@ from transformers import PreTrainedModel
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
+from flowrl.models.diffusers.call.inputs.columns import SoundForm
 from flowrl.models.diffusers.call.results.made import made_kind
 from flowrl.models.diffusers.call.results.proof_checks import NotFinitePartError, refuse_weights
 from rewards.audio import Audio
 from samplers.host import sent
 
+CHANNELS = "audio_channels"  # the setting of a codec of sounds
 RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # a vocoder's is the last word
 _unread: list[tuple[Tensor, Callable[[], NoReturn]]] = []  # spreads, and who raises the error
 
@@ -186,6 +188,15 @@ def sampling_rate(pipe: Any) -> int | None:
     configs += [part.config.to_dict() for part in parts if isinstance(part, PreTrainedModel)]
     rates = (config[name] for name in RATES for config in configs if config.get(name) is not None)
     return next((int(rate) for rate in rates), None)
+
+
+def sound_form(pipe: Any) -> SoundForm | None:
+    """The form of the sounds that a pipeline is given, from the configurations of its components;
+    None if they do not name it."""
+    rate = sampling_rate(pipe)
+    configs = [part.config for part in pipe.components.values() if isinstance(part, ConfigMixin)]
+    named = [config[CHANNELS] for config in configs if config.get(CHANNELS) is not None]
+    return SoundForm(rate, int(named[0])) if rate is not None and named else None
 
 
 def media_of(result: Any, double: bool = False) -> Tensor:

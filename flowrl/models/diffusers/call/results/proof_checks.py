@@ -16,6 +16,17 @@ class NotFinitePartError(NotFiniteError):
     """A weight, or a decoder's output, is NaN or infinite."""
 
 
+def check_listed_steps(owner: str, levels: Sequence[float] | None, steps: int) -> None:
+    """UserError for another number of steps than that of the levels which a pipeline lists."""
+    if levels is not None and len(levels) != steps:
+        shown_levels = ", ".join(f"{level:g}" for level in levels)
+        raise UserError(
+            f"{owner} was distilled for the {len(levels)} levels {shown_levels}, not for {steps} "
+            f"steps: set recipe.steps and evaluate.steps to {len(levels)}, or other levels by "
+            "model.sigmas"
+        )
+
+
 def check_states(
     owner: str, records: Sequence[Received], steps: int, visits: int, rows: int
 ) -> None:

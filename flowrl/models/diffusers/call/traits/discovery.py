@@ -27,15 +27,18 @@ from flowrl.models.diffusers.call.inputs.conditioning import (
     Conditioning,
     EncodingLayout,
     learn,
+    left_out,
     same_form,
 )
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
+from flowrl.models.diffusers.call.results.decoder import sound_form
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
 TRIAL_FRAMES = 9  # of a placeholder video, likewise
+SEGMENT = "segment_frame_length"  # the argument with the frames of a segment of a video
 TRIAL_STEPS = 2
 STRENGTH_STEPS = 20  # the same where a strength leaves a part of the steps, which must not be none
 TRIAL_GUIDANCE = 2.0  # with negative prompts
@@ -55,12 +58,14 @@ class Encoding:
             prompts as one tensor, or prompts alone
     per_row whether images are passed once per row, not once per call
     shape   [*d] of one row's state in the loop
+    guided_only  numbers of the outputs that are None without guidance, where the form is the same
     """
 
     layout: EncodingLayout
     plain: EncodingLayout | None
     per_row: bool
     shape: tuple[int, ...]
+    guided_only: tuple[int, ...] = ()
 
 
 class Origin(Enum):
@@ -217,6 +222,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
     call_arguments = checks.arguments(name, call, parameters, guidance)
+    call_arguments = columns.with_sounds(call_arguments, sound_form(driver.pipe))
     steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
     traits = Traits(
         name,
@@ -263,22 +269,39 @@ def encoded(
 
 
 def _with_required(driver: Driver, traits: Traits) -> Traits:
-    """Find the images that the pipeline requires, and how rows with these images are encoded.
+    """Find the images and sounds that the pipeline requires, and how rows with these are encoded.
 
     A pipeline that does not accept batches is called with one prompt at a time.
     """
     width, height = (traits.call.get(name, TRIAL_SIZE) for name in ("width", "height"))
-    frames = traits.call.get("num_frames", TRIAL_FRAMES)
+    frames = _trial_frames(driver, traits.call)
     likely = [[], *checks.needed_images(driver.parameters)]
+    most_images = len(likely) - 1
+    form = sound_form(driver.pipe)
+    sound_names = [
+        name for name in columns.sounds(driver.parameters) if traits.call.get(name) is None
+    ]
+    likely += [sound_names] if sound_names and form is not None else []
 
     def trial(names: Sequence[str], single: bool) -> Traits:
         images = {**columns.placeholder_images(names, width, height, frames), **traits.shared}
+        if names is sound_names and form is not None:
+            images = {**columns.placeholder_sounds(names, form), **traits.shared}
         tried = replace(traits, required=images, single=single)
         return tried.knowing(images, discover_encoding(driver, tried, images))
 
     trials = (partial(trial, names, single) for single in (False, True) for names in likely)
     # the reason to show is that of a batch with the most images that can be given
-    return _first_to_work(trials, reason=len(likely) - 1)
+    return _first_to_work(trials, reason=most_images)
+
+
+def _trial_frames(driver: Driver, call: Mapping[str, Any]) -> int:
+    """The frames of a placeholder video: as many as are asked for, or as a segment has, of which a
+    shorter video is none (Wan-Animate 2)."""
+    if "num_frames" in call:
+        return call["num_frames"]
+    segment = driver.parameters.get(SEGMENT)
+    return TRIAL_FRAMES if segment is None else call.get(SEGMENT, segment.default)
 
 
 def _with_entry(driver: Driver, traits: Traits) -> Traits:
@@ -324,20 +347,28 @@ def _encoding(driver: Driver, traits: Traits, extra: Extra, per_row: bool) -> En
     with torch.no_grad(), driver.stubs.learning():
         first = driver.received(call, Target(torch.empty(0), 0)).folded(len(prompts))
         parts = driver.parts(call)
-    plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
     shape = tuple(first.sample.shape[1:]) if parts is None else (parts.size,)
-    return Encoding(guided, plain, per_row, shape)
+    encoding = Encoding(guided, None, per_row, shape)
+    pair = _with_and_without(driver, traits, rows[:1])
+    if pair is None:
+        return encoding
+    if not same_form(*pair):
+        return replace(encoding, plain=layout(UNGUIDED))
+    return replace(encoding, guided_only=left_out(*pair))
 
 
-def _differs_unguided(driver: Driver, traits: Traits, rows: Sequence[Extra]) -> bool:
-    """Whether outputs of `encode_prompt` have another form without guidance."""
+def _with_and_without(
+    driver: Driver, traits: Traits, rows: Sequence[Extra]
+) -> tuple[Calls, Calls] | None:
+    """Outputs of `encode_prompt` with guidance and without; None for a pipeline that has only one
+    of them."""
     if traits.guidance is None:
-        return False
+        return None
     guided = encoded(driver, traits, [SHORT_PROMPT], rows)
     try:
-        return not same_form(guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED))
+        return guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED)
     except FAILURES:  # it cannot be called without guidance (Ideogram 4)
-        return False
+        return None
 
 
 def _first_to_work(trials: Iterable[Callable[[], T]], reason: int = 0) -> T:
