@@ -13,8 +13,9 @@ from torch import nn
 
 from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.model_card import CardSubject, write_card
-from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
+from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.models.adapters import ADAPTER, merge_language_adapters
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora import own_form

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from flowrl.errors import UserError
@@ -33,15 +33,4 @@ def whole_or_empty(folder: Path) -> Iterator[None]:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def removed_if_empty(folder: Path) -> Iterator[Path]:
-    """The folder; if the body fails before it has written a file there, it is removed."""
-    try:
-        yield folder
-    except BaseException:
-        with suppress(OSError):  # it has files
-            folder.rmdir()
         raise

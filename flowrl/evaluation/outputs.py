@@ -1,6 +1,8 @@
 """Check output paths before the long work that fills them."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flowrl.errors import UserError
@@ -52,3 +54,14 @@ def _why(error: OSError | ValueError) -> str:
 def _head(path: Path, count: int) -> bytes:
     with path.open("rb") as file:
         return file.read(count)
+
+
+@contextmanager
+def removed_if_empty(folder: Path) -> Iterator[Path]:
+    """The folder; if the body fails before it has written a file there, it is removed."""
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # it has files
+            folder.rmdir()
+        raise

@@ -88,13 +88,17 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
 
 def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRows:
     """The rows of a file as they stand there; `source` is its name in messages."""
+    return read_table(path, f"{place}: {source}", selection)
+
+
+def read_table(path: Path, at: str, selection: Selection = Selection()) -> PromptRows:
+    """The rows of a file as they stand there, with their places. UserErrors begin with `at`."""
     suffix = path.suffix.lower()
     if suffix not in READERS:
         suffixes = ", ".join(READERS)
-        way = "unpack it, and " if suffix in _PACKED else ""
-        raise UserError(
-            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}"
-        )
+        way = "convert it to parquet, and " if suffix == ".arrow" else ""
+        way = "unpack it, and " if suffix in _PACKED else way
+        raise UserError(f"{at}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}")
     try:
         if path.stat().st_size > MOST_TABLE_BYTES:
             raise _Damage(f"more than {MOST_TABLE_BYTES // 2**20} MiB")
@@ -103,9 +107,9 @@ def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRow
         parquet = suffix == ".parquet"
         return _read_parquet(path, selection) if parquet else READERS[suffix](path)
     except _Damage as error:
-        raise UserError(f"{place}: {source} cannot be read: {error}") from error
+        raise UserError(f"{at} cannot be read: {error}") from error
     except OSError as error:
-        raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
+        raise UserError(f"{at} cannot be read: {_short(error)}") from error
 
 
 def _finished(
@@ -231,6 +235,14 @@ def cell_rows(text: str, comma: str) -> PromptRows:
 
     A table of tabs whose quotes are not those of CSV has none: each line is a row, and quotes
     belong to its texts, as in PartiPrompts.tsv. ValueError for a table that cannot be read."""
+    before = csv.field_size_limit(MOST_TABLE_BYTES)  # the file's own limit; csv's is 131072 letters
+    try:
+        return _separated(text, comma)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _separated(text: str, comma: str) -> PromptRows:
     try:
         return _cell_rows(text, comma, csv.QUOTE_MINIMAL)
     except _BadCells as error:
@@ -383,12 +395,7 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
     from datasets import load_dataset_builder  # slow to import
 
     at = f"{place}: {data.source}"
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        split = "" if (folder / "state.json").is_file() else "['train']"
-        raise UserError(
-            f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
-            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
-        )
+    check_not_arrow(folder, at)
     with _reading(at, ""), TemporaryDirectory() as cache:
         builder = load_dataset_builder(str(folder), cache_dir=cache)
         splits = _files_of(builder)
@@ -401,6 +408,16 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
     table = _concatenated(pieces)
     files = [file for names in splits.values() for file in names]
     return data.selection.of(replace(table, rows=_finished(table.rows, files, data, place)), at)
+
+
+def check_not_arrow(folder: Path, at: str) -> None:
+    """UserError, beginning with `at`, for a folder that `datasets` has written by save_to_disk."""
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        split = "" if (folder / "state.json").is_file() else "['train']"
+        raise UserError(
+            f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
+            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
+        )
 
 
 def _files_of(builder: Any) -> dict[str, list[Path]]:

@@ -53,6 +53,16 @@ def _valid() -> Iterator[None]:
 
     try:
         yield
+    except OverflowError as error:  # a date after the year 9999, which Python has not
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"a column has dates or durations that Python cannot hold ({message}): leave it out, "
+            "or write them as texts"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"a column of texts is not UTF-8 ({error}): write it again, or as a column of bytes"
+        ) from error
     except (ArrowException, OSError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
         raise ValueError(f"not valid parquet ({message})") from error
@@ -86,7 +96,9 @@ def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list
             leaf = header.schema.column(index)
             if columns is not None and not any(_within(leaf.path, name) for name in columns):
                 continue
-            groups = (header.row_group(group) for group in range(header.num_row_groups))
+            # an empty table has a group without pages
+            groups = [header.row_group(group) for group in range(header.num_row_groups)]
+            groups = [group for group in groups if group.num_rows]
             pages = [pages_of(content, group.column(index)) for group in groups]
             values = sum(page.values for page in pages)
             cells += max(values, header.num_rows)
