@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, write_fault
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
@@ -195,7 +195,9 @@ def new_numbered(parent: Path, stem: str) -> Path:
         except FileExistsError:  # another process was first
             continue
         except OSError as error:
-            raise UserError(f"cannot create the folder {folder}: {error.strerror}") from error
+            raise UserError(
+                f"cannot create the folder {folder}: {write_fault(error)} (--out)"
+            ) from error
         return folder
 
 

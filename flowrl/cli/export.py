@@ -36,6 +36,7 @@ from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
 from flowrl.settings.trust import SAMPLED_PARTS
+from flowrl.whole_file import copy_folder
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -162,7 +163,7 @@ def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool)
         if path.name == CONTENTS:  # sums of the run's own files
             continue
         if path.is_dir():
-            shutil.copytree(path, out / path.name)
+            copy_folder(path, out / path.name)
         else:
             shutil.copy2(path, out / path.name)
         yield path

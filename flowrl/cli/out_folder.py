@@ -5,20 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl.errors import UserError
+from flowrl.evaluation.outputs import make_output_folder
 
 
 def out_folder(out: Path) -> Path:
     """Create the folder, which may already exist if it is empty. UserError if it has files, which
-    would be overwritten, or cannot be created."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file; give a folder instead")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out: {out} already has files: choose a new folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: cannot create the folder {out}: {error.strerror}") from error
+    would be overwritten, or cannot be written."""
+    make_output_folder(out, empty=True)
     return out
 
 

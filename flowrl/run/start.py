@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from accelerate import PartialState
 
-from flowrl.errors import FolderInUse, Stopped, UserError, after
+from flowrl.errors import FolderInUse, Stopped, UserError, after, write_fault
 from flowrl.iteration.open import timed_units
 from flowrl.models.open import with_guider
 from flowrl.pages.records import EndRecord
@@ -27,7 +27,7 @@ from flowrl.run.train import Result, train_session
 from flowrl.run.watch.start_check import check_shares
 from flowrl.run.watch.until import early_end
 from flowrl.session import record, start_record
-from flowrl.session.atomic import appear, held, reason, sweep
+from flowrl.session.atomic import appear, held, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
 from flowrl.session.notices import Notices, NoticeState, closing_notices, open_notices
 from flowrl.session.row_checks import with_rows_checked
@@ -160,7 +160,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
             return reserve(run, None, name, live)  # another run took the number in between
         raise FolderInUse(folder_taken(place)) from error
     except OSError as error:
-        raise UserError(f"{place} cannot be created: {reason(error)}") from error
+        raise UserError(f"{place} cannot be created: {write_fault(error)} (--folder)") from error
     return place
 
 
