@@ -192,9 +192,9 @@ def new_numbered(parent: Path, stem: str) -> Path:
         folder = numbered(parent, stem)
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # another process was first
-            continue
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with NUL
+            if isinstance(error, FileExistsError) and os.path.lexists(folder):
+                continue  # another process was first
             raise UserError(
                 f"cannot create the folder {folder}: {write_fault(error)} (--out)"
             ) from error

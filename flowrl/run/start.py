@@ -159,7 +159,9 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
         raise FolderInUse(folder_taken(place)) from error
-    except OSError as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
         raise UserError(f"{place} cannot be created: {write_fault(error)} (--folder)") from error
     return place
 

@@ -144,13 +144,13 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
         "trl grpo --model_name_or_path m/m --dataset_name d/d --reward_funcs accuracy_reward",
         *("--of", "trl==1.16.0", "--devices", "1", "--out", out),
     ),
-    "train": lambda run, out: ("train", run.parent / "run.yaml", "--folder", out),
+    "train": lambda run, out: ("train", run / "run.yaml", "--folder", out),
     "sample": lambda run, out: ("sample", run, "a red circle", "--out", out),
     "evaluate": lambda run, out: ("evaluate", run, "--out", out),
     "report": lambda run, out: ("report", run, "--out", out),
     "compare": lambda run, out: ("compare", run, run, "--out", out),
     "export": lambda run, out: ("export", run, "--out", out),
-    "plan": lambda run, out: ("plan", run.parent / "run.yaml", "--svg", out),
+    "plan": lambda run, out: ("plan", run / "run.yaml", "--svg", out),
     "vote": lambda run, out: ("vote", run, "--out", out),
     "fit-reward": lambda _, out: ("fit-reward", PAIRS, "--features", CLIP, "--out", out),
     "evaluate-rewards": lambda _, out: (
@@ -176,7 +176,7 @@ def test_every_command_says_it_before_weights_load(
     def load_models(*_: object) -> None:
         raise AssertionError("weights load")
 
-    for module in ("flowrl.session.session", "flowrl.cli.given_model", "flowrl.cli.vote"):
+    for module in ("flowrl.cli.given_model", "flowrl.cli.vote"):
         monkeypatch.setattr(f"{module}.load_models", load_models)
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -189,7 +189,7 @@ def test_every_command_says_it_before_weights_load(
 
 def test_a_drawing_takes_no_other_file_s_place(finished: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "notes.txt").write_text("kept")
-    assert flowrl("plan", finished.parent / "run.yaml", "--svg", tmp_path / "notes.txt") == 2
+    assert flowrl("plan", finished / "run.yaml", "--svg", tmp_path / "notes.txt") == 2
     assert "is nothing that this command writes" in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "kept"
 
