@@ -68,7 +68,7 @@ WAYS_TO_WRITE = {  # what a user can do about an error of a file's place
 
 
 def write_fault(error: OSError | ValueError) -> str:
-    """Why a file or a folder cannot be written, with the way out, as a clause."""
+    """Why a file or a folder cannot be written, and what a user can do, as a clause."""
     if isinstance(error, ValueError):  # a name with NUL
         return f"{error}: choose another name"
     if isinstance(error, FileNotFoundError):

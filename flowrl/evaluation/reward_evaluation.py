@@ -136,7 +136,7 @@ def _outcomes(
     objects: Mapping[str, Reward],
     preferences: Preferences,
 ) -> tuple[list[RewardResult], Gallery]:
-    """What each reward and judge says of the samples. UserError if none of them can be read."""
+    """Scores and verdicts of each reward and judge. UserError if no sample can be read."""
     gallery = Gallery(preferences.items, arguments.frames)
     items = preferences.items
     outcomes = [

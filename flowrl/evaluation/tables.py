@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.prompts.files import READERS, check_not_arrow, read_table
+from flowrl.prompts.files import READERS, check_not_arrow, table_in
 from flowrl.prompts.source import PromptRows, Row
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -45,7 +45,7 @@ def _table(path: Path) -> PromptRows:
     suffix = path.suffix.lower()
     if suffix in READERS and suffix not in SUFFIXES:
         raise UserError(f"{path}: cannot read {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
-    table = read_table(path, str(path))
+    table = table_in(path, str(path))
     if suffix == ".json" and _is_object(path):
         table = _only_table(table)
     if not table.rows:

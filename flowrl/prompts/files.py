@@ -22,6 +22,7 @@ from flowrl.paths import find
 from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
+from flowrl.prompts.unpacked import TooLarge, check_unpacked
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need
 
@@ -57,11 +58,11 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         except NotGranted as error:
             raise UserError(f"{place}: {error}") from error
     if path.is_file():
-        if wrong := data.unused("config", "split", "revision"):
+        if wrong := data.unused("config", "split", "revision", "unpacked"):
             raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")
         return data.selection.of(_file(path, data, place), f"{place}: {source}")
     if path.is_dir():
-        if wrong := data.unused("config", "revision"):
+        if wrong := data.unused("config", "revision", "unpacked"):
             raise UserError(f"{place}: {source} is a folder, which has no {wrong}: leave it out")
         _check_folder(path, source, place)
         return _folder(path, data, place)
@@ -88,10 +89,10 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
 
 def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRows:
     """The rows of a file as they stand there; `source` is its name in messages."""
-    return read_table(path, f"{place}: {source}", selection)
+    return table_in(path, f"{place}: {source}", selection)
 
 
-def read_table(path: Path, at: str, selection: Selection = Selection()) -> PromptRows:
+def table_in(path: Path, at: str, selection: Selection = Selection()) -> PromptRows:
     """The rows of a file as they stand there, with their places. UserErrors begin with `at`."""
     suffix = path.suffix.lower()
     if suffix not in READERS:
@@ -518,6 +519,8 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
     # the cache recognizes a file by its time alone, and two runs may start at once
     with _reading(at, "" if Path(name).is_dir() else way), TemporaryDirectory() as cache:
+        if not Path(name).is_dir():
+            _check_hub(name, data, at)
         data_set: Any = load_dataset(
             name,
             data.config,
@@ -526,6 +529,24 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
             cache_dir=cache if Path(name).is_dir() else None,
         )
         return _rows_of(data_set, data, at)
+
+
+def _check_hub(name: str, data: DataSource, at: str) -> None:
+    """UserError, beginning with `at`, for a hub data set whose files unpack to more than it may
+    take. The files are downloaded as `datasets` itself will, once; one that it has unpacked before
+    is not asked again."""
+    from datasets import DownloadManager, load_dataset_builder
+
+    builder = load_dataset_builder(name, data.config, revision=data.revision)
+    if Path(builder.cache_dir).is_dir():
+        return
+    files: Mapping[Any, Sequence[str]] = builder.config.data_files or {}
+    places = [str(place) for named in files.values() for place in named]
+    paths = [Path(path) for path in DownloadManager(dataset_name=name).download(places)]
+    try:
+        check_unpacked(paths, data.unpacked)
+    except TooLarge as error:
+        raise UserError(f"{at}: {error}") from error
 
 
 @contextmanager

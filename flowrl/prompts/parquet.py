@@ -46,6 +46,26 @@ def check_parquet(path: Path) -> None:
             pass
 
 
+def unpacked_sizes(path: Path, most: int) -> Iterator[int]:
+    """Bytes of a parquet file's parts once unpacked: of a column that its header counts above
+    `most`, or else of batches of rows, whose equal texts the header counts once. ValueError for a
+    file that is not parquet."""
+    from pyarrow import parquet
+
+    with _valid(), parquet.ParquetFile(path) as file:
+        header = file.metadata
+        groups = [header.row_group(group) for group in range(header.num_row_groups)]
+        stored = sum(group.total_byte_size for group in groups)
+        leaves = [header.schema.column(index) for index in range(header.num_columns)]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    if stored > most:
+        yield stored
+        return
+    with _valid(), parquet.ParquetFile(path, read_dictionary=texts) as packed:
+        for batch in packed.iter_batches(_AT_ONCE):
+            yield sum(map(_unpacked, batch.columns))
+
+
 @contextmanager
 def _valid() -> Iterator[None]:
     """Turn the errors of pyarrow into ValueError."""

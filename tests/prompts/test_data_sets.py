@@ -17,7 +17,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.evaluation.tables import rows_of
-from flowrl.prompts import Chat, PromptSet, on_hub, parquet
+from flowrl.prompts import Chat, PromptSet, files, on_hub, parquet
 from flowrl.run.watch.judges import seen_in_training
 from flowrl.session.start_record import StartRecord
 from flowrl.settings import RECIPE_SETTINGS, LanguageSettings, PipelineSettings
@@ -181,6 +181,7 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows, self.asked = list(ROWS), []
         monkeypatch.setattr(datasets, "load_dataset", self)
+        monkeypatch.setattr(files, "_check_hub", lambda *_: None)
 
     def __call__(self, name: str, config: str | None, **more: Any) -> datasets.Dataset:
         self.asked.append((name, config, more["split"], more["revision"], more["cache_dir"]))
