@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flowrl.prompts.parquet import unpacked_sizes
 
@@ -81,7 +81,7 @@ def _members(path: Path, mode: Any) -> Iterator[int]:
             yield member.size
 
 
-_STREAMS: tuple[tuple[bytes, Callable[[Path], IO[bytes]]], ...] = (
+_STREAMS: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
     (b"\x1f\x8b\x08", gzip.GzipFile),
     (b"BZh", bz2.BZ2File),
     (b"\xfd7zXZ\0", lzma.LZMAFile),

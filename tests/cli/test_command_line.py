@@ -195,7 +195,7 @@ def test_samples_never_replace_files(capsys, run_folder, tmp_path):
     assert "already has files: choose a new folder" in said
     assert (tmp_path / "old" / "000.png").read_text() == "mine"
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file" / "in")
-    assert "cannot create the folder" in said
+    assert "cannot write into the folder" in said
 
 
 def test_a_port_in_use_is_one_sentence(capsys):
