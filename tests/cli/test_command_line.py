@@ -18,9 +18,10 @@ from flowrl.cli import app, help
 from flowrl.cli.app import command, main
 from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
-from flowrl.cli.out_folder import removed_if_empty, whole_or_empty
+from flowrl.cli.out_folder import whole_or_empty
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.paths import PROJECT, new_numbered, removed_on_error
 from flowrl.settings.command_line.arguments import SampleArguments, parse_arguments
 from tests.support import runs
