@@ -1,5 +1,6 @@
 """Start a run in a new folder, or resume one from its newest checkpoint."""
 
+import errno
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -138,6 +139,17 @@ def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING
         raise
 
 
+def _check_link(place: Path) -> None:
+    """UserError for a link to itself, of which nothing can be told."""
+    try:
+        place.stat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise UserError(
+                f"{place} cannot be created: {write_fault(error)} (--folder)"
+            ) from error
+
+
 def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Create the run's folder: the given one, or the next free one in `runs`.
 
@@ -146,6 +158,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     place = folder or numbered(Path("runs"), name)
+    _check_link(place)
     settings = run_yaml_text(live.placed(run, place))
 
     def write(new: Path) -> None:
