@@ -1,5 +1,6 @@
 """Errors that a user can fix, and code that runs because of an error."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -59,3 +60,29 @@ def after(first: BaseException, do: Callable[[], T], otherwise: T) -> T:
     except Exception as second:
         first.add_note(f"while this error was handled: {type(second).__name__}: {second}")
         return otherwise
+
+
+WAYS_TO_WRITE = {  # what a user can do about an error of a file's place
+    errno.EACCES: "change its rights, or choose another place",
+    errno.EPERM: "change its rights, or choose another place",
+    errno.EROFS: "its disk can only be read: choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOTDIR: "a part of the path is a file: choose another place",
+    errno.EISDIR: "a folder has this name: choose another one",
+    errno.ELOOP: "a link leads back to itself: remove it, or choose another place",
+}
+
+
+def write_fault(error: OSError | ValueError) -> str:
+    """Why a file or a folder cannot be written, and what a user can do, as a clause."""
+    if isinstance(error, ValueError):  # a name with NUL
+        return f"{error}: choose another name"
+    if isinstance(error, FileNotFoundError):
+        return (
+            "a folder of its path is missing, or the working folder was removed: create it, or "
+            "choose another place"
+        )
+    said = (error.strerror or str(error)).lower()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{said}: make room, or choose another disk"
+    return f"{said}: {WAYS_TO_WRITE.get(error.errno or 0, 'choose another place')}"

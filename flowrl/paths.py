@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, write_fault
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
@@ -192,10 +192,12 @@ def new_numbered(parent: Path, stem: str) -> Path:
         folder = numbered(parent, stem)
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # another process was first
-            continue
-        except OSError as error:
-            raise UserError(f"cannot create the folder {folder}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name with NUL
+            if isinstance(error, FileExistsError) and os.path.lexists(folder):
+                continue  # another process was first
+            raise UserError(
+                f"cannot create the folder {folder}: {write_fault(error)} (--out)"
+            ) from error
         return folder
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,18 @@ def write_whole(path: Path, text: str, *, synced: bool = False) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder to a new place. OSError of the first file that fails: copytree's has those of
+    all files in one text, and neither a number nor a name."""
+    target.mkdir()
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir()
+        else:
+            shutil.copy2(path, place)
 
 
 def flushed(file: IO[Any]) -> None:

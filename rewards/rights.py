@@ -6,6 +6,7 @@ that names something is annotated with one of the marks below, which the page of
 before anything loads and the tests read.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -121,7 +122,8 @@ def inside(path: Path, folder: Path) -> bool:
         real = path.expanduser().resolve()
     except (OSError, ValueError, RuntimeError):  # no file can have this name
         return False
-    return any(real.is_relative_to(place) for place in (folder.resolve(), *_OWN))
+    real_folder = Path(os.path.realpath(folder))  # unlike resolve, it takes a link to itself
+    return any(real.is_relative_to(place) for place in (real_folder, *_OWN))
 
 
 def _exists(path: Path) -> bool:

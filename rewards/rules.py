@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rewards.load import Want, rewards_within
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 
 
 class Change(NamedTuple):
@@ -100,6 +100,12 @@ RULE_CHANGES = (
         "format",
         "a box may have braces of any depth, and empty boxes do not count (before: two levels)",
         lambda settings: settings.get("kind") == "boxed",
+    ),
+    Change(
+        6,
+        "process_reward",
+        "of a tokenizer that ends every text (add_eos_token) the steps follow the prompt itself "
+        "(before: the end between them, after which no step stood in training)",
     ),
 )
 

@@ -17,14 +17,14 @@ from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
-from flowrl.errors import Stopped, UserError, printable
+from flowrl.errors import WAYS_TO_WRITE, Stopped, UserError, printable, write_fault
 from flowrl.paths import find
 from flowrl.session.output import outlive_terminal
 
 _HELP = ("-h", "--help", "help")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 # errors of a file or its disk, not of the program
-OF_THE_DISK = {errno.ENAMETOOLONG, errno.EROFS, errno.EACCES, *NO_SPACE}
+OF_THE_DISK = {*WAYS_TO_WRITE, *NO_SPACE}
 # commands that import no transformers
 WITHOUT_MODELS = ("doctor", "suites", "path", "schema", "completion")
 
@@ -98,7 +98,7 @@ def _of_the_disk(error: OSError) -> str | None:
         return None
     file = error.filename2 or error.filename
     name = "standard output or a file" if file is None else str(file)
-    return f"{name[:200]}: {str(error.strerror).lower()}"
+    return f"{name[:200]}: {write_fault(error)}"
 
 
 def _has_folder() -> bool:

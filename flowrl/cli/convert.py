@@ -9,9 +9,10 @@ import diffusers
 from diffusers.loaders.single_file import FromSingleFileMixin
 from diffusers.loaders.single_file_model import FromOriginalModelMixin
 
-from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
+from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.cli.single_file import first_dtype, write_single_file
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import pipeline_class

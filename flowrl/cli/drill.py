@@ -22,6 +22,7 @@ from flowrl.drill.proxy import Proxy
 from flowrl.drill.same_end import numbered_in, saved
 from flowrl.drill.training import DrilledProgram, Overdue
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import make_output_folder
 from flowrl.json_text import json_text
 from flowrl.pages.stack import duration_text, from_template
 from flowrl.paths import new_numbered
@@ -86,7 +87,7 @@ def drill_run(arguments: DrillArguments, trust: Trust) -> int:
     if not arguments.yes:
         _ask()
     drill_folder = arguments.out or new_numbered(Path("runs"), "drill")
-    drill_folder.mkdir(parents=True, exist_ok=True)
+    make_output_folder(drill_folder)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(_interrupted_by_sigterm())

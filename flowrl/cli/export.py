@@ -13,8 +13,9 @@ from torch import nn
 
 from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.model_card import CardSubject, write_card
-from flowrl.cli.out_folder import out_folder, removed_if_empty, whole_or_empty
+from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.models.adapters import ADAPTER, merge_language_adapters
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora import own_form
@@ -35,6 +36,7 @@ from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
 from flowrl.settings.trust import SAMPLED_PARTS
+from flowrl.whole_file import copy_folder
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -161,7 +163,7 @@ def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool)
         if path.name == CONTENTS:  # sums of the run's own files
             continue
         if path.is_dir():
-            shutil.copytree(path, out / path.name)
+            copy_folder(path, out / path.name)
         else:
             shutil.copy2(path, out / path.name)
         yield path

@@ -7,7 +7,7 @@ from shlex import quote
 from flowrl.cli.new_files import Files, example_prompts, image_files, text_files
 from flowrl.cli.new_pipeline import PipelineStart, pipeline_files
 from flowrl.cli.schema import read_schema
-from flowrl.errors import UserError
+from flowrl.errors import UserError, write_fault
 from flowrl.json_text import json_text
 from flowrl.paths import find, removed_on_error
 from flowrl.recipes import RECIPES
@@ -82,8 +82,10 @@ def _write(folder: Path, files: Files) -> None:
                 place = folder / name
                 place.parent.mkdir(exist_ok=True)
                 place.write_bytes(content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        raise UserError(f"new: {folder} cannot be written: {error.strerror}") from error
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise UserError(f"new: {folder} cannot be written: {write_fault(error)}") from error
 
 
 def _next(folder: Path, files: Files, start: PipelineStart | None) -> None:

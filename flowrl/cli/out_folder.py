@@ -2,23 +2,16 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from flowrl.errors import UserError
+from flowrl.evaluation.outputs import make_output_folder
 
 
 def out_folder(out: Path) -> Path:
     """Create the folder, which may already exist if it is empty. UserError if it has files, which
-    would be overwritten, or cannot be created."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file; give a folder instead")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out: {out} already has files: choose a new folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: cannot create the folder {out}: {error.strerror}") from error
+    would be overwritten, or cannot be written."""
+    make_output_folder(out, empty=True)
     return out
 
 
@@ -33,15 +26,4 @@ def whole_or_empty(folder: Path) -> Iterator[None]:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def removed_if_empty(folder: Path) -> Iterator[Path]:
-    """The folder; if the body fails before it has written a file there, it is removed."""
-    try:
-        yield folder
-    except BaseException:
-        with suppress(OSError):  # it has files
-            folder.rmdir()
         raise

@@ -7,12 +7,13 @@ from typing import Any
 
 from flowrl.algorithm import Algorithm
 from flowrl.cli.recipe_text import in_yaml
-from flowrl.errors import UserError
+from flowrl.errors import UserError, write_fault
 from flowrl.estimate import fit
 from flowrl.estimate import time as time_estimate
 from flowrl.estimate.by_size import described_sizes
 from flowrl.estimate.devices import parse_devices
 from flowrl.estimate.workers import workers_report
+from flowrl.evaluation.outputs import check_output_file
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.models.model_index import fetch_unknown
@@ -170,9 +171,12 @@ def _describe_images(run: RunSettings, plans: Sequence[Plan], svg: Path | None) 
     if svg is not None:
         try:
             svg.parent.mkdir(parents=True, exist_ok=True)
+            check_output_file(svg, "--svg", begins=b"<svg")
             svg.write_text(picture.tree_svg(plans), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--svg: cannot write {svg}: {error.strerror}") from error
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a name with NUL
+            raise UserError(f"--svg: cannot write {svg}: {write_fault(error)}") from error
     draws = run.drawn * run.rewritings
     samples = draws * sum(plan.group for plan in plans)
     trained, states = (

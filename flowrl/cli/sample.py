@@ -13,7 +13,7 @@ from PIL.Image import Image
 
 from flowrl.cli.given_model import GivenModel, Model, device_of, load_into
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
-from flowrl.cli.out_folder import out_folder, removed_if_empty
+from flowrl.cli.out_folder import out_folder
 from flowrl.cli.steer import (
     SampleScorer,
     SteeredSampler,
@@ -23,6 +23,7 @@ from flowrl.cli.steer import (
 )
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import parse_specs
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.iteration.sample import decode_samples_of
 from flowrl.json_text import json_text
 from flowrl.media.pictures import ABSTAINS, ShownScore

@@ -11,9 +11,9 @@ from flowrl.bounded_files import bounded_bytes, json_object
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
-from flowrl.evaluation.tables import SUFFIXES, rows_of
+from flowrl.evaluation.tables import SUFFIXES, table_of
 from flowrl.prompts.files import utf8_text
-from rewards.perception.contents import file_unlike_its_name
+from rewards.perception.contents import file_unlike_its_name, open_plain
 from rewards.perception.files import DAMAGE, opened_image_file
 from rewards.perception.moving import MEDIA_FORMATS
 
@@ -91,19 +91,20 @@ def _own_table(folder: Path) -> Path | None:
 
 
 def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str, Any]]]:
-    rows, _ = rows_of(table)
+    listing, _ = table_of(table)
+    columns = listing.rows[0]
     file, prompt = (
-        next((c for c in names if c in rows[0]), None) for names in (FILE_COLUMNS, PROMPT_COLUMNS)
+        next((c for c in names if c in columns), None) for names in (FILE_COLUMNS, PROMPT_COLUMNS)
     )
     if file is None or prompt is None:
         raise UserError(
             f"{table}: expected a column with files ({', '.join(FILE_COLUMNS)}) and one with "
-            f"prompts ({', '.join(PROMPT_COLUMNS)}), but found {', '.join(rows[0])}"
+            f"prompts ({', '.join(PROMPT_COLUMNS)}), but found {', '.join(columns)}"
         )
     paths = []
-    for i, row in enumerate(rows):
+    for row, at in zip(listing.rows, listing.places, strict=True):
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
-            raise UserError(f"{table}, row {i + 1}: {file} or {prompt} is empty")
+            raise UserError(f"{table}, {at}: {file} or {prompt} is empty")
         meta = {key: value for key, value in row.items() if key not in (file, prompt)}
         paths.append((folder / row[file], row[prompt], meta))
     return paths
@@ -169,7 +170,7 @@ def embedded_prompt(path: Path) -> str | None:
     if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
     try:
-        with path.open("rb") as file, opened_image_file(file, formats=MEDIA_FORMATS) as image:
+        with open_plain(path) as file, opened_image_file(file, formats=MEDIA_FORMATS) as image:
             text = {k: v for k, v in image.info.items() if isinstance(v, str)}
             exif = image.getexif()
     except DAMAGE:

@@ -34,9 +34,11 @@ lower, another if higher. A row may have a `category`; rewards get all other col
 """
 
 import math
+import os
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -50,10 +52,10 @@ from flowrl.evaluation.labelling_tools import TOOL_LAYOUTS
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
-from flowrl.evaluation.tables import rows_of
+from flowrl.evaluation.tables import table_of
 from flowrl.prompts.chat import message_of, read_chat
 from flowrl.prompts.conversations import answer_in, with_prompts_found
-from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.prompt_set import PromptRow, checked_text, has_half_pair
 from flowrl.prompts.source import PromptRows, Row, check_column
 from rewards.types import cell
 
@@ -70,11 +72,12 @@ def preference_label(cell: Any, place: str) -> float:
         return PREFERENCE_WORDS[cell.strip().lower()]
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not 0 <= value <= 1:
         raise UserError(
-            f"{place}: the label is {cell!r}, but must be a, b, tie or a number in 0..1"
+            f"{place}: the label is {reprlib.repr(cell)}, but must be a, b, tie or a number in "
+            "0..1: correct or remove the row"
         )
     return value
 
@@ -105,7 +108,12 @@ def _texts(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
 
 def _answer(value: Any, place: str) -> Answer:
     if (text := answer_in(value)) is None:
-        raise UserError(f"{place}: {value!r:.50} is no text, and no message of the assistant")
+        raise UserError(
+            f"{place}: {reprlib.repr(value)} is no text, and no message of the assistant: correct "
+            "or remove the row"
+        )
+    if has_half_pair(text):
+        raise UserError(f"{place}: the answer contains half a surrogate pair, which is no text")
     return Answer(text)
 
 
@@ -121,22 +129,46 @@ def _holds_text(value: Any, folder: Path) -> bool:
         return False
     if any(map(str.isspace, value)) or not value:
         return bool(value)
-    return "://" not in value and "/" not in value and not (folder / value).exists()
+    return "://" not in value and "/" not in value and not os.path.exists(folder / value)
+
+
+def _answered(table: PromptRows, folder: Path, layout: str | None, name: str) -> bool:
+    """Whether the table's samples are answers. UserError if some cells name files that are there:
+    they would be compared by the letters of their names."""
+    cells = [row.get(side) for row in table.rows for side in _PAIR]
+    if not any(_holds_text(value, folder) for value in cells):
+        return False
+    for number, value in enumerate(cells if layout is None else ()):
+        if isinstance(value, str) and value.lower().endswith(_FILES):
+            if os.path.isfile(folder / value):
+                row, side = divmod(number, len(_PAIR))
+                raise UserError(
+                    f"{name}, {table.places[row]}: {_PAIR[side]} is the file {value}, and other "
+                    "cells are texts: make a table of each kind, or choose --layout texts to "
+                    "compare the words"
+                )
+    return True
 
 
 _PLACES = re.compile(r"(?:^|_)(?:id|idx|index)$")  # of columns that count sides from 0
 
 
-def _by_place(rows: Sequence[Row], label: str, named: str, place: str) -> Sequence[Row]:
+def _by_place(
+    rows: Sequence[Row], numbers: Sequence[str], label: str, named: str, name: str
+) -> Sequence[Row]:
     """Rows whose label is the place of the better side, 0 for the first, with labels in its stead
     (PKU-SafeRLHF's better_response_id). UserError for another place."""
-    for number, row in enumerate(rows):
-        if row.get(label) not in (0, 1):
+    labels = []
+    for row, number in zip(rows, numbers, strict=True):
+        value = row.get(label)
+        place = int(value) if value in ("0", "1") else value  # a CSV has texts
+        if place not in (0, 1):
             raise UserError(
-                f"{place}, row {number + 1}: {named} counts sides from 0, so it must be 0 or 1, "
-                f"not {row.get(label)!r}"
+                f"{name}, {number}: {named} counts sides from 0, so it must be 0 or 1, not "
+                f"{reprlib.repr(value)}: correct or remove the row"
             )
-    return [{**row, label: 1 - row[label]} for row in rows]
+        labels.append(1 - place)
+    return [{**row, label: chosen} for row, chosen in zip(rows, labels, strict=True)]
 
 
 def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
@@ -168,10 +200,13 @@ def _number(cell: Any, place: str) -> float | None:
         return None
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.inf
     if math.isinf(value):
-        raise UserError(f"{place}: {cell!r:.50} is no rank or rating: expected a number")
+        raise UserError(
+            f"{place}: {reprlib.repr(cell)} is no rank or rating: expected a number, or an empty "
+            "cell for none"
+        )
     return None if math.isnan(value) else value
 
 
@@ -343,8 +378,7 @@ class _Builder:
     prompts: dict[str, int] = field(default_factory=dict)
 
     def add(self, judged: JudgedRow, row: PreferenceRow, folder: Path, place: str) -> None:
-        if not isinstance(judged.prompt, str) or not judged.prompt.strip():
-            raise UserError(f"{place}: the prompt is empty")
+        checked_text(judged.prompt, place)
         row = with_more(row, judged, folder, place)
         sources = [
             Source(f"{place}, {i + 1}", text=str(m))
@@ -452,13 +486,36 @@ def _judged(
     """Read a row by a layout. UserError, beginning with `place`, for cells of other kinds
     than the layout has."""
     try:
-        return layout.read(row, dimension, place)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        judged = layout.read(row, dimension, place)
+        return None if judged is None else _whole(judged, place)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise UserError(
             f"{place}: its cells are not of layout {name} ({reason}): correct or remove the row, "
             "or choose another --layout"
         ) from error
+
+
+def _whole(judged: JudgedRow, place: str) -> JudgedRow:
+    """A row whose judgement is of its samples. UserError for another number of them, and for a
+    label or a rank that is no number of its kind."""
+    way = "correct or remove the row"
+    if not isinstance(judged.media, list | tuple):
+        raise UserError(f"{place}: its samples are {reprlib.repr(judged.media)}, not a list: {way}")
+    if judged.label is not None:
+        preference_label(judged.label, place)
+        if len(judged.media) != 2:
+            raise UserError(
+                f"{place}: a preference is of two samples, and it has {len(judged.media)}: {way}"
+            )
+    elif len(judged.ranks) != len(judged.media) or not all(map(math.isfinite, judged.ranks)):
+        raise UserError(
+            f"{place}: {len(judged.media)} samples have the ranks "
+            f"{reprlib.repr(list(judged.ranks))}: each needs one number: {way}"
+        )
+    return judged
 
 
 def _filled(rows: Sequence[Row]) -> list[Row]:
@@ -472,11 +529,11 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
 
     UserError: no such file or layout, a row without prompt, label or samples (with its number).
     """
-    rows, folder = rows_of(source)
-    rows = with_columns(_filled(rows), choice.columns, str(source))
-    answered = any(_holds_text(row.get(side), folder) for row in rows for side in _PAIR)
-    numbers = [f"row {i + 1}" for i in range(len(rows))]
-    with_prompts = with_prompts_found(PromptRows(rows, numbers), str(source))
+    table, folder = table_of(source)
+    images = choice.images or folder
+    table = replace(table, rows=with_columns(_filled(table.rows), choice.columns, str(source)))
+    answered = _answered(table, images, choice.layout, source.name)
+    with_prompts = with_prompts_found(table, str(source))
     rows, numbers = with_prompts.rows, with_prompts.places
     columns = list(dict.fromkeys(key for row in rows[:50] for key in row))
     if choice.layout is not None and choice.layout not in LAYOUTS:
@@ -496,7 +553,8 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     if name in ("plain", "plain_texts") and _PLACES.search(
         choice.columns.get(dimension, dimension)
     ):
-        rows = _by_place(rows, dimension, choice.columns.get(dimension, dimension), source.name)
+        named = choice.columns.get(dimension, dimension)
+        rows = _by_place(rows, numbers, dimension, named, source.name)
     prompt = PROMPT_COLUMN_OF.get(name, "prompt")
     rows, numbers = with_lists(rows, numbers, layout.samples, dimension, prompt)
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
@@ -513,7 +571,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         if judged is None or len(judged.media) < 2:
             unlabelled += 1
         else:
-            builder.add(judged, row, choice.images or folder, place)
+            builder.add(judged, row, images, place)
     if not builder.pairs:
         raise UserError(f"{source}: no pair of samples has a label")
     return builder.finish(f"{folder.name}/{source.stem}".strip("/"), name, unlabelled)

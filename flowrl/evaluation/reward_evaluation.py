@@ -22,7 +22,7 @@ from flowrl.evaluation.measure import (
     tested,
     verdicts,
 )
-from flowrl.evaluation.outputs import make_output_folder
+from flowrl.evaluation.outputs import make_output_folder, removed_if_empty
 from flowrl.evaluation.perturb import EDITS, ScoredPairs, change
 from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
 from flowrl.evaluation.reward_report import (
@@ -115,6 +115,28 @@ def measure_rewards(
     print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs{less}")
     out = arguments.out or new_numbered(Path(), "reward-evaluation")
     make_output_folder(out)
+    with removed_if_empty(out):
+        outcomes, gallery = _outcomes(arguments, rewards, judges, objects, preferences)
+    resamples = Resamples.draw(
+        preferences.clusters, arguments.resamples, arguments.level, arguments.seed
+    )
+    tree = results(preferences, outcomes, resamples, ties)
+    for sentence in gallery.refusals():
+        print(sentence)
+    tree["dataset"]["broken"] = gallery.broken
+    tree["sentences"] = [*notes, *sentences(tree)]
+    (out / "evaluation.json").write_text(json_text(plain(tree), indent=1) + "\n")
+    return Measured(out, tree, outcomes, preferences, gallery)
+
+
+def _outcomes(
+    arguments: EvaluateRewards,
+    rewards: Mapping[str, RewardSpec],
+    judges: Mapping[str, RewardSpec],
+    objects: Mapping[str, Reward],
+    preferences: Preferences,
+) -> tuple[list[RewardResult], Gallery]:
+    """Scores and verdicts of each reward and judge. UserError if no sample can be read."""
     gallery = Gallery(preferences.items, arguments.frames)
     items = preferences.items
     outcomes = [
@@ -137,16 +159,7 @@ def measure_rewards(
         if len(unread) == len(items):
             raise UserError(f"no sample can be read: {reason}")
         print(f"{len(unread)} of {len(items)} samples cannot be read: {reason}")
-    resamples = Resamples.draw(
-        preferences.clusters, arguments.resamples, arguments.level, arguments.seed
-    )
-    tree = results(preferences, outcomes, resamples, ties)
-    for sentence in gallery.refusals():
-        print(sentence)
-    tree["dataset"]["broken"] = gallery.broken
-    tree["sentences"] = [*notes, *sentences(tree)]
-    (out / "evaluation.json").write_text(json_text(plain(tree), indent=1) + "\n")
-    return Measured(out, tree, outcomes, preferences, gallery)
+    return outcomes, gallery
 
 
 def column_names(words: Sequence[str]) -> dict[str, str]:

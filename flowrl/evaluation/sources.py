@@ -4,16 +4,20 @@ A part of an image is written as a W3C media fragment: `sheet.png#xywh=64,0,32,3
 """
 
 import io
+import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from PIL import UnidentifiedImageError
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.prompts.prompt_set import has_half_pair
 from rewards.audio import Audio
-from rewards.perception.contents import FIRST_BYTES, unlike_its_name
+from rewards.perception.contents import FIRST_BYTES, open_plain, unlike_its_name
 from rewards.perception.files import DAMAGE, PIECE, Read, open_image_file
 from rewards.perception.media import to_tensor
 from rewards.perception.moving import (
@@ -59,12 +63,22 @@ class Source:
         if isinstance(cell, bytes):
             return cls(place, data=cell)
         if isinstance(cell, Mapping) and "bytes" in cell:
-            if cell["bytes"] is not None:
+            if isinstance(cell["bytes"], bytes):
                 return cls(str(cell.get("path") or place), data=cell["bytes"])
+            if cell["bytes"] is not None:
+                raise UserError(
+                    f"{place}: the bytes of a file are {reprlib.repr(cell['bytes'])}, which a "
+                    "table of text cannot hold: save the table as parquet, or give a path"
+                )
             cell = cell.get("path")
         if not isinstance(cell, str) or not cell:
             raise UserError(
-                f"{place}: {str(cell)[:60]!r} is neither a path nor the bytes of a file"
+                f"{place}: {reprlib.repr(cell)} is neither a path nor the bytes of a file: give a "
+                "path relative to the table (or to --images), or leave the row out"
+            )
+        if has_half_pair(cell):
+            raise UserError(
+                f"{place}: the path {cell!a} contains half a surrogate pair: correct it"
             )
         if match := PIECE.fullmatch(cell):
             x, y, width, height = map(int, match.groups()[1:])
@@ -96,14 +110,24 @@ def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
 def _sentence(source: Source, error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{source.name}: no such file"
+    begin = _beginning(source)
+    if begin == b"":
+        return f"{source.name}: an empty file"
+    if begin and (mismatch := unlike_its_name(source.name.partition("#")[0], begin)) is not None:
+        return f"{source.name}: it {mismatch}"
+    if isinstance(error, UnidentifiedImageError):  # whose words have the address of an object
+        return f"{source.name}: not readable (no image, video or sound of a known form)"
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+    return f"{source.name}: not readable ({' '.join(str(reason).split())})"
+
+
+def _beginning(source: Source) -> bytes | None:
+    """The first bytes of a source; None where they cannot be read."""
     content = _content(source)
-    if content is not None and (isinstance(content, io.BytesIO) or content.is_file()):
-        begin = _head(content)
-        if not begin:
-            return f"{source.name}: an empty file"
-        if (mismatch := unlike_its_name(source.name.partition("#")[0], begin)) is not None:
-            return f"{source.name}: it {mismatch}"
-    return f"{source.name}: not readable ({error})"
+    try:
+        return None if content is None else _head(content)
+    except (OSError, ValueError):  # no rights, a pipe, a name that no file can have
+        return None
 
 
 def _read(source: Source, frames: int) -> Tensor | Audio:
@@ -124,7 +148,7 @@ def _read(source: Source, frames: int) -> Tensor | Audio:
         return read_video_frames(content, frames)
     if isinstance(content, io.BytesIO):
         return read_image_or_frames(content, frames)
-    with content.open("rb") as file:
+    with open_plain(content) as file:
         return read_image_or_frames(file, frames)
 
 
@@ -136,5 +160,5 @@ def _content(source: Source) -> Path | io.BytesIO | None:
 def _head(content: Path | io.BytesIO) -> bytes:
     if isinstance(content, io.BytesIO):
         return content.getvalue()[:FIRST_BYTES]
-    with content.open("rb") as file:
+    with open_plain(content) as file:
         return file.read(FIRST_BYTES)

@@ -20,7 +20,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation import suite_layouts as layouts
 from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
 from flowrl.evaluation.outputs import check_output_file
-from flowrl.evaluation.tables import rows_of
+from flowrl.evaluation.tables import table_of
 from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
@@ -222,11 +222,11 @@ def _made(name: str, kind: SuiteKind, rows: list[SuiteRow], place: str) -> Suite
 
 
 def _table(path: Path, *needed: str) -> list[SuiteRow]:
-    rows, _ = rows_of(path)
-    for i, row in enumerate(rows):
+    table, _ = table_of(path)
+    for row, at in zip(table.rows, table.places, strict=True):
         if lacking := [column for column in needed if column not in row]:
-            raise UserError(f"{path}, row {i + 1}: no column {', '.join(lacking)}")
-    return rows
+            raise UserError(f"{path}, {at}: no column {', '.join(lacking)}")
+    return list(table.rows)
 
 
 def _lines(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, write_fault
 from flowrl.importing.draft import TO_READ, LeafKind, LeafLine
 from flowrl.importing.leaves import shown_leaf
 from flowrl.importing.result import ImportedRun
@@ -46,8 +46,8 @@ def write_import(run: ImportedRun, folder: Path) -> list[Path]:
         with removed_on_error(*(folder / name for name in files)):
             for name, text in files.items():
                 (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out: {folder} cannot be written: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise UserError(f"--out: {folder} cannot be written: {write_fault(error)}") from error
     return [folder / name for name in files]
 
 

@@ -24,6 +24,7 @@ from flowrl.paths import find
 from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
+from flowrl.prompts.unpacked import TooLarge, check_unpacked
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need, texts_in
 
@@ -59,11 +60,11 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         with _granted(place):
             need(Right.FILES, source, path=path)
     if path.is_file():
-        if wrong := data.unused("config", "split", "revision"):
+        if wrong := data.unused("config", "split", "revision", "unpacked"):
             raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")
         return data.selection.of(_file(path, data, place), f"{place}: {source}")
     if path.is_dir():
-        if wrong := data.unused("config", "revision"):
+        if wrong := data.unused("config", "revision", "unpacked"):
             raise UserError(f"{place}: {source} is a folder, which has no {wrong}: leave it out")
         _check_folder(path, source, place)
         return _folder(path, data, place)
@@ -90,13 +91,17 @@ def _file(path: Path, data: DataSource, place: str) -> PromptRows:
 
 def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRows:
     """The rows of a file as they stand there; `source` is its name in messages."""
+    return table_in(path, f"{place}: {source}", selection)
+
+
+def table_in(path: Path, at: str, selection: Selection = Selection()) -> PromptRows:
+    """The rows of a file as they stand there, with their places. UserErrors begin with `at`."""
     suffix = path.suffix.lower()
     if suffix not in READERS:
         suffixes = ", ".join(READERS)
-        way = "unpack it, and " if suffix in _PACKED else ""
-        raise UserError(
-            f"{place}: {source}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}"
-        )
+        way = "convert it to parquet, and " if suffix == ".arrow" else ""
+        way = "unpack it, and " if suffix in _PACKED else way
+        raise UserError(f"{at}: cannot read {path.suffix or 'it'}; {way}use one of {suffixes}")
     try:
         if path.stat().st_size > MOST_TABLE_BYTES:
             raise _Damage(f"more than {MOST_TABLE_BYTES // 2**20} MiB")
@@ -105,9 +110,9 @@ def _raw(path: Path, source: str, selection: Selection, place: str) -> PromptRow
         parquet = suffix == ".parquet"
         return _read_parquet(path, selection) if parquet else READERS[suffix](path)
     except _Damage as error:
-        raise UserError(f"{place}: {source} cannot be read: {error}") from error
+        raise UserError(f"{at} cannot be read: {error}") from error
     except OSError as error:
-        raise UserError(f"{place}: {source} cannot be read: {_short(error)}") from error
+        raise UserError(f"{at} cannot be read: {_short(error)}") from error
 
 
 def _finished(
@@ -233,6 +238,14 @@ def cell_rows(text: str, comma: str) -> PromptRows:
 
     A table of tabs whose quotes are not those of CSV has none: each line is a row, and quotes
     belong to its texts, as in PartiPrompts.tsv. ValueError for a table that cannot be read."""
+    before = csv.field_size_limit(MOST_TABLE_BYTES)  # the file's own limit; csv's is 131072 letters
+    try:
+        return _separated(text, comma)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _separated(text: str, comma: str) -> PromptRows:
     try:
         return _cell_rows(text, comma, csv.QUOTE_MINIMAL)
     except _BadCells as error:
@@ -389,12 +402,7 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
     from datasets import load_dataset_builder  # slow to import
 
     at = f"{place}: {data.source}"
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        split = "" if (folder / "state.json").is_file() else "['train']"
-        raise UserError(
-            f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
-            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
-        )
+    check_not_arrow(folder, at)
     with _reading(at, ""), TemporaryDirectory() as cache:
         with _granted(place):
             for text in _described(folder):
@@ -464,6 +472,16 @@ def _granted(place: str) -> Iterator[None]:
         yield
     except NotGranted as error:
         raise UserError(f"{place}: {error}") from error
+
+
+def check_not_arrow(folder: Path, at: str) -> None:
+    """UserError, beginning with `at`, for a folder that `datasets` has written by save_to_disk."""
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        split = "" if (folder / "state.json").is_file() else "['train']"
+        raise UserError(
+            f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
+            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
+        )
 
 
 def _files_of(builder: Any) -> dict[str, list[Path]]:
@@ -558,15 +576,14 @@ def _check_other(file: Path, place: str) -> None:
 
 def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     """The chosen rows of a folder or a hub data set, read by `datasets`."""
-    from datasets import load_dataset, load_dataset_builder  # slow to import
+    from datasets import load_dataset  # slow to import
 
     at = f"{place}: {data.source}"
     way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
     # the cache recognizes a file by its time alone, and two runs may start at once
     with _reading(at, "" if Path(name).is_dir() else way), TemporaryDirectory() as cache:
         if not Path(name).is_dir():
-            builder = load_dataset_builder(name, data.config, revision=data.revision)
-            _check_on_hub(builder, place)
+            _check_hub(name, data, at)
         data_set: Any = load_dataset(
             name,
             data.config,
@@ -575,6 +592,25 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
             cache_dir=cache if Path(name).is_dir() else None,
         )
         return _rows_of(data_set, data, at)
+
+
+def _check_hub(name: str, data: DataSource, at: str) -> None:
+    """UserError, beginning with `at`, for a hub data set that names places of others (see
+    `_check_on_hub`), or whose files unpack to more than it may take. The files are downloaded as
+    `datasets` itself will, once; one that it has unpacked before is not asked again."""
+    from datasets import DownloadManager, load_dataset_builder
+
+    builder = load_dataset_builder(name, data.config, revision=data.revision)
+    _check_on_hub(builder, at)
+    if Path(builder.cache_dir).is_dir():
+        return
+    files: Mapping[Any, Sequence[str]] = builder.config.data_files or {}
+    places = [str(place) for named in files.values() for place in named]
+    paths = [Path(path) for path in DownloadManager(dataset_name=name).download(places)]
+    try:
+        check_unpacked(paths, data.unpacked)
+    except TooLarge as error:
+        raise UserError(f"{at}: {error}") from error
 
 
 @contextmanager

@@ -46,6 +46,26 @@ def check_parquet(path: Path) -> None:
             pass
 
 
+def unpacked_sizes(path: Path, most: int) -> Iterator[int]:
+    """Bytes of a parquet file's parts once unpacked: of a column that its header counts above
+    `most`, or else of batches of rows, whose equal texts the header counts once. ValueError for a
+    file that is not parquet."""
+    from pyarrow import parquet
+
+    with _valid(), parquet.ParquetFile(path) as file:
+        header = file.metadata
+        groups = [header.row_group(group) for group in range(header.num_row_groups)]
+        stored = sum(group.total_byte_size for group in groups)
+        leaves = [header.schema.column(index) for index in range(header.num_columns)]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    if stored > most:
+        yield stored
+        return
+    with _valid(), parquet.ParquetFile(path, read_dictionary=texts) as packed:
+        for batch in packed.iter_batches(_AT_ONCE):
+            yield sum(map(_unpacked, batch.columns))
+
+
 @contextmanager
 def _valid() -> Iterator[None]:
     """Turn the errors of pyarrow into ValueError."""
@@ -53,6 +73,16 @@ def _valid() -> Iterator[None]:
 
     try:
         yield
+    except OverflowError as error:  # a date after the year 9999, which Python has not
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"a column has dates or durations that Python cannot hold ({message}): leave it out, "
+            "or write them as texts"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"a column of texts is not UTF-8 ({error}): write it again, or as a column of bytes"
+        ) from error
     except (ArrowException, OSError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
         raise ValueError(f"not valid parquet ({message})") from error
@@ -91,7 +121,9 @@ def _checked_pages(file: Any, path: Path, columns: Sequence[str] | None) -> list
             leaf = header.schema.column(index)
             if columns is not None and not any(_within(leaf.path, name) for name in columns):
                 continue
-            pages = [pages_of(content, group.column(index)) for group in row_groups]
+            # an empty table has a group without pages
+            groups = [group for group in row_groups if group.num_rows]
+            pages = [pages_of(content, group.column(index)) for group in groups]
             values = sum(page.values for page in pages)
             cells += max(values, rows)
             size += max(values * leaf.length, sum(page.size for page in pages))

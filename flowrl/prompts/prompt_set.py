@@ -244,19 +244,31 @@ def _prompt(text: Any, at: str, drop_reply: bool, folder: Path) -> str:
         text = read_chat(text, at, drop_reply, partial(_whole, folder=folder))
         if not text and has_images(text):
             return text  # an image without a word
+    text = checked_text(text, at)
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
+    return text
+
+
+def checked_text(text: Any, at: str) -> str:
+    """The text of a prompt. UserErrors, for what is no text and for one that no model can read,
+    begin with `at`."""
     if text is not None and not isinstance(text, str):
         raise UserError(f"{at}: the prompt is {text!r:.50}, not a text")
     if text is None or not any(map(_shows, text)):
         raise UserError(f"{at}: the prompt is empty")
-    if len(text) > _MOST_CHARACTERS:
-        raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
     if "\0" in text:
         raise UserError(
             f"{at}: the prompt contains the character NUL, which ends a text in other programs"
         )
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if has_half_pair(text):
         raise UserError(f"{at}: the prompt contains half a surrogate pair, which is not valid text")
     return text
+
+
+def has_half_pair(text: str) -> bool:
+    """Whether a text has half of a surrogate pair, which JSON can write and UTF-8 cannot."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _shows(letter: str) -> bool:

@@ -91,6 +91,7 @@ class DataSource:
     column      has the prompt: a text, or a list of chat messages
     columns     additional names for columns: new name -> column, which may be nested
     drop_reply  leave out an assistant's message at the end of a chat
+    unpacked    GiB that a hub data set may take once unpacked; None: flowrl's own bound
     """
 
     source: str
@@ -101,6 +102,7 @@ class DataSource:
     selection: Selection = Selection()
     columns: Mapping[str, str] = field(default_factory=dict)
     drop_reply: bool = False
+    unpacked: float | None = None
 
     def unused(self, *names: str) -> str | None:
         """The first of these fields that is set."""

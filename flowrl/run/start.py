@@ -1,5 +1,6 @@
 """Start a run in a new folder, or resume one from its newest checkpoint."""
 
+import errno
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 from accelerate import PartialState
 
-from flowrl.errors import FolderInUse, Stopped, UserError, after
+from flowrl.errors import FolderInUse, Stopped, UserError, after, write_fault
 from flowrl.iteration.open import timed_units
 from flowrl.models.open import with_guider
 from flowrl.pages.records import EndRecord
@@ -27,7 +28,7 @@ from flowrl.run.train import Result, train_session
 from flowrl.run.watch.start_check import check_shares
 from flowrl.run.watch.until import early_end
 from flowrl.session import record, start_record
-from flowrl.session.atomic import appear, held, reason, sweep
+from flowrl.session.atomic import appear, held, sweep
 from flowrl.session.live import NOTHING_LIVE, Live, of_callback
 from flowrl.session.notices import Notices, NoticeState, closing_notices, open_notices
 from flowrl.session.row_checks import with_rows_checked
@@ -138,6 +139,17 @@ def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING
         raise
 
 
+def _check_link(place: Path) -> None:
+    """UserError for a link to itself, of which nothing can be told."""
+    try:
+        place.stat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise UserError(
+                f"{place} cannot be created: {write_fault(error)} (--folder)"
+            ) from error
+
+
 def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Create the run's folder: the given one, or the next free one in `runs`.
 
@@ -146,6 +158,7 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     """
     check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     place = folder or numbered(Path("runs"), name)
+    _check_link(place)
     settings = run_yaml_text(live.placed(run, place))
 
     def write(new: Path) -> None:
@@ -159,8 +172,10 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
         raise FolderInUse(folder_taken(place)) from error
-    except OSError as error:
-        raise UserError(f"{place} cannot be created: {reason(error)}") from error
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise UserError(f"{place} cannot be created: {write_fault(error)} (--folder)") from error
     return place
 
 

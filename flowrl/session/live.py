@@ -5,7 +5,6 @@ that no file can name has a name in run.yaml that says so: see
 `flowrl.settings.sections.data.IN_PYTHON`.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from flowrl.settings import RunSettings
 from flowrl.settings.read import dump, run_from
+from flowrl.whole_file import copy_folder
 from rewards import Reward
 from rewards.guard import kept_settings
 
@@ -102,7 +102,7 @@ class Live:
     def write(self, folder: Path) -> None:
         """Copy the files into the run's folder."""
         if self.files is not None and any(self.files.iterdir()):
-            shutil.copytree(self.files, folder / GIVEN_FOLDER)
+            copy_folder(self.files, folder / GIVEN_FOLDER)
 
 
 NOTHING_LIVE = Live()

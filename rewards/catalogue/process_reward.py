@@ -21,6 +21,7 @@ from rewards.perception.embedding import DtypeName, Placement, loaded_with_info
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.perception.strings import step_ends
+from rewards.perception.unended import unended_tokens
 from rewards.types import Kind, OneOrMore, Reward, Samples
 
 SCORED_KINDS: tuple[Kind, ...] = ("text",)
@@ -98,7 +99,7 @@ class ProcessReward:
     def _encode(self, prompt: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         """Tokens of a prompt and steps, and the places of the verdicts."""
         if self.tokenizer.chat_template is None:
-            ids = list(self.tokenizer(prompt).input_ids)
+            ids = unended_tokens(self.tokenizer, prompt)
         else:
             turn = [{"role": "user", "content": prompt}]
             text = templated(self.tokenizer, turn, add_generation_prompt=True)

@@ -4,8 +4,11 @@ A clone without Git LFS has pointers in place of data, the address of a page sav
 some files have another form than their ending. Readers ask here, so that their errors say it.
 """
 
+import os
 import re
+import stat
 from pathlib import Path
+from typing import IO
 
 FIRST_BYTES = 1024
 
@@ -84,5 +87,19 @@ def unlike_its_name(name: str, begin: bytes) -> str | None:
 
 def file_unlike_its_name(path: Path) -> str | None:
     """`unlike_its_name` of a file. OSError if it cannot be read."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return unlike_its_name(path.name, file.read(FIRST_BYTES))
+
+
+def open_plain(path: str | Path) -> IO[bytes]:
+    """Open a plain file to read its bytes. OSError if it cannot be read, and for a pipe or a
+    device, which may never end and whose opening may never return."""
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 the caller closes it
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError("a pipe or a device, not a file")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -18,11 +18,16 @@ from typing import IO, Any, TypeVar
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
+from rewards.perception.contents import (
+    FIRST_BYTES,
+    file_unlike_its_name,
+    open_plain,
+    unlike_its_name,
+)
 from rewards.perception.media import to_tensor
 from rewards.rights import Right, need
 
-PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
+PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9})")
 OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
 T = TypeVar("T")
 Stamp = tuple[int, int]
@@ -124,7 +129,7 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = F
     """Read an image's file; errors are ValueErrors with the path."""
     need(Right.FILES, str(path), path=Path(path))
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             return read(file)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path}: {_absence(str(path))}") from error
@@ -173,7 +178,7 @@ def _decoded(file: IO[bytes], most_pixels: int, formats: Formats) -> Image.Image
 def header_size(path: Path, formats: Formats = FORMATS) -> tuple[int, int]:
     """Height and width of the upright image, from its header (TIFF is decoded). Raises PIL's
     errors (DAMAGE)."""
-    with path.open("rb") as file, opened_image_file(file, formats=formats) as image:
+    with open_plain(path) as file, opened_image_file(file, formats=formats) as image:
         if image.format == "TIFF":  # PIL turns it when it is decoded, and some versions its size
             image.load()
         turned = image.getexif().get(_ORIENTATION_TAG) in _SIDEWAYS

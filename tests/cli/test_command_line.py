@@ -18,9 +18,10 @@ from flowrl.cli import app, help
 from flowrl.cli.app import command, main
 from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
-from flowrl.cli.out_folder import removed_if_empty, whole_or_empty
+from flowrl.cli.out_folder import whole_or_empty
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.paths import PROJECT, new_numbered, removed_on_error
 from flowrl.settings.command_line.arguments import SampleArguments, parse_arguments
 from tests.support import runs
@@ -195,7 +196,7 @@ def test_samples_never_replace_files(capsys, run_folder, tmp_path):
     assert "already has files: choose a new folder" in said
     assert (tmp_path / "old" / "000.png").read_text() == "mine"
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file" / "in")
-    assert "cannot create the folder" in said
+    assert "cannot write into the folder" in said
 
 
 def test_a_port_in_use_is_one_sentence(capsys):

@@ -131,7 +131,7 @@ def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="new: recipe 'flow-grpp' is not known; did you mean"):
         write_new_run(New(other, recipe="flow-grpp"))
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/x cannot be written: Not a directory"):
+    with pytest.raises(UserError, match=r"file/x cannot be written: not a directory"):
         write_new_run(New(tmp_path / "file" / "x"))
     with pytest.raises(UserError, match="nft is for images, and --text asks for a language model"):
         write_new_run(New(other, recipe="nft", text=True))

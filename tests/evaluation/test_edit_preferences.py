@@ -98,11 +98,11 @@ def test_rankings():
 @pytest.mark.parametrize(
     ("name", "row", "said"),
     [
-        ("editscore_bench", {"output_images": ["x"]}, "row 1: output_images must hold two"),
+        ("editscore_bench", {"output_images": ["x"]}, "line 1: output_images must hold two"),
         ("editreward_bench", {"ranking": "A>B>C"}, "the ranking is 'A>B>C', but must rank two"),
-        ("editreward_bench", {"source_image": 7}, "row 1, the source: '7' is neither"),
+        ("editreward_bench", {"source_image": 7}, "line 1, the source: 7 is neither"),
         ("editreward_files", {"human_vote": {"ranking": "A>B"}}, "does not match the 3 edits"),
-        ("hpdv3", {"prompt": ""}, "row 1: the prompt is empty"),
+        ("hpdv3", {"prompt": ""}, "line 1: the prompt is empty"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_row(tmp_path, name, row, said):

@@ -15,11 +15,10 @@ NOWHERE = ("/proc/new", "a\0b", "x" * 300)
 
 @pytest.mark.parametrize("place", NOWHERE)
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(place: str) -> None:
-    with pytest.raises(
-        UserError, match=r"--out: .* cannot be written \(.*\); choose another place"
-    ):
+    way = "choose (another|a shorter) (place|name)"
+    with pytest.raises(UserError, match=f"--out: .* cannot be written: .*{way}"):
         check_output_file(Path(place))
-    with pytest.raises(UserError, match="--out: cannot create the folder"):
+    with pytest.raises(UserError, match=f"--out: cannot write into the folder .*{way}"):
         make_output_folder(Path(place))
 
 

@@ -136,7 +136,7 @@ def test_conversations_without_a_common_prompt_are_left_out_and_told(tmp_path):
     (tmp_path / "t.jsonl").write_text(
         "".join(json.dumps(row) + "\n" for row in [{**rows[0], "chosen": other}, *rows])
     )
-    with pytest.warns(UserWarning, match=r"1 of 3 rows left out: .*last turn \(row 1\)"):
+    with pytest.warns(UserWarning, match=r"1 of 3 rows left out: .*last turn \(line 1\)"):
         found = load_preferences(tmp_path / "t.jsonl", ReadOptions())
     assert len(found.label) == 2
     (tmp_path / "t.jsonl").write_text(json.dumps({**rows[0], "chosen": other}) + "\n")
@@ -182,5 +182,5 @@ def test_a_column_that_counts_sides_is_no_score(tmp_path: Path, first: int) -> N
     found = load_preferences(table, ReadOptions(columns=names))
     assert found.label.tolist() == [1.0 - first]
     table.write_text(json.dumps(row | {"better_response_id": 2}) + "\n")
-    with pytest.raises(UserError, match=r"row 1: better_response_id counts sides from 0"):
+    with pytest.raises(UserError, match=r"line 1: better_response_id counts sides from 0"):
         load_preferences(table, ReadOptions(columns=names))

@@ -141,10 +141,10 @@ def test_the_other_layouts(tmp_path):
 def test_what_is_wrong_is_named_with_its_row(tmp_path):
     good = {"prompt": "p", "a": "x", "b": "y", "label": "a"}
     for bad, said in (
-        ({"label": "left-ish"}, "row 2: the label is 'left-ish'"),
+        ({"label": "left-ish"}, "line 2: the label is 'left-ish'"),
         ({"label": 2}, "a number in 0..1"),
-        ({"prompt": " "}, "row 2: the prompt is empty"),
-        ({"a": 5}, "row 2, 1: '5' is neither a path"),
+        ({"prompt": " "}, "line 2: the prompt is empty"),
+        ({"a": 5}, "line 2, 1: 5 is neither a path"),
     ):
         path = write(tmp_path, "bad.jsonl", [good, good | bad])
         with pytest.raises(UserError, match=said):

@@ -204,7 +204,7 @@ def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeyp
     ):
         for out in (taken, taken / "below"):
             assert runs.flowrl(*words, "--out", out) == 2
-            assert "cannot create the folder" in capsys.readouterr().err
+            assert "is a file" in capsys.readouterr().err
     for out, why in ((tmp_path / "missing" / "x.jsonl", "no folder"), (images, "is a folder")):
         assert runs.flowrl("suites", "shapes", "--out", out) == 2
         assert why in capsys.readouterr().err

@@ -410,3 +410,21 @@ def test_the_attention_is_chosen_and_one_that_is_not_there_is_named(tmp_path):
     assert token_scores.takes_lengths(made.model)
     with pytest.raises(UserError, match=r"model.language: .* cannot be loaded"):
         CausalPolicy.load(str(source), attention="flash_attention_2", **where)
+
+
+def test_a_pad_token_that_is_the_stop_token_hides_nothing(policy):
+    """Such are the tokenizers of many models: the end stays a trained token, and a prompt's own
+    stays in it."""
+    tokenizer = tiny_lm.tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    same = CausalPolicy(tiny_lm.llama(), tokenizer)
+    found, before = rollout(same, WARPED), rollout(policy, WARPED)
+    assert torch.equal(found.ids, before.ids) and found.stopped.any()
+    assert rows(found).mask.gather(1, found.lengths[:, None] - 1).all()
+    logp = same.open(PROMPTS, [], 7).policy(rows(found)).logp
+    assert torch.equal(logp, policy.open(PROMPTS, [], 7).policy(rows(before)).logp)
+    assert same.encode("a<end>b") == [2, 1, 3]
+    given = completion_rows(
+        same.open(PROMPTS, [], 7), ["cab"], torch.tensor([0]), torch.tensor([1.0])
+    )
+    assert given.ids[0, -1] == 1 and given.mask.all()

@@ -24,6 +24,7 @@ CONCERNED: list[dict[str, Any]] = [
     {"find": "tag"},
     {"find": "last_number"},
     {"kind": "boxed"},
+    {},
 ]
 NESTED = {
     "in by_row": lambda spec: ("by_row", {"rewards": {"a": "brightness", "b": spec}}),

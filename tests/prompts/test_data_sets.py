@@ -186,7 +186,8 @@ class Hub:
         monkeypatch.setattr(datasets, "load_dataset_builder", self.builder)
 
     def builder(self, name: str, config: str | None, revision: str | None) -> SimpleNamespace:
-        return SimpleNamespace(config=SimpleNamespace(data_files={"train": [self.file]}))
+        config = SimpleNamespace(data_files={"train": [self.file]})
+        return SimpleNamespace(config=config, cache_dir=".")  # unpacked before
 
     def __call__(self, name: str, config: str | None, **more: Any) -> datasets.Dataset:
         self.asked.append((name, config, more["split"], more["revision"], more["cache_dir"]))

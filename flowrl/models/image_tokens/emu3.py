@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.models.image_tokens.family import CodeLayout, PromptTokens, unnormalized
 from flowrl.prompts import Chat
 from flowrl.settings.model.image_tokens import ImageTokenSettings
+from rewards.perception.unended import without_added_end
 
 END_OF_ROW = "<|extra_200|>"
 
@@ -79,7 +80,8 @@ class Emu3Images:
             image_area=width * height,
         )
         assert tuple(outputs["image_sizes"][0]) == self.grid, "the processor keeps the size"
-        return [int(i) for i in outputs["input_ids"][0]]
+        ids = [int(i) for i in outputs["input_ids"][0]]
+        return without_added_end(self.processor.tokenizer, text, ids)
 
     def embedded(
         self, ids: Int[Tensor, "m s"], codes: Bool[Tensor, "m s"]

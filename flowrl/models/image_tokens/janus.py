@@ -16,6 +16,7 @@ from flowrl.errors import UserError
 from flowrl.models.image_tokens.family import CodeLayout, PromptTokens, unnormalized
 from flowrl.models.language.chat import chat_turns, images_refused, rendered
 from flowrl.prompts import Chat, has_images
+from rewards.perception.unended import without_added_end
 
 OWN_GUIDANCE = 5.0  # of `generate` where a model publishes no scale
 
@@ -75,7 +76,7 @@ class JanusImages:
                 "model.language has no chat template: name a column of texts (prompts.column)"
             )
         ids = self.processor(text=[text], generation_mode="image").input_ids[0]
-        ids = [int(i) for i in ids]
+        ids = without_added_end(self.processor.tokenizer, text, [int(i) for i in ids])
         return PromptTokens(ids, [i if i in self.kept else self.pad for i in ids])
 
     def embedded(

@@ -25,20 +25,6 @@ def chat_tokens(
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def unended_tokens(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text that goes on: with the tokenizer's beginning, without an end that it adds
-    (`add_eos_token`), after which a model would begin another text."""
-    ids = list(tokenizer(text).input_ids)
-    return ids[: len(ids) - len(added_end(tokenizer, text, ids))]
-
-
-def added_end(tokenizer: Any, text: str, ids: Sequence[int]) -> list[int]:
-    """The end that a tokenizer has added to the tokens of a text; empty if it adds none."""
-    end = [tokenizer.eos_token_id]
-    bare = tokenizer(text, add_special_tokens=False).input_ids
-    return end if bare and list(ids[-1:]) == end and list(bare[-1:]) != end else []
-
-
 def images_refused(prompt: str) -> UserError:
     return UserError(
         f"{prompt_place(prompt)}: the prompt has images, but model.language only reads texts: use "

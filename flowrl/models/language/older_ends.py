@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from flowrl.models.language.chat import added_end
 from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings.model.environment import EnvironmentSettings
 from flowrl.settings.model.language import LanguageSettings
+from rewards.perception.unended import added_end
 from rewards.sandbox.templates import TemplateRefused
 
 OLDER = "the checkpoint is from an older version: "

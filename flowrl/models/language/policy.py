@@ -18,7 +18,7 @@ from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.complete_weights import check_fits, lacks
 from flowrl.models.language import lora
 from flowrl.models.language.batch import TextBatch
-from flowrl.models.language.chat import chat_tokens, unended_tokens
+from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.head import float32_head
 from flowrl.models.language.loading import OWN_CODE, check_numbers, read_errors
@@ -50,6 +50,7 @@ from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.model.quantization import Quantization
+from rewards.perception.unended import unended_tokens
 from samplers.completions import Completions
 
 _PROVEN = 256  # prompts with images that are read at the start, evenly spaced

@@ -20,10 +20,11 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from flowrl.errors import UserError
-from flowrl.models.language.chat import added_end, chat_turns, prompt_place, rendered
+from flowrl.models.language.chat import chat_turns, prompt_place, rendered
 from flowrl.prompts.prompt_set import PromptRow
 from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_rgb
+from rewards.perception.unended import added_end
 from samplers.host import uploaded
 
 TOKEN_COLUMNS = ("mm_token_type_ids", "token_type_ids")

@@ -39,6 +39,8 @@ class DataSet(Settings):
     """Split of a hub data set or of a folder; null: train."""
     revision: str | None = None
     """Branch, tag or commit of a hub data set; null: the newest."""
+    unpacked: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """GiB that a hub data set may take once unpacked; null: 1 GiB, and 32 times its files."""
     column: str | None = None
     """Column that holds the prompts: texts, or lists of chat messages; null: prompts.column."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -95,6 +97,7 @@ class DataSet(Settings):
             selection=select,
             columns=self.columns,
             drop_reply=self.drop_reply,
+            unpacked=self.unpacked,
         )
 
 
