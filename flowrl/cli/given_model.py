@@ -15,7 +15,7 @@ from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.models.saved_weights import load_saved
-from flowrl.paths import find
+from flowrl.paths import find, is_hub_name, no_such_model
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS, damage, numbered_folders
 from flowrl.session.learner import load_models, load_policy
@@ -210,6 +210,11 @@ def check_subject(arguments: SampleArguments | EvaluateArguments, command: str) 
         )
     if arguments.adapter is not None and arguments.model is None:
         raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
+    if arguments.model is not None and arguments.weights != "last":
+        raise UserError(
+            f"{command}: --weights {arguments.weights}: a model without a run has no others: leave "
+            "--weights out, or name an adapter's folder with --adapter"
+        )
 
 
 def _parts(arguments: SampleArguments | EvaluateArguments) -> frozenset[str]:
@@ -273,8 +278,8 @@ def is_pipeline(source: str) -> bool:
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
+    if not is_hub_name(source):
+        raise UserError(f"--model: {no_such_model(source)}")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:
         if isinstance(try_to_load_from_cache(source, file), str):
