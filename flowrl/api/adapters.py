@@ -37,8 +37,8 @@ def lora_section(lora: Any) -> Any:
         values = ", ".join(f"{name}={getattr(lora, name)!r:.60}" for name in changed)
         raise UserError(
             f"lora: peft.LoraConfig({values}): a run's adapters have a rank (r), lora_alpha, "
-            f"target_modules and use_dora: leave {', '.join(changed)} out, or merge such adapters before the "
-            "run, and train new ones"
+            f"target_modules and use_dora: leave {', '.join(changed)} out, or merge such adapters "
+            "before the run, and train new ones"
         )
     return {
         "rank": lora.r,
