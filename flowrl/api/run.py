@@ -479,7 +479,7 @@ class Run:
                 try:
                     stands = run_start.folder_state(run, folder)
                     if stands == "finished":
-                        print(f"{folder} has finished its {run.train.iterations} iterations")
+                        print(run_start.finished_words(run, folder))
                         weights = folder / run.exported
                         return self._kept(Result(folder, None, {}, {}, weights), live)
                     if stands == "absent":
@@ -495,9 +495,7 @@ class Run:
                     return self._kept(result, live)
                 except FolderInUse as error:
                     if not wait:
-                        raise FolderInUse(
-                            f"{error}; or --wait, to go on once it has ended"
-                        ) from error
+                        raise FolderInUse(f"{error}; --wait does so, and then goes on") from error
                     if not said:
                         print(f"{folder} is in use: waiting until it is free", flush=True)
                     said = True

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch import nn
 
@@ -26,7 +26,7 @@ from flowrl.models.diffusers.lora.lora_formats import (
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.models.saved_weights import load_saved, reading
-from flowrl.paths import new_numbered
+from flowrl.paths import is_hub_name, new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
@@ -218,6 +218,10 @@ def check_upload(repository: str) -> None:
         raise UserError(
             f"--push-to-hub: {repository[:100]!r} is not owner/name: {reason}"
         ) from error
+    if not is_hub_name(repository):  # the hub's own check takes a name without an owner
+        raise UserError(
+            f"--push-to-hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
+        )
     if get_token() is None:
         raise UserError(
             "--push-to-hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
@@ -237,9 +241,16 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         )
     except Exception as error:  # whatever the hub's client and its HTTP library raise
         reason = " ".join(str(error).split())[:200]
-        again = f"hf upload {quote(repository)} {quote(str(folder))}"
+        again = f"hf upload {quote(repository)} {quote(str(folder))}{' --private' * private}"
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        said = f"{type(error).__name__}: {reason}"
+        if status in (401, 403):
+            said = (
+                f"the hub refuses the token, {status}: run `hf auth login`, or set HF_TOKEN, with "
+                f"one that may write to {repository}"
+            )
         raise UserError(
-            f"--push-to-hub: {repository} was not uploaded ({type(error).__name__}: {reason}); the "
-            f"files are in {folder}, and `{again}` tries again"
+            f"--push-to-hub: {repository} was not uploaded ({said}); the files are in {folder}, "
+            f"and `{again}` tries again"
         ) from error
     return str(url)
