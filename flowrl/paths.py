@@ -83,7 +83,7 @@ _PART = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
 _HUB_NAME = re.compile(f"{_PART}/{_PART}", re.ASCII)
 
 
-def is_hub_name(source: str) -> bool:
+def names_repository(source: str) -> bool:
     """Whether a text has the form of a repository of the hub, owner/name."""
     return _HUB_NAME.fullmatch(source) is not None
 

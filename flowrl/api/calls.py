@@ -135,7 +135,7 @@ _ARGUMENTS = {
 
 
 def _instead(name: str, names: Sequence[str]) -> str:
-    """What to write for an argument that a call does not have: flowrl's word for another library's
+    """The advice for an argument that a call does not have: flowrl's word for another library's
     name, the nearest name, or all names."""
     written = list[str]()
     for setting in flowrl_words(name):
@@ -194,9 +194,9 @@ def _is_of(kind: Any, value: object) -> bool:
     if kind in _LISTS:
         return isinstance(value, Iterable) and not isinstance(value, str | bytes)
     if kind in (int, float):
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        whole = isinstance(value, Integral) or (number and float(value).is_integer())
-        return number and (kind is float or whole)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return False
+        return kind is float or isinstance(value, Integral) or float(value).is_integer()
     if kind is bool:
         return isinstance(value, bool | np.bool_)
     if kind is Path:
@@ -221,8 +221,8 @@ _KIND_NAMES = {
 
 
 def _odd_entry(annotation: Any, value: object) -> str:
-    """What is wrong with an entry of a list; empty for a list whose entries fit. Only lists that
-    can be read twice are looked at."""
+    """The fault of an entry of a list; empty for a list whose entries fit. Only lists that can be
+    read twice are looked at."""
     if not isinstance(value, list | tuple):
         return ""
     for member in _members(annotation):

@@ -26,7 +26,7 @@ from flowrl.models.diffusers.lora.lora_formats import (
 )
 from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.models.saved_weights import load_saved, reading
-from flowrl.paths import is_hub_name, new_numbered
+from flowrl.paths import names_repository, new_numbered
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS
 from flowrl.session.learner import load_policy
@@ -218,7 +218,7 @@ def check_upload(repository: str) -> None:
         raise UserError(
             f"--push-to-hub: {repository[:100]!r} is not owner/name: {reason}"
         ) from error
-    if not is_hub_name(repository):  # the hub's own check takes a name without an owner
+    if not names_repository(repository):  # the hub's own check takes a name without an owner
         raise UserError(
             f"--push-to-hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
         )

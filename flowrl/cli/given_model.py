@@ -15,7 +15,7 @@ from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.models.saved_weights import load_saved
-from flowrl.paths import find, is_hub_name, no_such_model
+from flowrl.paths import find, names_repository, no_such_model
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS, damage, numbered_folders
 from flowrl.session.learner import load_models, load_policy
@@ -278,7 +278,7 @@ def is_pipeline(source: str) -> bool:
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
-    if not is_hub_name(source):
+    if not names_repository(source):
         raise UserError(f"--model: {no_such_model(source)}")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:

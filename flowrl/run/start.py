@@ -125,7 +125,7 @@ def _finished(run: RunSettings, folder: Path, newest: Path | None) -> bool:
 
 
 def finished_words(run: RunSettings, folder: Path) -> str:
-    """How a finished run ended, in a sentence."""
+    """A sentence that says how a finished run ended."""
     newest = checkpoint.newest(folder, lambda _: None)
     done, asked = (0 if newest is None else int(newest.name)), run.train.iterations
     if newest is not None and done < asked:

@@ -9,7 +9,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
 from flowrl.credit.trackers import Bundling
 from flowrl.errors import UserError
-from flowrl.paths import find, is_hub_name, no_such_model
+from flowrl.paths import find, names_repository, no_such_model
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
     check_index,
@@ -259,7 +259,7 @@ def check_model(m: ModelSettings) -> None:
     """UserError for a model or an environment that does not exist. Contacts no server."""
     for place, source in m.given_adapters.items():
         if not find(source).exists() and not (
-            is_hub_name(source) and Path(source).suffix not in _WEIGHT_FILES
+            names_repository(source) and Path(source).suffix not in _WEIGHT_FILES
         ):
             raise UserError(f"{place}: there is no file or folder {source}")
         check_saved(find(source), place)
@@ -358,7 +358,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             f"{place}: {source} is a single file; give a folder in {library}' format, as "
             f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
         )
-    elif not is_hub_name(source):
+    elif not names_repository(source):
         raise UserError(f"{place}: {no_such_model(source)}")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from flowrl.paths import find, is_hub_name
+from flowrl.paths import find, names_repository
 from rewards.rights import Mark, Right
 
 PIPELINE_INDEX = "model_index.json"
@@ -24,7 +24,7 @@ def modular_alone(source: Any) -> bool:
     folder = find(source)
     if folder.is_dir():
         return (folder / MODULAR_INDEX).is_file() and not (folder / PIPELINE_INDEX).is_file()
-    if not is_hub_name(source):
+    if not names_repository(source):
         return False
     return _cached(source, MODULAR_INDEX) and not _cached(source, PIPELINE_INDEX)
 
