@@ -61,8 +61,7 @@ def shipped_path(name: str) -> Path:
     shipped = own_file(Path(name))
     if shipped is not None and ".." not in Path(name).parts and shipped.exists():
         return shipped
-    near = (shipped or Path(name)).parent
-    beside = sorted(path.name for path in near.iterdir()) if shipped and near.is_dir() else []
+    beside = _shipped_beside(Path(name))
     nearest = get_close_matches(Path(name).name, beside, n=3, cutoff=0.3) or beside[:5]
     hint = (
         f"{Path(name).parent} has {', '.join(nearest)}"
@@ -70,6 +69,22 @@ def shipped_path(name: str) -> Path:
         else "such names begin with configs/ or flowrl/, as in flowrl/demo/shapes-sd3"
     )
     raise UserError(f"{name[:200]} does not come with flowrl: {hint}")
+
+
+def _shipped_beside(path: Path) -> list[str]:
+    """Names of flowrl's files and folders beside a path of flowrl's."""
+    shipped = own_file(path)
+    near = None if shipped is None else shipped.parent
+    return sorted(entry.name for entry in near.iterdir()) if near and near.is_dir() else []
+
+
+def no_such_model(source: str) -> str:
+    """The sentence for a model that is neither a folder nor a hub name, with the nearest name of a
+    model that comes with flowrl."""
+    path = Path(source)
+    near = get_close_matches(path.name, _shipped_beside(path), n=1)
+    hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+    return f"{source} is neither a folder nor a hub name (owner/name){hint}"
 
 
 def own_file(path: Path) -> Path | None:

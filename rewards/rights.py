@@ -15,7 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
+from rewards.hub_names import names_repository
+
 _BARE = re.compile(r"[\w-][\w.-]*", re.ASCII)
 LOCAL_TRACKERS = ("tensorboard",)  # write into the run's folder alone
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -69,7 +70,7 @@ class Mark:
         if not self.path:
             return True
         path = find(value)
-        if self.hub and _HUB_NAME.fullmatch(value) and not _exists(path):
+        if self.hub and names_repository(value) and not _exists(path):
             return False
         return not inside(path, folder)
 

@@ -54,7 +54,8 @@ SUITES = (
     ),
     Suite(
         "wheel",
-        "commands, programs and settings of all pages from a bare wheel, newest packages",
+        "commands, programs and settings of all pages, and the notebooks in Jupyter, from a bare "
+        "wheel with the newest packages",
         (("scripts/stranger.py",),),
     ),
     Suite("oldest", "the same with the oldest packages", (("scripts/stranger.py", "--oldest"),)),

@@ -9,9 +9,9 @@ would be gigabytes for a GPU. Then every command of README.md, docs/ and `flowrl
 weights, GPU or network is run (training for one iteration), each command's --help, `flowrl doctor`,
 every block of Python (the demo's weights stand in for those of the hub), and `flowrl plan` for
 every block of YAML; commands that do not need each other run side by side. Each extra is laid over
-this environment and tried, and the wheel is tried under other interpreters (those of
-FLOWRL_PYTHONS, paths as in PATH, and python3.N of PATH). Exit code 1 if one fails. Prints versions,
-seconds, and the commands left out.
+this environment and tried, so is Jupyter, with the notebooks of examples/, and the wheel is tried
+under other interpreters (those of FLOWRL_PYTHONS, paths as in PATH, and python3.N of PATH). Exit
+code 1 if one fails. Prints versions, seconds, and the commands left out.
 
 --renew writes constraints.txt, and the versions that `flowrl doctor` names: the newest that pip
 resolves for flowrl with its tools, if all commands run with them. Packages of extras that were not
@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,7 @@ def main() -> None:
     more: list[Callable[[], list[str]]] = []
     if not given.oldest:
         more = extras(folder, python, wheel, limits, given.only)
+        more += notebooks(folder, python, limits, given.only)
         more += interpreters(folder, wheel, limits, given.only)
     for stage in stages(empty, python, given.only):
         chains, more = [*(partial(tried, chain, empty, python) for chain in stage), *more], []
@@ -262,18 +264,12 @@ def extras(
 ) -> list[Callable[[], list[str]]]:
     """For each extra: lay it over the environment below; `doctor` must then find it, and its
     command run. Each returns the commands that failed."""
-    below = next((folder / "venv" / "lib").glob("python3*/site-packages"))
 
     def overlaid(extra: str, line: str) -> list[str]:
-        over = folder / f"over-{extra}"
-        venv.create(over, with_pip=False, clear=True)
-        own = over / "lib" / below.parent.name / "site-packages"
-        (own / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-        pip = f"{python} -m pip --python {over / 'bin' / 'python'} install -q --no-compile"
-        done = run(f"{pip} -c {limits} '{wheel}[{extra}]'", folder)
-        if done.returncode:
-            return [f"flowrl[{extra}] cannot be installed: {done.stderr[-300:]}"]
-        empty, here = made(folder / f"empty-{extra}"), over / "bin" / "python"
+        here, error = laid_over(folder, python, limits, extra, f"{wheel}[{extra}]")
+        if error:
+            return [f"flowrl[{extra}] cannot be installed: {error}"]
+        empty, over = made(folder / f"empty-{extra}"), here.parent.parent
         row = {"file": "photo.png", "prompt": 'the word "SALE" in a red circle'}
         (empty / "prompts.jsonl").write_text(json.dumps(row) + "\n")
         launch = f"#!{here}\nfrom flowrl.cli.app import main\nmain()\n"
@@ -284,6 +280,42 @@ def extras(
 
     wanted = [pair for pair in OF_EXTRAS.items() if only in f"flowrl[{pair[0]}] {pair[1]}"]
     return [partial(overlaid, *pair) for pair in wanted]
+
+
+def laid_over(
+    folder: Path, python: Path, limits: Path, name: str, *packages: str
+) -> tuple[Path, str]:
+    """The interpreter of an environment with these packages over the wheel's, and what failed."""
+    below = next((folder / "venv" / "lib").glob("python3*/site-packages"))
+    over = folder / f"over-{name}"
+    venv.create(over, with_pip=False, clear=True)
+    own = over / "lib" / below.parent.name / "site-packages"
+    (own / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
+    here = over / "bin" / "python"
+    pip = f"{python} -m pip --python {here} install -q --no-compile"
+    done = run(f"{pip} -c {limits} {shlex.join(packages)}", folder)
+    return here, done.stderr[-300:] if done.returncode else ""
+
+
+def notebooks(folder: Path, python: Path, limits: Path, only: str) -> list[Callable[[], list[str]]]:
+    """The notebooks of examples/, in Jupyter, each in an empty folder; one call, which returns
+    those that failed."""
+    names = [path.name for path in sorted((PROJECT / "examples").glob("*.ipynb"))]
+    lines = {f"jupyter execute --kernel_name=python3 {name}": name for name in names}
+    chosen = {line: name for line, name in lines.items() if only in line}
+
+    def executed() -> list[str]:
+        here, error = laid_over(folder, python, limits, "jupyter", "nbclient", "ipykernel")
+        if error:
+            return [f"Jupyter cannot be installed: {error}"]
+        failed = list[str]()
+        for line, name in chosen.items():
+            empty = made(folder / f"empty-{name}")
+            shutil.copy(PROJECT / "examples" / name, empty)
+            failed += tried([line], empty, here)
+        return failed
+
+    return [executed] if chosen else []
 
 
 def interpreters(

@@ -9,7 +9,7 @@ from peft import LoraConfig
 from flowrl.errors import UserError
 
 # what peft writes into a configuration for its own records, which changes no adapter
-_RECORDS = {
+RECORDS = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
     "inference_mode", "runtime_config", "megatron_core",
 }  # fmt: skip
@@ -28,17 +28,24 @@ def lora_section(lora: Any) -> Any:
             f"{type(lora).__name__}"
         )
     plain = LoraConfig()
-    translated = {"r", "lora_alpha", "target_modules", *_RECORDS}
+    translated = {"r", "lora_alpha", "target_modules", "use_dora", *RECORDS}
+    if lora.init_lora_weights == "gaussian":  # as a run's adapters begin
+        translated.add("init_lora_weights")
     other = [f.name for f in fields(LoraConfig) if f.name not in translated]
     changed = [name for name in other if getattr(lora, name) != getattr(plain, name)]
     if changed:
         values = ", ".join(f"{name}={getattr(lora, name)!r:.60}" for name in changed)
         raise UserError(
-            f"lora: peft.LoraConfig({values}): a run's adapters have a rank (r), lora_alpha and "
-            f"target_modules: leave {', '.join(changed)} out, or merge such adapters before the "
-            "run, and train new ones"
+            f"lora: peft.LoraConfig({values}): a run's adapters have a rank (r), lora_alpha, "
+            f"target_modules and use_dora: leave {', '.join(changed)} out, or merge such adapters "
+            "before the run, and train new ones"
         )
-    return {"rank": lora.r, "alpha": lora.lora_alpha, "targets": _targets(lora.target_modules)}
+    return {
+        "rank": lora.r,
+        "alpha": lora.lora_alpha,
+        "targets": _targets(lora.target_modules),
+        "dora": lora.use_dora,
+    }
 
 
 def _targets(targets: Any) -> list[str] | None:

@@ -5,15 +5,18 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
+from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from flowrl.errors import UserError
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.read import Overrides
+from flowrl.settings.words.names import flowrl_words, unknown_name
 from flowrl.settings.words.sentences import plain_message
 from flowrl.settings.words.values import short_repr
 
@@ -29,7 +32,7 @@ def checked_arguments(
     option or a value of another type."""
     fields = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
     if unknown := [name for name in options if name not in fields]:
-        raise UserError(f"{at}: options: {unknown[0]!r} is not one of {', '.join(fields)}")
+        raise UserError(f"{at}: options: {unknown_name(unknown[0], fields)}")
     try:
         return TypeAdapter(kind).validate_python(texts_of_paths({**values, **options}))
     except ValidationError as error:
@@ -88,6 +91,8 @@ def _checked(function: Callable[P, T], at: str, skipped: int) -> Callable[P, T]:
                 continue
             if wanted := _wanted(parameter.annotation, value):
                 raise UserError(f"{at}: {name} must be {wanted}, not {short_repr(value)}")
+            if odd := _odd_entry(parameter.annotation, value):
+                raise UserError(f"{at}: {name}: {odd}")
         return function(*args, **kwargs)
 
     return call
@@ -101,16 +106,17 @@ def _misfit(
     names = [parameter.name for parameter in parameters]
     placed = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     if unknown := [name for name in named if name not in names]:
-        near = get_close_matches(unknown[0], names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
-        return f"there is no argument {unknown[0][:100]!r}; {hint}"
+        return f"there is no argument {unknown[0][:100]!r}; {_instead(unknown[0], names)}"
     if count - skipped > len(placed):
         by_name = [
             parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
         ]
-        few = f"at most {len(placed)} arguments come" if placed else "no argument comes"
+        few = [parameter.name for parameter in placed]
+        only = f"only {' and '.join(few)} may" if few else "no argument may"
+        lists = bool(placed) and any(kind in _LISTS for kind in _kinds(placed[-1].annotation))
+        one = f" ({few[-1]} is one list)" if lists else ""
         rest = f"; name the others: {', '.join(by_name)}" if by_name else ""
-        return f"{few} without a name{rest}"
+        return f"{only} come without a name{one}{rest}"
     written = {parameter.name for parameter in placed[: count - skipped]}
     if twice := [name for name in named if name in written]:
         return f"{twice[0]} is given twice"
@@ -119,22 +125,110 @@ def _misfit(
     return f"{' and '.join(missing)} must be given"
 
 
+# settings whose argument has another name than the last word of the setting
+_ARGUMENTS = {
+    "prompts.train": "prompts",
+    "model.pipeline": "model",
+    "model.language": "model",
+    "recipe.group": "count",
+}
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    """The advice for an argument that a call does not have: flowrl's word for another library's
+    name, the nearest name, or all names."""
+    written = list[str]()
+    for setting in flowrl_words(name):
+        section, *inner = setting.removeprefix("--").split(".")
+        likely = (_ARGUMENTS.get(setting, ""), *reversed(inner or [section]))
+        argument = next((word for word in likely if word in names), None)
+        if argument is not None:
+            written.append(repr(argument))
+        elif "settings" in names:
+            written.append(f"the setting {setting}")
+    if written:
+        return f"did you mean {' or '.join(dict.fromkeys(written))}?"
+    near = get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation allows, without their parameters."""
+    return [get_origin(member) or member for member in _members(annotation)]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
 def _wanted(annotation: Any, value: object) -> str:
-    """The kind of value that an annotation of texts, paths and lists wants; empty for one that
-    fits, and for annotations of other kinds, which the call itself checks."""
-    members = (
-        get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    )
-    kinds = [get_origin(member) or member for member in members]
-    if bool in kinds and set(kinds) <= {bool, str, Collection}:
+    """The kind of value that an annotation wants; empty for one that fits, and for annotations of
+    kinds that are not plain, which the call itself checks."""
+    kinds = [kind for kind in _kinds(annotation) if kind is not type(None)]
+    if {bool, str} <= set(kinds) <= {bool, str, Collection}:  # rights: a word, or names
         return "" if isinstance(value, bool | str | Collection) else "True, False or names"
-    if not all(kind in (str, Path, type(None), *_LISTS) for kind in kinds):
+    if kinds == [Mapping]:
+        left = _may_be_none(annotation)  # whose call has an example
+        return "" if left or isinstance(value, Mapping) else "a mapping"
+    plain = all(kind in _LISTS or inspect.isclass(kind) for kind in kinds)
+    if not plain or any(kind in _LEFT or Protocol in kind.__mro__ for kind in kinds):
         return ""
-    if value is None and type(None) in kinds:
+    if value is None and _may_be_none(annotation):
         return ""
-    texts = str in kinds or Path in kinds
-    lists = any(kind in _LISTS for kind in kinds)
-    if (lists and isinstance(value, Iterable)) or (texts and isinstance(value, str | Path)):
+    if any(_is_of(kind, value) for kind in kinds):
         return ""
-    one = "a path" if Path in kinds else "a text"
-    return f"{one} or a list" if texts and lists else one if texts else "a list"
+    names = [_KIND_NAMES.get(kind, _with_article(kind)) for kind in kinds if kind is not str]
+    if str in kinds and Path not in kinds:  # a path is a text too
+        names.insert(0, "a text")
+    names = list(dict.fromkeys(names))
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _may_be_none(annotation: Any) -> bool:
+    return type(None) in _kinds(annotation)
+
+
+def _is_of(kind: Any, value: object) -> bool:
+    """Whether a value is of a plain kind. A text is a path, and no list; a number is no truth."""
+    if kind in _LISTS:
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if kind in (int, float):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            return False
+        return kind is float or isinstance(value, Integral) or float(value).is_integer()
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    return isinstance(value, kind) and not inspect.isclass(value)  # a class can be called too
+
+
+def _with_article(kind: type[Any]) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+
+
+_LEFT = (Any, Callable, Mapping)  # to the call, whose sentence has examples
+_KIND_NAMES = {
+    str: "a text",
+    Path: "a path",
+    Sequence: "a list",
+    Iterable: "a list",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+}
+
+
+def _odd_entry(annotation: Any, value: object) -> str:
+    """The fault of an entry of a list; empty for a list whose entries fit. Only lists that can be
+    read twice are looked at."""
+    if not isinstance(value, list | tuple):
+        return ""
+    for member in _members(annotation):
+        if get_origin(member) in _LISTS:
+            (entry_kind,) = get_args(member)
+            for number, entry in enumerate(value, 1):
+                if wanted := _wanted(entry_kind, entry):
+                    return f"entry {number} must be {wanted}, not {short_repr(entry)}"
+    return ""

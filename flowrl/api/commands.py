@@ -330,7 +330,7 @@ def score_command(arguments: list[str]) -> int:
     quiet()
     from flowrl.api.scoring import score
 
-    score(**keywords(parsed))
+    score(**keywords(parsed, "rewards"), rewards=_rewards(parsed.rewards))
     return 0
 
 

@@ -1,14 +1,14 @@
 """Arguments of a run, from Python, as its settings."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowrl.api.adapters import lora_section
 from flowrl.api.models import model_settings
-from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
+from flowrl.api.parts import GivenPrompts, GivenRewards, SomeRewards, prompt_settings
 from flowrl.errors import UserError
 from flowrl.paths import run_file, run_path
 from flowrl.settings import RewardSpec, RunSettings
@@ -39,8 +39,8 @@ class Given:
 
     model: Any = None
     tokenizer: Any = None
-    rewards: Sequence[GivenReward] = ()
-    held_out_rewards: Sequence[GivenReward] = ()
+    rewards: SomeRewards = ()
+    held_out_rewards: SomeRewards = ()
     prompts: GivenPrompts | None = None
     held_out: GivenPrompts | None = None
     recipe: str | Mapping[str, Any] | None = None

@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import IOBase
 from pathlib import Path
@@ -17,12 +17,14 @@ from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
+from rewards.checks.settings import check_names
 from rewards.perception.media import to_rgb
 from rewards.user_function import Own, function_settings, user_reward
 
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
 GivenReward = str | Path | Mapping[str, Any] | Callable[..., Any]
+SomeRewards = GivenReward | Sequence[GivenReward]  # one, or a list
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class GivenRewards:
                 reward = _reward(named, settings, place)
                 spec["name"] = file_name(named) or IN_PYTHON + spec["label"]
             elif isinstance(named, str):
+                if "," in named and ".py" not in named:
+                    listed = [name.strip() for name in named.split(",") if name.strip()]
+                    raise UserError(
+                        f"{place}: {named!r:.100} is several names in one: write a list, {listed}"
+                    )
                 spec = {key: _in_file(value) for key, value in spec.items()}
                 spec, reward = _with_objects(spec, place) if _has_object(spec) else (spec, None)
             else:
@@ -148,11 +155,9 @@ def _reward(reward: Callable[..., Any], settings: Mapping[str, Any], place: str)
             )
         return reward
     try:
-        parameters = function_settings(_label(reward), reward)
+        check_names(_label(reward), function_settings(_label(reward), reward), settings)
     except ValueError as error:
         raise UserError(f"{place}: {error}") from error
-    if unknown := [name for name in settings if name not in parameters]:
-        raise UserError(f"{place}: {_label(reward)} has no setting {unknown[0]!r}")
     return user_reward(reward, settings, _examples(function))
 
 

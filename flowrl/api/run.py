@@ -21,9 +21,9 @@ from flowrl.api.calls import checked_arguments, public_call, public_calls, setti
 from flowrl.api.given import Given
 from flowrl.api.parts import (
     GivenPrompts,
-    GivenReward,
     GivenRewards,
     PromptSources,
+    SomeRewards,
     prompt_settings,
 )
 from flowrl.api.untouched import untouched
@@ -113,10 +113,10 @@ class Run:
         live: Live = NOTHING_LIVE,
         *,
         model: Any = None,
-        rewards: Sequence[GivenReward] = (),
+        rewards: SomeRewards = (),
         prompts: GivenPrompts | None = None,
         held_out: GivenPrompts | None = None,
-        held_out_rewards: Sequence[GivenReward] = (),
+        held_out_rewards: SomeRewards = (),
         recipe: str | Mapping[str, Any] | None = None,
         given: Mapping[str, Any] | None = None,
         lora: GivenLora | None = None,
@@ -160,9 +160,7 @@ class Run:
         self._untrained: tuple[str, Path | None] | None = None
 
     @classmethod
-    def open(
-        cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: Trust = False
-    ) -> "Run":
+    def open(cls, folder: str | Path, rewards: SomeRewards = (), trust: Trust = False) -> "Run":
         """The run of a folder, whose settings are checked at once. `rewards` are objects that its
         file cannot name. UserError for a folder without a run, or one from elsewhere that asks for
         rights which `trust` does not grant."""
@@ -170,9 +168,7 @@ class Run:
         return cls.at(folder, rewards, trust)
 
     @classmethod
-    def at(
-        cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: Trust = False
-    ) -> "Run":
+    def at(cls, folder: str | Path, rewards: SomeRewards = (), trust: Trust = False) -> "Run":
         """The run of a folder that is read once something is asked of it."""
         run = cls(trust=trust)
         run.folder = Path(folder)
@@ -483,7 +479,7 @@ class Run:
                 try:
                     stands = run_start.folder_state(run, folder)
                     if stands == "finished":
-                        print(f"{folder} has finished its {run.train.iterations} iterations")
+                        print(run_start.finished_words(run, folder))
                         weights = folder / run.exported
                         return self._kept(Result(folder, None, {}, {}, weights), live)
                     if stands == "absent":
@@ -499,9 +495,7 @@ class Run:
                     return self._kept(result, live)
                 except FolderInUse as error:
                     if not wait:
-                        raise FolderInUse(
-                            f"{error}; or --wait, to go on once it has ended"
-                        ) from error
+                        raise FolderInUse(f"{error}; --wait does so, and then goes on") from error
                     if not said:
                         print(f"{folder} is in use: waiting until it is free", flush=True)
                     said = True
@@ -594,7 +588,7 @@ class Run:
         rounds: int = 50,
         rate: float = 5.0,
         naturalness: float = 0.01,
-        rewards: Sequence[GivenReward] = (),
+        rewards: SomeRewards = (),
         settings: Overrides = (),
         written: bool = False,
     ) -> Samples:
@@ -639,7 +633,7 @@ class Run:
         self,
         prompts: GivenPrompts | PromptSources | None = None,
         *,
-        rewards: Sequence[GivenReward] = (),
+        rewards: SomeRewards = (),
         weights: str = "last",
         samples: int | None = None,
         steps: int | None = None,
@@ -695,7 +689,7 @@ class Run:
             return {"run": None, "model": model, "adapter": adapter, "trust": self._trust}
         return {"run": str(self.begun), "model": None, "adapter": None, "trust": self._trust}
 
-    def _rewards(self, rewards: Sequence[GivenReward]) -> tuple[tuple[str, ...], Live]:
+    def _rewards(self, rewards: SomeRewards) -> tuple[tuple[str, ...], Live]:
         """Rewards as words of a command, and those that are objects."""
         read = GivenRewards.of(rewards, "rewards")
         words = tuple(json.dumps(spec) for spec in read.specs)
@@ -715,7 +709,7 @@ class Run:
             for prompt_set in sets
         )
 
-    def judges(self, given: Sequence[GivenReward] = (), of_sets: bool = True) -> dict[str, Reward]:
+    def judges(self, given: SomeRewards = (), of_sets: bool = True) -> dict[str, Reward]:
         """Evaluation rewards by label, loaded: the given ones, or the run's. `of_sets`: each scores
         its own data sets alone."""
         if not given:

@@ -3,16 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isclass
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from jaxtyping import Float, Int
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from flowrl.api.calls import public_call
-from flowrl.api.parts import GivenReward, GivenRewards
+from flowrl.api.parts import GivenRewards, SomeRewards
 from flowrl.api.run import Run, check_counts, opened_model
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
@@ -37,6 +39,8 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.words.names import unknown_name
+from flowrl.settings.words.sentences import plain_message
+from flowrl.settings.words.values import short_repr
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
 
@@ -120,6 +124,12 @@ def sample(
     """
     texts = _prompt_list(prompts)
     check_counts("flowrl.sample", {"steps": steps})
+    _check_guidance(guidance, "flowrl.sample")
+    if not isinstance(plan, Planner) or isclass(plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UserError(
+            "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or "
+            f"samplers.Tree(...), not {short_repr(plan)}"
+        )
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
         batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
@@ -156,7 +166,7 @@ class SteeredSamples:
 def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     model: PipelineSource,
     prompts: str | Sequence[str],
-    rewards: Sequence[GivenReward],
+    rewards: SomeRewards,
     *,
     method: Method = "particles",
     particles: int = 8,
@@ -177,6 +187,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     """
     texts = _prompt_list(prompts)
     check_counts("flowrl.steer", {"particles": particles, "count": count, "steps": steps})
+    _check_guidance(guidance, "flowrl.steer")
     if method not in get_args(Method):
         raise UserError(f"flowrl.steer: method {unknown_name(method, get_args(Method))}")
     read = GivenRewards.of(rewards, "flowrl.steer: rewards")
@@ -199,6 +210,15 @@ def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
     if not texts or not all(text.strip() for text in texts):
         raise UserError("prompts must not be empty")
     return texts
+
+
+def _check_guidance(guidance: GuidanceScale, at: str) -> None:
+    """UserError for a value that is no scale, with the sentence of a run's file."""
+    try:
+        TypeAdapter(GuidanceScale).validate_python(guidance)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UserError(f"{at}: guidance: {plain_message(first)}") from error
 
 
 @contextmanager

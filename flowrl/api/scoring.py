@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.api.calls import checked_arguments, public_call
-from flowrl.api.parts import GivenReward, GivenRewards
+from flowrl.api.parts import GivenReward, GivenRewards, SomeRewards
 from flowrl.api.untouched import untouched
 from flowrl.cli.serve import Serve, run_reward_server
 from flowrl.errors import UserError
@@ -35,7 +35,7 @@ class RewardEvaluation:
 @public_call
 def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the command
     data: str | Path,
-    rewards: Sequence[GivenReward],
+    rewards: SomeRewards,
     *,
     judges: Sequence[str | Mapping[str, Any]] = (),
     out: str | Path | None = None,
@@ -135,7 +135,7 @@ def _is_object(spec: Mapping[str, Any], read: GivenRewards) -> bool:
 @public_call
 def score(
     folder: str | Path,
-    rewards: Sequence[str | Path | Mapping[str, Any]],
+    rewards: SomeRewards,
     *,
     prompts: str | Path | None = None,
     prompts_from: Where = "auto",
@@ -148,7 +148,7 @@ def score(
     scores.csv, scores.parquet and contact sheets.
 
     folder         its subfolders are read too
-    rewards        names, or mappings with a name
+    rewards        names, mappings with a name, or callables
     prompts        a table with the columns file and prompt; None: one of the folder's own
     prompts_from   table, captions (NAME.txt beside NAME.png), metadata or names; auto tries them in
                    this order
@@ -156,14 +156,12 @@ def score(
     chunk, frames  samples per call, and frames of a video
     out            a folder; None: FOLDER/scores
     """
+    read = GivenRewards.of(rewards, "flowrl.score: rewards")
+    named = [spec for spec in read.specs if not _is_object(spec, read)]
     values = {
-        "folder": folder, "rewards": tuple(_word(reward) for reward in rewards), "prompts": prompts,
+        "folder": folder, "rewards": tuple(json.dumps(spec) for spec in named), "prompts": prompts,
         "prompts_from": prompts_from, "sheet": sheet, "chunk": chunk, "frames": frames, "out": out,
     }  # fmt: skip
     arguments = checked_arguments(ScoreArguments, values, {}, "flowrl.score")
     with untouched():
-        return score_folder(arguments)
-
-
-def _word(reward: str | Path | Mapping[str, Any]) -> str:
-    return str(reward) if isinstance(reward, str | Path) else json.dumps(texts_of_paths(reward))
+        return score_folder(arguments, read.objects)

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flowrl.api.calls import public_call
 from flowrl.api.given import PLACE
-from flowrl.api.parts import GivenPrompts, GivenReward
+from flowrl.api.parts import GivenPrompts, SomeRewards
 from flowrl.api.run import GivenLora, Run
 from flowrl.errors import UserError
 from flowrl.session.live import Callback
 from flowrl.settings.read import run_from
 from flowrl.settings.trust import Trust
+
+AUTO: Literal["auto"] = "auto"
 
 
 @public_call
@@ -36,10 +38,10 @@ def recipe(name: str, **settings: Any) -> dict[str, Any]:
 def train(  # noqa: PLR0913 one call has all of a run
     model: Any = None,
     *,
-    rewards: Sequence[GivenReward] = (),
+    rewards: SomeRewards = (),
     prompts: GivenPrompts | None = None,
     held_out: GivenPrompts | None = None,
-    held_out_rewards: Sequence[GivenReward] = (),
+    held_out_rewards: SomeRewards = (),
     recipe: str | Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
     lora: GivenLora | None = None,
@@ -82,7 +84,9 @@ def train(  # noqa: PLR0913 one call has all of a run
     callbacks         called after each iteration, evaluation and checkpoint: see `Callback`
     folder            the new run's folder; by default the next free one in `runs`
     resume            the folder of a run to resume; it takes rewards that no file can name,
-                      iterations, lr, settings and callbacks
+                      iterations, lr, settings and callbacks. "auto", with `folder`: begin the run
+                      if the folder is absent, continue it if it is there, and do nothing if it has
+                      finished
     trust             grant a resumed folder that was not started here all that it asks for, or the
                       rights that are named, such as "code,network": see SECURITY.md
 
@@ -93,15 +97,16 @@ def train(  # noqa: PLR0913 one call has all of a run
     """
     file = settings if isinstance(settings, str | Path) else None
     over = None if isinstance(settings, str | Path) else settings
-    if resume is not None and folder is not None:
+    if resume is not None and resume != AUTO and folder is not None:
         raise UserError(f"{PLACE}: a resumed run already has a folder: leave `folder` out")
     run = Run(
         file, model=model, rewards=rewards, prompts=prompts, held_out=held_out,
         held_out_rewards=held_out_rewards, recipe=recipe, given=given, lora=lora,
         iterations=iterations, lr=lr, seed=seed, tokenizer=tokenizer, settings=over, trust=trust,
     )  # fmt: skip
-    if resume is None:
-        return run.train(folder=folder, callbacks=callbacks)
+    if resume is None or resume == AUTO:
+        again = None if resume is None else AUTO
+        return run.train(folder=folder, resume=again, trust=trust, callbacks=callbacks)
     run.folder = Path(resume)
     return run.resume(callbacks=callbacks)
 

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from flowrl.cli import app
 from flowrl.cli.installed import torchvision_misfit
+from flowrl.models.peft_version import peft_misfit
 from flowrl.paths import CACHE_VARIABLE, PROJECT, cache_folder
 from flowrl.session.notices import NOTICES_VARIABLE, STATES, configured_receiver, try_receiver
 from flowrl.settings.command_line.arguments import Word
@@ -162,6 +163,9 @@ def _packages() -> Iterator[Finding]:
         if not wanted.specifier.contains(installed, prereleases=True):
             detail = f"{installed}, but flowrl needs {wanted.specifier}: pip install '{wanted}'"
             yield Finding("missing", wanted.name, detail)
+            continue
+        if wanted.name == "peft" and (sentence := peft_misfit()) is not None:
+            yield Finding("missing", "peft", f"of language models' adapters: {sentence}")
             continue
         proven = PROVEN_VERSIONS.get(wanted.name)
         if proven is None or installed.partition("+")[0] == proven:

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch import nn
 
@@ -37,6 +37,7 @@ from flowrl.settings.command_line.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import open_folder
 from flowrl.settings.trust import SAMPLED_PARTS
 from flowrl.whole_file import copy_folder
+from rewards.hub_names import names_repository
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
@@ -220,6 +221,10 @@ def check_upload(repository: str) -> None:
         raise UserError(
             f"--push-to-hub: {repository[:100]!r} is not owner/name: {reason}"
         ) from error
+    if not names_repository(repository):  # the hub's own check takes a name without an owner
+        raise UserError(
+            f"--push-to-hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
+        )
     if get_token() is None:
         raise UserError(
             "--push-to-hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
@@ -239,9 +244,16 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         )
     except Exception as error:  # whatever the hub's client and its HTTP library raise
         reason = " ".join(str(error).split())[:200]
-        again = f"hf upload {quote(repository)} {quote(str(folder))}"
+        again = f"hf upload {quote(repository)} {quote(str(folder))}{' --private' * private}"
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        said = f"{type(error).__name__}: {reason}"
+        if status in (401, 403):
+            said = (
+                f"the hub refuses the token, {status}: run `hf auth login`, or set HF_TOKEN, with "
+                f"one that may write to {repository}"
+            )
         raise UserError(
-            f"--push-to-hub: {repository} was not uploaded ({type(error).__name__}: {reason}); the "
-            f"files are in {folder}, and `{again}` tries again"
+            f"--push-to-hub: {repository} was not uploaded ({said}); the files are in {folder}, "
+            f"and `{again}` tries again"
         ) from error
     return str(url)

@@ -15,7 +15,7 @@ from flowrl.models.open import evaluation_policy, whole_at_evaluation
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.models.saved_weights import load_saved
-from flowrl.paths import find
+from flowrl.paths import find, no_such_model
 from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS, damage, numbered_folders
 from flowrl.session.learner import load_models, load_policy
@@ -28,7 +28,7 @@ from flowrl.settings.parts.own_parts import is_code
 from flowrl.settings.read import Overrides, check_plan, open_folder, override, run_from
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
 from flowrl.settings.words.short_forms import REWARDS
-from rewards.perception.hub_names import names_repository
+from rewards.hub_names import names_repository
 from rewards.rights import Limits, Right, need
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
@@ -221,6 +221,11 @@ def check_subject(arguments: SampleArguments | EvaluateArguments, command: str) 
         )
     if arguments.adapter is not None and arguments.model is None:
         raise UserError(f"{command}: --adapter needs --model; for a run use --weights FOLDER")
+    if arguments.model is not None and arguments.weights != "last":
+        raise UserError(
+            f"{command}: --weights {arguments.weights}: a model without a run has no others: leave "
+            "--weights out, or name an adapter's folder with --adapter"
+        )
 
 
 def _parts(arguments: SampleArguments | EvaluateArguments) -> frozenset[str]:
@@ -285,7 +290,7 @@ def is_pipeline(source: str) -> bool:
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
     if not names_repository(source):
-        raise UserError(f"--model: {source} is neither a folder nor a hub name (owner/name)")
+        raise UserError(f"--model: {no_such_model(source)}")
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:
         if isinstance(try_to_load_from_cache(source, file), str):

@@ -1,7 +1,6 @@
 """The model card of an exported run: README.md with the hub's metadata, curves and samples."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.checks.unlike import unlike_training
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
+from rewards.hub_names import names_repository
 
 CARD, CURVES = "README.md", "curves.svg"
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _PAGES = ("before_after", "after", "before")  # of a run's samples, the most telling first
 _EXAMPLES, _MOST_LETTERS = 5, 200
 CardRows = list[tuple[Any, ...]]
@@ -104,7 +103,7 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
 
 def _metadata(subject: CardSubject) -> ModelCardData:
     run = subject.run
-    on_hub = _HUB_NAME.fullmatch(subject.source) and not Path(subject.source).is_dir()
+    on_hub = names_repository(subject.source) and not Path(subject.source).is_dir()
     pipeline = isinstance(subject.model, PipelineSettings)
     kind = "text-to-image" if pipeline or run.image_tokens is not None else "text-generation"
     library = "diffusers" if pipeline else "transformers"

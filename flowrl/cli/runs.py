@@ -131,6 +131,8 @@ def _found(folders: Iterable[Path]) -> Iterator[Path]:
         if (folder / "run.yaml").is_file():
             yield folder
             continue
+        if folder != RUNS and not folder.is_dir():
+            raise UserError(f"runs: no folder {folder}")
         inside = sorted(folder.glob("*/run.yaml")) if folder.is_dir() else []
         if not inside:
             where = "here" if folder == RUNS else f"in {folder}"

@@ -150,6 +150,10 @@ def _new(arguments: Vote) -> Path:
         arguments.source[0],
         [(source / RUN_FILE).is_file() for source in arguments.source],
     )
+    if len(arguments.source) > 1:
+        for source in arguments.source:
+            if not source.exists():
+                raise UserError(f"vote: {source}: no such file or folder")
     if len(arguments.source) > 2 or (len(arguments.source) == 2 and not all(runs)):
         raise UserError("vote: two sources must be two runs; otherwise give one source")
     config = None if first.is_dir() else run_path(str(first))

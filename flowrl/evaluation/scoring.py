@@ -14,12 +14,22 @@ from torch.nn import functional
 
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, columns, find_items
-from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
+from flowrl.evaluation.measure import (
+    Cost,
+    Gallery,
+    Item,
+    check_specs,
+    loaded,
+    parse_specs,
+    scores,
+    tested,
+)
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.media import pictures
 from flowrl.media.sounds import wave_image
 from flowrl.paths import removed_on_error
 from flowrl.settings.command_line.arguments import Word
+from rewards import Reward
 from rewards.audio import Audio
 from rewards.perception.media import to_tensor
 
@@ -53,9 +63,11 @@ class ScoreArguments:
     """A folder; by default FOLDER/scores."""
 
 
-def score_folder(arguments: ScoreArguments) -> Path:
+def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) -> Path:
+    """Score the folder; returns the folder of the table. `objects` are additional rewards by label,
+    passed from Python."""
     specs = parse_specs(arguments.rewards, "--rewards")
-    if not specs:
+    if not specs and not objects:
         raise UserError("score: no rewards; add some, such as --rewards shapes,brightness")
     if arguments.chunk < 1 or arguments.frames < 1 or arguments.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
@@ -71,11 +83,16 @@ def score_folder(arguments: ScoreArguments) -> Path:
     gallery = Gallery(items, arguments.frames)
     values: dict[str, ScoreColumn] = {}
     costs: dict[str, Cost] = {}
+
+    def scored(name: str, reward: Reward) -> None:
+        indices = range(len(items))
+        values[name], costs[name] = scores(name, reward, gallery, indices, arguments.chunk)
+
     try:
         for name, spec in specs.items():
-            reward, _ = loaded(name, spec, items)
-            indices = range(len(items))
-            values[name], costs[name] = scores(name, reward, gallery, indices, arguments.chunk)
+            scored(name, loaded(name, spec, items)[0])
+        for name, reward in objects.items():
+            scored(name, tested(name, reward, items))
     except UserError as error:
         if not values:
             raise

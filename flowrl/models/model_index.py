@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
-from flowrl.paths import find
+from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
@@ -184,7 +184,7 @@ def _meaning(error: Exception, source: str) -> Exception:
             f"the hub has no {source}: check the name, or log in if it is private (hf auth login)"
         )
     if isinstance(error, HFValidationError):
-        return UserError(f"{source} is neither a folder nor a hub name (owner/name)")
+        return UserError(no_such_model(source))
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status in (401, 403):
         return UserError(

@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from flowrl.settings.words.scores import shown_score
+
 _PLAIN = 1e-3  # numbers from here to a million are written without an exponent
 _MARKS = re.compile(r"([\\`*\[\]<>|~&]|:(?=//))")  # what Markdown may interpret inside a line
 
@@ -85,7 +87,17 @@ def _engine(**more: Any) -> Environment:
         lstrip_blocks=True,
         **more,
     )
-    filters = (number, signed, sign, fixed, duration_text, count, code_span, table_cell)
+    filters = (
+        number,
+        shown_score,
+        signed,
+        sign,
+        fixed,
+        duration_text,
+        count,
+        code_span,
+        table_cell,
+    )
     engine.filters |= {function.__name__: function for function in filters}
     return engine
 

@@ -25,6 +25,7 @@ from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
 from flowrl.prompts.unpacked import TooLarge, check_unpacked
+from rewards.hub_names import names_repository
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need, texts_in
 
@@ -33,7 +34,6 @@ _DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a folder's data, which 
 _MOST_DESCRIPTION = 2**22  # bytes
 _MOST_COLUMNS = 1_000
 _AT_ONCE = 1024  # rows of a data set whose size is summed at once
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not those of str.splitlines, which are in prompts
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")  # JSON's
 _EXACT_DIGITS = 15  # of a float; with more it would be another number
@@ -79,7 +79,7 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
 def on_hub(source: str) -> bool:
     """Whether a source is a hub data set's name, owner/name, rather than a file or folder."""
     suffix = Path(source).suffix.lower()
-    if not _HUB_NAME.fullmatch(source) or suffix in {*READERS, *_NO_HUB_NAME}:
+    if not names_repository(source) or suffix in {*READERS, *_NO_HUB_NAME}:
         return False
     return not find(source).exists()
 

@@ -125,6 +125,17 @@ def _finished(run: RunSettings, folder: Path, newest: Path | None) -> bool:
     return done and (folder / run.exported).is_dir()
 
 
+def finished_words(run: RunSettings, folder: Path) -> str:
+    """A sentence that says how a finished run ended."""
+    newest = checkpoint.newest(folder, lambda _: None)
+    done, asked = (0 if newest is None else int(newest.name)), run.train.iterations
+    if newest is not None and done < asked:
+        reason = early_end(run, checkpoint.progress_of(newest))
+        return f"{folder} has finished after {done} of {asked} iterations: {reason}"
+    more = "" if done == asked else f", {done - asked} more than asked for"
+    return f"{folder} has finished its {done} iterations{more}"
+
+
 def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Reserve the run's folder, and let the launcher's later attempts know that this launch has
     begun it. Not that of a run which stands there already: a restart must not resume that."""

@@ -30,11 +30,11 @@ from jaxtyping import Float
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from rewards.hub_names import names_repository
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
 from rewards.perception.hub import HubName, fetched, hub_reachable, model_path
-from rewards.perception.hub_names import names_repository
 from rewards.perception.media import WrongMedia, expect, items
 from rewards.perception.qwen import (
     QwenBackbone,

@@ -71,6 +71,6 @@ ROWS = (
     ("terminal-label", "flowrl/settings/sections/data.py", "if not self.label.isprintable():", "if False:",
      "cli/test_control_characters.py"),
     ("terminal-runs", "flowrl/cli/runs.py", "printable(cell) for cell", "cell for cell", "cli/test_control_characters.py"),
-    ("hub-names", "rewards/perception/hub_names.py", "        validate_repo_id(text)", "        pass",
+    ("hub-names", "rewards/hub_names.py", "        validate_repo_id(text)", "        pass",
      "cli/test_hub_names.py"),
 )

@@ -110,7 +110,7 @@ def test_one_function_may_train_and_judge() -> None:
 
 
 def test_settings_of_another_type_are_refused() -> None:
-    with pytest.raises(UserError, match="settings must be a mapping or a run's file, not list"):
+    with pytest.raises(UserError, match="settings: entry 1 must be a text, not 1"):
         flowrl.train("a/b", recipe="nft", settings=[1])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"'train\.lr' is not known; write train: \{lr: \.\.\.\}"):
         flowrl.train("a/b", recipe="nft", prompts=["x"], rewards=["jpeg"], settings={"train.lr": 1})
@@ -262,7 +262,7 @@ def test_rewards_steer_a_live_pipeline(pipeline: Path) -> None:
     [
         ({"method": "best-of"}, "flowrl.steer: method 'best-of' is not known"),
         ({"particles": 0}, "flowrl.steer: particles must be a whole number from 1, not 0"),
-        ({"count": 1.5}, "flowrl.steer: count must be a whole number from 1, not 1.5"),
+        ({"count": 1.5}, "flowrl.steer: count must be a whole number, not 1.5"),
         ({"steps": 0}, "flowrl.steer: steps must be a whole number from 1, not 0"),
         ({"rewards": []}, "flowrl.steer: rewards is empty"),
     ],
@@ -298,7 +298,7 @@ def test_rewards_are_evaluated_and_served(tmp_path: Path, monkeypatch: pytest.Mo
     )  # fmt: skip
     assert set(found.results["rewards"]) == {"redness", "brightness"}
     assert (found.folder / "evaluation.html").is_file()
-    with pytest.raises(UserError, match="'robst' is not one of"):
+    with pytest.raises(UserError, match="'robst' is not known; did you mean 'robust'"):
         flowrl.evaluate_rewards(PAIRS, [redness], options={"robst": 0})
     served: list[tuple[Serve, Any]] = []
     monkeypatch.setattr(

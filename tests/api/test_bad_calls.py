@@ -4,18 +4,26 @@ line, and comes before anything is loaded."""
 import inspect
 
 import pytest
+import torch
 
 import flowrl
+import samplers
 from flowrl.api import PUBLIC_NAMES
 from flowrl.api.run import Run
 
 MODEL = flowrl.path("flowrl/demo/shapes-sd3")
 MORE = {"rewards": ["shapes"], "prompts": ["a red circle"], "recipe": "nft"}
+
+
+def _of_four(samples, width, height, depth):
+    return [0.0] * len(samples.media)
+
+
 BAD = [
     (lambda: flowrl.train(None), "flowrl.train: pass a recipe, such as recipe=flowrl.recipe("),
     (
-        lambda: flowrl.train(MODEL, rewards=5, prompts=["a"]),
-        "flowrl.train: rewards must be a list, not 5",
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": 5}),
+        "rewards: give a list of rewards, each a name, a mapping with a `name`",
     ),
     (
         lambda: flowrl.train(MODEL, rewards=["shapes"], prompts=["a"], recipe=3),
@@ -31,7 +39,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", iterations="many"),
-        "configs/demo.yaml: train.iterations: input should be a val",
+        "flowrl.train: iterations must be a whole number, not 'many'",
     ),
     (
         lambda: flowrl.train(settings="demo", iterations=0),
@@ -39,7 +47,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", lr="fast"),
-        "configs/demo.yaml: train.lr: input should be a valid numbe",
+        "flowrl.train: lr must be a number, not 'fast'",
     ),
     (
         lambda: flowrl.train(settings="demo", lr=float("nan")),
@@ -47,7 +55,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", seed=1.5),
-        "configs/demo.yaml: train.seed: input should be a valid int",
+        "flowrl.train: seed must be a whole number, not 1.5",
     ),
     (lambda: flowrl.train(settings=3), "flowrl.train: settings must be a mapping or a run's file,"),
     (
@@ -83,11 +91,11 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", learning_rate=1),
-        "flowrl.train: there is no argument 'learning_rate'; it has",
+        "flowrl.train: there is no argument 'learning_rate'; did you mean 'lr'?",
     ),
     (
         lambda: flowrl.train(settings="demo", held_out_rewards=4),
-        "flowrl.train: held_out_rewards must be a list, not 4",
+        "held_out_rewards: give a list of rewards, each a name, a mapping",
     ),
     (lambda: flowrl.Run(3), "flowrl.Run: source must be a path, not 3"),
     (
@@ -108,7 +116,7 @@ BAD = [
     ),
     (
         lambda: flowrl.Run("demo").plan(iteration="x"),
-        "flowrl.Run.plan: iteration: input should be a valid intege",
+        "flowrl.Run.plan: iteration must be a whole number, not 'x'",
     ),
     (
         lambda: flowrl.Run("demo").plan(gpu=1),
@@ -120,6 +128,10 @@ BAD = [
     ),
     (
         lambda: flowrl.Run("demo").train(restarts="x"),
+        "flowrl.Run.train: restarts must be a whole number, not 'x'",
+    ),
+    (
+        lambda: flowrl.Run("demo").train(restarts=1),
         "restarts needs the run's folder: add folder=",
     ),
     (
@@ -138,7 +150,7 @@ BAD = [
     ),
     (
         lambda: flowrl.Run.of_model(MODEL).sample("a", n=2),
-        "flowrl.Run.sample: there is no argument 'n'; it has prompt",
+        "flowrl.Run.sample: there is no argument 'n'; did you mean 'count'?",
     ),
     (
         lambda: flowrl.Run.of_model(MODEL).sample("a", weights=3),
@@ -151,15 +163,15 @@ BAD = [
     (lambda: flowrl.Run("demo").evaluate(), "'demo' has not begun: train() it first"),
     (
         lambda: flowrl.Run("demo").evaluate(samples="x"),
-        "evaluate: samples must be a whole number from 1, not 'x'",
+        "flowrl.Run.evaluate: samples must be a whole number, not 'x'",
     ),
     (
         lambda: flowrl.Run("demo").export("o"),
-        "flowrl.Run.export: no argument comes without a name; name",
+        "flowrl.Run.export: no argument may come without a name; name",
     ),
     (
         lambda: flowrl.Run("demo").export(3),
-        "flowrl.Run.export: no argument comes without a name; name",
+        "flowrl.Run.export: no argument may come without a name; name",
     ),
     (
         lambda: flowrl.Run("demo").export(fromat="x"),
@@ -174,12 +186,12 @@ BAD = [
     ),
     (
         lambda: flowrl.vote(".", votes="x"),
-        "flowrl.vote: votes: input should be a valid integer, unabl",
+        "flowrl.vote: votes must be a whole number, not 'x'",
     ),
     (lambda: flowrl.vote(3), "flowrl.vote: source must be a path or a list, not 3"),
     (
         lambda: flowrl.fit_reward(None, features=["clip"], out="t"),
-        "flowrl.fit_reward: votes must be a path, or what flowrl.vo",
+        "flowrl.fit_reward: votes must be a path or a CollectedVotes, not None",
     ),
     (
         lambda: flowrl.fit_reward("nowhere", features=["clip"], out="t"),
@@ -199,7 +211,10 @@ BAD = [
     ),
     (lambda: flowrl.score([], rewards=["shapes"]), "flowrl.score: folder must be a path, not []"),
     (lambda: flowrl.score("nowhere", rewards=["shapes"]), "nowhere: no such folder"),
-    (lambda: flowrl.score(".", rewards=3), "flowrl.score: rewards must be a list, not 3"),
+    (
+        lambda: flowrl.score(".", rewards=3),
+        "flowrl.score: rewards: give a list of rewards, each a name",
+    ),
     (
         lambda: flowrl.score(".", rewards=[]),
         "score: no rewards; add some, such as --rewards shapes,brig",
@@ -239,7 +254,7 @@ BAD = [
     (lambda: flowrl.import_run(3), "flowrl.import_run: what must be a path, not 3"),
     (
         lambda: flowrl.import_run("trl grpo", devices="x"),
-        "--devices: x is not a number of processes of at least 1",
+        "flowrl.import_run: devices must be a whole number, not 'x'",
     ),
     (lambda: flowrl.import_run("trl grpo", of=3), "flowrl.import_run: of must be a text, not 3"),
     (lambda: flowrl.import_run("trl grpo", out=3), "flowrl.import_run: out must be a path, not 3"),
@@ -271,7 +286,7 @@ BAD = [
     (lambda: flowrl.path(None), "flowrl.path: None is not a name, such as flowrl/demo/shape"),
     (lambda: flowrl.completion_script("tcsh"), "completion: give a shell, one of bash, zsh, fish"),
     (lambda: flowrl.doctor(folder=3), "flowrl.doctor: folder must be a path, not 3"),
-    (lambda: flowrl.schema(3), "flowrl.schema: no argument comes without a name"),
+    (lambda: flowrl.schema(3), "flowrl.schema: no argument may come without a name"),
     (
         lambda: flowrl.train(settings="demo", trust=3),
         "flowrl.train: trust must be True, False or names, not 3",
@@ -282,7 +297,7 @@ BAD = [
     ),
     (
         lambda: flowrl.Run("demo", settings=[1, 2]).plan(),
-        "flowrl.train: settings must be a mapping or a run's file,",
+        "flowrl.Run: settings: entry 1 must be a text, not 1",
     ),
     (lambda: flowrl.Run("demo", settings=["--train.lr"]).plan(), "--train.lr needs a value"),
     (lambda: flowrl.Run(None).plan(), "flowrl.train: pass a recipe, such as recipe=flowrl.recipe("),
@@ -334,6 +349,118 @@ BAD = [
         "'a' is not an option; write --SECTION.SETTING VALUE",
     ),
     (lambda: flowrl.score("a", ["jpeg"], folder="b"), "flowrl.score: folder is given twice"),
+    (
+        lambda: flowrl.compare("a", "b"),
+        "flowrl.compare: only runs may come without a name (runs is one list); name the others",
+    ),
+    (lambda: flowrl.compare("demo-0001"), "flowrl.compare: runs must be a list, not 'demo-0001'"),
+    (
+        lambda: flowrl.compare([None, "a"]),
+        "flowrl.compare: runs: entry 1 must be a path or a Run, not None",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": "shapes,brightness"}),
+        "'shapes,brightness' is several names in one: write a list, ['shapes', 'brightness']",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": [_of_four]}),
+        "rewards: _of_four needs the setting 'width'",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "recipe": {"nme": "nft"}}),
+        "flowrl.train: recipe.name: missing: write one, such as",
+    ),
+    (
+        lambda: flowrl.train("flowrl/demo/shape-sd3", **MORE),
+        "neither a folder nor a hub name (owner/name); did you mean flowrl/demo/shapes-sd3?",
+    ),
+    (
+        lambda: flowrl.train(MODEL, max_steps=3, **MORE),
+        "there is no argument 'max_steps'; did you mean 'iterations'?",
+    ),
+    (
+        lambda: flowrl.train(MODEL, output_dir="x", **MORE),
+        "there is no argument 'output_dir'; did you mean 'folder'?",
+    ),
+    (
+        lambda: flowrl.train(MODEL, peft_config=3, **MORE),
+        "there is no argument 'peft_config'; did you mean 'lora'?",
+    ),
+    (
+        lambda: flowrl.train(MODEL, train_dataset=["a"], **MORE),
+        "there is no argument 'train_dataset'; did you mean 'prompts'?",
+    ),
+    (
+        lambda: flowrl.train(MODEL, num_generations=4, **MORE),
+        "there is no argument 'num_generations'; did you mean the setting recipe.group?",
+    ),
+    (
+        lambda: flowrl.Run.of_model(MODEL).sample("a", num_images_per_prompt=2),
+        "there is no argument 'num_images_per_prompt'; did you mean 'count'?",
+    ),
+    (
+        lambda: flowrl.Run.of_model(MODEL).sample("a", num_inference_steps=2),
+        "there is no argument 'num_inference_steps'; did you mean 'steps'?",
+    ),
+    (lambda: flowrl.train(settings="demo", resume="auto"), 'resume="auto" needs the run\'s folder'),
+    (lambda: flowrl.train(settings="demo", iterations=True), "must be a whole number, not True"),
+    (lambda: flowrl.Run.of_model("nowhere/").sample("a"), "nowhere/ is neither a folder nor a hub"),
+    (
+        lambda: flowrl.Run.of_model(MODEL).sample("a", weights="bst"),
+        "sample: --weights bst: a model without a run has no others: leave --weights out",
+    ),
+    (
+        lambda: flowrl.Run.of_model(MODEL).sample("a", image=torch.zeros(3)),
+        "flowrl.Run.sample: image must be a path or an Image, not tensor([0., 0., 0.])",
+    ),
+    (
+        lambda: flowrl.Run.of_model(MODEL).sample(["a", None]),
+        "flowrl.Run.sample: prompts: entry 2 must be a text, not None",
+    ),
+    (lambda: flowrl.vote([1], votes=2), "flowrl.vote: source: entry 1 must be a path, not 1"),
+    (lambda: flowrl.vote(["a", "b"], votes=2), "vote: a: no such file or folder"),
+    (
+        lambda: flowrl.fit_reward("votes.jsonl", features="clip", out="t"),
+        "flowrl.fit_reward: features must be a list, not 'clip'",
+    ),
+    (lambda: flowrl.score(".", "shaps"), "there is no reward 'shaps'; did you mean 'shapes'?"),
+    (lambda: flowrl.score(".", [None]), "a reward must be a name, a mapping with a `name`, or a"),
+    (
+        lambda: flowrl.evaluate_rewards("a.jsonl", ["jpeg"], options={"robst": 1}),
+        "flowrl.evaluate_rewards: options: 'robst' is not known; did you mean 'robust'?",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan="tree"),
+        "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan=samplers.Ode),
+        "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, [None], plan=samplers.Ode()),
+        "flowrl.sample: prompts: entry 1 must be a text, not None",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan=samplers.Ode(), call=[1]),
+        "flowrl.sample: call must be a mapping, not [1]",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan=samplers.Ode(), guidance="x"),
+        "flowrl.sample: guidance: input should be a valid number",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan=samplers.Ode(), seed="x"),
+        "flowrl.sample: seed must be a whole number, not 'x'",
+    ),
+    (
+        lambda: flowrl.sample(MODEL, "a", plan=samplers.Ode(), decode="no"),
+        "flowrl.sample: decode must be True or False, not 'no'",
+    ),
+    (
+        lambda: flowrl.steer(MODEL, "a", ["shapes"], strength="x"),
+        "flowrl.steer: strength must be a number, not 'x'",
+    ),
 ]
 
 

@@ -1,13 +1,16 @@
 """A run as one object: what it shows, what its callbacks ask for, and its sentences."""
 
+import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig
+from safetensors import safe_open
 
 import flowrl
-from flowrl.api.adapters import lora_section
+from flowrl.api.adapters import RECORDS, lora_section
 from flowrl.errors import UserError
 from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
@@ -96,16 +99,43 @@ def test_a_line_that_is_logged_again_takes_the_place_of_the_last(tmp_path: Path)
 
 def test_an_adapter_of_peft_is_honoured_or_refused_by_its_fields() -> None:
     given = LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "to_k"])
-    assert lora_section(given) == {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"]}
+    plain = {"rank": 4, "alpha": 8, "targets": ["to_k", "to_q"], "dora": False}
+    assert lora_section(given) == plain
+    dora = LoraConfig(r=4, lora_alpha=8, use_dora=True, init_lora_weights="gaussian")
+    assert lora_section(dora) == {"rank": 4, "alpha": 8, "targets": None, "dora": True}
     for field, value in {
-        "use_dora": True, "lora_dropout": 0.1, "use_rslora": True, "bias": "all",
-        "modules_to_save": ["norm"], "init_lora_weights": "gaussian", "rank_pattern": {"a": 2},
-        "layers_to_transform": [1],
+        "lora_dropout": 0.1, "use_rslora": True, "bias": "all", "modules_to_save": ["norm"],
+        "init_lora_weights": "pissa", "rank_pattern": {"a": 2}, "alpha_pattern": {"a": 2},
+        "layers_to_transform": [1], "exclude_modules": ["a"], "lora_bias": True,
     }.items():  # fmt: skip
         with pytest.raises(UserError, match=rf"{field}.*leave {field} out"):
             lora_section(LoraConfig(target_modules=["to_q"], **{field: value}))
     with pytest.raises(UserError, match="name the layers in a list"):
         lora_section(LoraConfig(target_modules="all-linear"))
+
+
+@pytest.mark.slow
+def test_an_adapter_of_peft_is_the_one_that_is_saved(pipeline: Path, tmp_path: Path) -> None:
+    """Each field of the configuration but peft's own records, through training, the file and a
+    resume."""
+    given = LoraConfig(
+        r=3, lora_alpha=5, target_modules=["to_q", "to_v"], use_dora=True,
+        init_lora_weights="gaussian",
+    )  # fmt: skip
+    settings = small(pipeline, tmp_path)
+    settings["model"].pop("lora", None)
+    run = flowrl.train(settings=settings, lora=given, iterations=1, folder=tmp_path / "run")
+    for iterations in (1, 2):
+        with safe_open((run.weights or Path()) / "pytorch_lora_weights.safetensors", "pt") as file:
+            saved = json.loads(file.metadata()["lora_adapter_metadata"])
+        for field in fields(LoraConfig):
+            wanted = getattr(given, field.name)
+            wanted = sorted(wanted) if isinstance(wanted, set) else wanted
+            if field.name not in RECORDS:
+                assert saved[f"transformer.{field.name}"] == wanted, field.name
+        if iterations == 1:
+            run = flowrl.train(resume=run.begun, iterations=2)
+            assert len(run.metrics) == 3
 
 
 RUN: Any = flowrl.Run

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
@@ -123,6 +125,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
         (("--formats", "gguf"), "--formats"),
         (("--out", "."), "already has files: choose a new folder"),
         (("--push-to-hub", "a/b/c"), "is not owner/name"),
+        (("--push-to-hub", "my-lora"), "'my-lora' is not owner/name, such as me/my-lora"),
         (("--push-to-hub", "me/new"), "no token"),
     ],
 )
@@ -178,6 +181,32 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
         assert f"was not uploaded ({kind.__name__}: Name or service not known)" in said
         assert f"hf upload me/new {tmp_path / name}" in said and said.count("\n") == 1
         assert (tmp_path / name / "README.md").is_file()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub that knows no token."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_that_the_hub_refuses_is_said(run, capsys, tmp_path, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        hub = HfApi(endpoint=f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(export, "HfApi", lambda: hub)
+        monkeypatch.setattr(export, "get_token", lambda: "a token")
+        words = ("--push-to-hub", "me/new", "--private", "--out", tmp_path / "a")
+        assert flowrl("export", run[0], "--formats", "diffusers", *words) == 2
+        server.shutdown()
+    said = capsys.readouterr().err
+    assert "the hub refuses the token, 401: run `hf auth login`" in said
+    assert f"hf upload me/new {tmp_path / 'a'} --private" in said
 
 
 def test_the_hubs_own_client_without_a_network_is_one_sentence(run, capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.settings.checks.machine import check_language, check_model, check_pipeline
 from flowrl.settings.model.form import modular_alone
 from flowrl.settings.read import run_from
-from rewards.perception.hub_names import names_repository
+from rewards.hub_names import names_repository
 
 NO_NAMES = (
     "127.0.0.1:9/model", "owner/name?x=y", "owner/name#main", "owner/name@main", "http:/name",

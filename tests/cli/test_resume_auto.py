@@ -43,7 +43,14 @@ def test_one_line_begins_resumes_and_ends(
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
     capsys.readouterr()
     assert flowrl(*line) == 0
-    assert f"{run} has finished its 2 iterations" in capsys.readouterr().out
+    assert f"{run} has finished its 2 iterations\n" in capsys.readouterr().out
+    assert flowrl(*line, "--train.iterations", "1") == 0
+    said = capsys.readouterr().out
+    assert f"{run} has finished its 2 iterations, 1 more than asked for" in said
+    ended = ("--train.iterations", "9", "--train.until", "{samples: 1}")
+    assert flowrl(*line, *ended) == 0
+    said = capsys.readouterr().out
+    assert f"{run} has finished after 2 of 9 iterations: train.until: " in said
     assert before == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
     # what the file changes follows the rules of a resume
     file.write_text(file.read_text().replace("alpha: 8", "alpha: 4"))
@@ -65,7 +72,7 @@ def test_a_folder_in_use_is_told_or_waited_for(
     with held(run):
         assert flowrl(*line, "--train.iterations", "2") == 2
         assert "is being trained by process" in (said := capsys.readouterr().err)
-        assert "or --wait, to go on once it has ended" in said
+        assert "--wait does so, and then goes on" in said
     held_now, free = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
+import flowrl
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import embedded_prompt, find_items, prompt_of_name
 from flowrl.evaluation.measure import Clock, Cost, Gallery, Item, chunks, parse_specs, scores
@@ -304,3 +305,14 @@ def test_tables_name_the_line_that_is_not_utf8_and_keep_unusual_letters(tmp_path
     place = lines.count("\r\n") + 2
     with pytest.raises(UserError, match=f"line {place} is not UTF-8; save the file as UTF-8"):
         find_items(tmp_path, None, "auto")
+
+
+def test_a_function_of_python_is_a_column_beside_named_rewards(tmp_path):
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+
+    def redness(samples):
+        return samples.media[:, 0].mean((1, 2)) - samples.media[:, 2].mean((1, 2))
+
+    table = flowrl.score(tmp_path, [redness, "brightness"], out=tmp_path / "out") / "scores.csv"
+    (row,) = csv.DictReader(table.open())
+    assert float(row["redness"]) == pytest.approx(1.0) and 0 < float(row["brightness"]) < 1

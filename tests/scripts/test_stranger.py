@@ -46,6 +46,17 @@ def test_the_installed_size_counts_each_file_once(tmp_path):
     assert stranger.gigabytes(tmp_path) == pytest.approx(3e-6, rel=0.1)
 
 
+def test_each_notebook_of_the_examples_runs_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(stranger, "laid_over", lambda *_: (tmp_path / "bin" / "python", ""))
+    monkeypatch.setattr(stranger, "tried", lambda lines, folder, _: seen.append(folder) or lines)
+    (executed,) = stranger.notebooks(tmp_path, tmp_path, tmp_path, "")
+    names = [path.name for path in sorted((stranger.PROJECT / "examples").glob("*.ipynb"))]
+    assert executed() == [f"jupyter execute --kernel_name=python3 {name}" for name in names]
+    assert all((folder / name).is_file() for folder, name in zip(seen, names, strict=True))
+    assert len(seen) == 3 and not stranger.notebooks(tmp_path, tmp_path, tmp_path, "flowrl recipes")
+
+
 def test_a_part_of_the_commands_writes_nothing(tmp_path, monkeypatch, capsys):
     assert renew(tmp_path, monkeypatch, TRIED, write=False)[0] == BEFORE
     assert "not written" in capsys.readouterr().out

@@ -522,8 +522,8 @@ CASES = [
         {"train.until": DROP},
     ),
     Advice(
-        "is not a held-out reward; choose one of",
-        {"prompts.held_out": "h.txt", "checkpoint.best": "clip"},
+        "is not a held-out reward; did you mean",
+        {"prompts.held_out": "h.txt", "checkpoint.best": "brightnes"},
         {"checkpoint.best": "brightness"},
     ),
     Advice(

@@ -18,6 +18,7 @@ from flowrl.models.adapters import (
     load_adapters,
     save_adapters,
 )
+from flowrl.models.peft_version import check_peft
 
 
 def add_text_lora(
@@ -39,6 +40,7 @@ def add_text_lora(
         raise UserError(
             "the model already has adapters: call add_lora once, on a model without any"
         )
+    check_peft()
     model.requires_grad_(False)
     ends = linear_targets(model, targets, model.get_output_embeddings(), outside)
     config = LoraConfig(

@@ -25,7 +25,8 @@ def early_end(run: RunSettings, progress: Progress) -> str:
         return ""
     if progress.reached < goal.evaluations:
         return ""
-    return f"train.until: {counted[0]} was at least {goal.at_least:g}"
+    often = f" in {goal.evaluations} evaluations in a row" if goal.evaluations > 1 else ""
+    return f"train.until: {counted[0]} was at least {goal.at_least:g}{often}"
 
 
 def note_goal(run: RunSettings, progress: Progress, held_out: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
 from flowrl.credit.trackers import Bundling
 from flowrl.errors import UserError
-from flowrl.paths import find
+from flowrl.paths import find, no_such_model
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.checks.model_files import (
     check_index,
@@ -30,7 +30,7 @@ from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
-from rewards.perception.hub_names import names_repository
+from rewards.hub_names import names_repository
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -359,7 +359,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
         )
     elif not names_repository(source):
-        raise UserError(f"{place}: {source} is neither a folder nor a hub name (owner/name)")
+        raise UserError(f"{place}: {no_such_model(source)}")
 
 
 def check_trackers(names: Sequence[str]) -> None:

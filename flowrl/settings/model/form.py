@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flowrl.paths import find
-from rewards.perception.hub_names import names_repository
+from rewards.hub_names import names_repository
 from rewards.rights import Mark, Right
 
 PIPELINE_INDEX = "model_index.json"

@@ -210,6 +210,11 @@ def recipe_function(name: Any) -> Callable[..., Algorithm]:
             return user_function_of(name)
         except ValueError as error:
             raise UserError(f"recipe.name: {error}") from error
+    if name is None:
+        raise UserError(
+            "recipe.name: missing: write one, such as `recipe: {name: nft, steps: 8}`; `flowrl "
+            "recipes` lists them"
+        )
     raise UserError(f"recipe.name: {unknown_name(name, list(RECIPES))}")
 
 

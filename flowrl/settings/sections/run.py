@@ -36,6 +36,7 @@ from flowrl.settings.sections.train import (
     Train,
 )
 from flowrl.settings.sections.workers import WorkerSettings
+from flowrl.settings.words.names import suggestion
 from flowrl.settings.words.scores import TRAINED
 from flowrl.settings.words.short_forms import reward_list
 from samplers import FlowSDE, Planner
@@ -413,9 +414,9 @@ class RunSettings(Settings):
         }
         for place, name in named.items():
             if name is not None and name not in [spec.label for spec in self.judges]:
-                judge_labels = ", ".join(spec.label for spec in self.judges)
+                labels = [spec.label for spec in self.judges]
                 raise ValueError(
-                    f"{place}: {name!r} is not a held-out reward; choose one of {judge_labels}"
+                    f"{place}: {name!r} is not a held-out reward; {suggestion(name, labels)}"
                 )
         return self
 
