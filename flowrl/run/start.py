@@ -151,7 +151,7 @@ def claim(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHING
 
 
 def _check_link(place: Path) -> None:
-    """UserError for a link to itself, of which nothing can be told."""
+    """UserError for a link to itself, which leads nowhere."""
     try:
         place.stat()
     except (OSError, ValueError) as error:

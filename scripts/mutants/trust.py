@@ -61,7 +61,7 @@ ROWS = (
      "prompts/test_places_of_data.py"),
     ("trust-data-addresses", "flowrl/prompts/files.py", '    if "://" in text or "::" in text:', "    if False:",
      "prompts/test_places_of_data.py"),
-    ("trust-hub-files", "flowrl/prompts/files.py", "            _check_on_hub(builder, place)", "            pass",
+    ("trust-hub-files", "flowrl/prompts/files.py", "    _check_on_hub(builder, at)", "    pass",
      "prompts/test_data_sets.py"),
     ("trust-weights-links", "flowrl/cli/given_model.py", "        _check_links(chosen)", "        pass",
      "cli/test_links_out.py"),

@@ -301,10 +301,10 @@ def _plain(line: dict[str, Any]) -> dict[str, Any]:
     [
         (lambda run: run.sample("a", count=0), "count must be a whole number from 1, not 0"),
         (lambda run: run.sample("a", steps=0), "steps must be a whole number from 1, not 0"),
-        (lambda run: run.sample("a", count=1.5), "count must be a whole number from 1, not 1.5"),
+        (lambda run: run.sample("a", count=1.5), "count must be a whole number, not 1.5"),
         (lambda run: run.evaluate(samples=0), "samples must be a whole number from 1, not 0"),
-        (lambda run: run.evaluate(steps=True), "steps must be a whole number from 1, not True"),
-        (lambda run: run.sample([1]), "prompts must be texts, and not empty"),
+        (lambda run: run.evaluate(steps=True), "steps must be a whole number, not True"),
+        (lambda run: run.sample([1]), "prompts: entry 1 must be a text, not 1"),
         (lambda run: run.sample(None), "prompts must be a text or a list, not None"),
     ],
 )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def command(arguments):
 app.command = lambda name: command
 app.main(sys.argv[1:])
 """
+
+
+@pytest.fixture(autouse=True)
+def plain_signals() -> Iterator[None]:
+    """What this process was started to ignore, by nohup or as a job in the background of a script,
+    its children would ignore too."""
+    numbers = (signal.SIGHUP, signal.SIGINT)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def began(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":

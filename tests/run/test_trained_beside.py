@@ -14,6 +14,13 @@ from tests.support.runs import flowrl, lines, write
 from tests.support.warm import small
 
 OWN = """
+import os
+
+
+def moody(samples):
+    return [float(os.environ["MOOD"])] * len(samples.media)
+
+
 def dark(samples):
     return [-float(image.mean()) for image in samples.media]
 
@@ -96,11 +103,20 @@ def test_a_trained_reward_that_falls_raises_no_alarm_as_a_judge_would() -> None:
 
 
 def test_the_last_lines_of_a_collapsed_run_say_what_happened(
-    pipeline: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    pipeline: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The judge falls by itself: how far random weights move differs between processors."""
     tree = settings_of(pipeline, tmp_path, "dark")
-    tree["train"]["lr"] = 0.3  # which changes the images at once
+    tree["held_out_rewards"] = [{"name": f"{tmp_path / 'own.py'}:moody"}]
+    monkeypatch.setenv("MOOD", "0.9")
     assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 0
+    monkeypatch.setenv("MOOD", "0.1")
+    more = ("--train.iterations", "2")
+    capfd.readouterr()
+    assert flowrl("train", "--resume", tmp_path / "run", *more) == 0
     said = capfd.readouterr().out.splitlines()
     run = RunFolder.read(tmp_path / "run")
     (happened,) = [

@@ -70,6 +70,7 @@ READERS = {  # files of flowrl that call such a reader, and why that is within b
     "drill/training.py": "runs of the drill",
     "evaluation/measure.py": "the system's",
     "evaluation/suite_layouts.py": "a cell of a table that was read within bounds",
+    "models/peft_version.py": "a file of an installed package",
     "models/adapters.py": "an adapter that `check_saved` has taken",
     "models/diffusers/call/inputs/columns.py": "a prompt",
     "models/diffusers/call/rows/encoding_cache.py": "a temporary file of this process",

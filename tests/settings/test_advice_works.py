@@ -354,6 +354,11 @@ CASES = [
         {"intermediate_rewards": DROP},
     ),
     Advice(
+        "the recipe judges bundles of",
+        LM | {"recipe": {"name": "text_riskpo", "bundle": 2}, "prompts.per_iteration": 3},
+        {"prompts.per_iteration": 4},
+    ),
+    Advice(
         "this recipe does not use teachers",
         {"teachers": {"folders": {"a": "t"}}},
         {"teachers": DROP},

@@ -216,6 +216,10 @@ class Driver:
             return records
         return self.clockwork.assembled(records, arguments, _samples(arguments))
 
+    def forget_clockwork(self) -> None:
+        """Find the parts of the state again, which are as many as given images lead to."""
+        self.clockwork = None
+
     def find_clockwork(self, call: PipelineCall) -> ClockedEntry:
         """Find the parts of a state that steps move one after the other. UserError without such."""
         outputs, patch = self._kept_of(PREPARE)

@@ -206,7 +206,7 @@ class Loop:
 
     def fit(self, images: Extra) -> None:
         """Set the shape of the states from these images, if no argument of the call sets it."""
-        self.driver.clockwork = None  # parts of a state are as many as these images lead to
+        self.driver.forget_clockwork()
         with its_own(self.name, self.call):
             self.traits = with_images(self.driver, self.traits, images)
         self._starts.clear()
