@@ -74,6 +74,20 @@ def _autocast(kind: str) -> _Setting:
     )
 
 
+def _open_autocasts() -> int:
+    count = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return count
+
+
+def _close_autocasts(count: int) -> None:
+    """Leave all but this many contexts. While one is open, later ones take weights that were cast
+    before they were trained."""
+    while _open_autocasts() > count:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+
+
 _SETTINGS = (
     _Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
@@ -89,6 +103,7 @@ _SETTINGS = (
     ),
     _autocast("cpu"),
     _autocast("cuda"),
+    _Setting("the number of open autocast contexts", _open_autocasts, _close_autocasts),
 )
 
 

@@ -381,9 +381,9 @@ class _Builder:
         checked_text(judged.prompt, place)
         row = with_more(row, judged, folder, place)
         sources = [
-            Source(f"{place}, {i + 1}", text=str(m))
+            Source(f"{place}, sample {i + 1}", text=str(m))
             if isinstance(m, Answer)
-            else Source.of(m, folder, f"{place}, {i + 1}")
+            else Source.of(m, folder, f"{place}, sample {i + 1}")
             for i, m in enumerate(judged.media)
         ]
         number = self.prompts.setdefault(judged.prompt, len(self.prompts))

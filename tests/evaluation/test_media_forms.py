@@ -71,7 +71,7 @@ def compared(path: Path, cell: object, *, parquet: bool) -> torch.Tensor:
 
 def prompt_image(path: Path, value: object) -> torch.Tensor:
     """As a pipeline gets the image of a prompt's row."""
-    (row,) = extras([{"prompt": "p", "image": value}], ["image"])
+    (row,) = extras([{"prompt": "p", "image": value}], ["image"], None)
     image = row["image"]
     return to_tensor(image[0] if isinstance(image, list) else image)
 

@@ -144,7 +144,7 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
         ({"label": "left-ish"}, "line 2: the label is 'left-ish'"),
         ({"label": 2}, "a number in 0..1"),
         ({"prompt": " "}, "line 2: the prompt is empty"),
-        ({"a": 5}, "line 2, 1: 5 is neither a path"),
+        ({"a": 5}, "line 2, sample 1: 5 is neither a path"),
     ):
         path = write(tmp_path, "bad.jsonl", [good, good | bad])
         with pytest.raises(UserError, match=said):

@@ -142,11 +142,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
         rows(ANSWERS | {"chosen": f"a {HALF}"}),
         "line 1, chosen: the answer contains half",
     ),
-    "a path has half a pair": (changed(a=f"{HALF}.png"), f"{ROW}, 1: the path '\\\\ud800.png'"),
-    "no path": (changed(b=None), f"{ROW}, 2: None is neither a path"),
+    "a path has half a pair": (
+        changed(a=f"{HALF}.png"),
+        f"{ROW}, sample 1: the path '\\\\ud800.png'",
+    ),
+    "no path": (changed(b=None), f"{ROW}, sample 2: None is neither a path"),
     "bytes in a table of text": (
         changed(a={"bytes": "aGk=", "path": None}),
-        f"{ROW}, 1: the bytes of a file are 'aGk=', which a table of text cannot hold",
+        f"{ROW}, sample 1: the bytes of a file are 'aGk=', which a table of text cannot hold",
     ),
     "bytes as a list": (changed(a={"bytes": [1], "path": None}), "the bytes of a file are"),
     "files among answers": (

@@ -41,6 +41,7 @@ def test_whole_samples_are_made_by_the_listed_levels(name: str) -> None:
         made.prove(PROMPTS, steps=3, guidance=None)
 
 
+@pytest.mark.quick_cases("cosmos3_distilled")
 @pytest.mark.parametrize("name", ["cosmos3", "cosmos3_distilled"])
 def test_a_video_of_one_prompt_a_call_is_no_row_of_images(name: str) -> None:
     """Cosmos 3 returns its frames without a dimension of videos."""

@@ -300,10 +300,10 @@ def test_official_files_of_the_benchmarks(tmp_path):
     suite = load_suite(f"unigenbench:{write('test_prompts_zh.csv', text)}")
     assert suite.rows[0]["testpoints"] == ["风格"] and suite.categories == {"艺术": 1}
     text = f"index,prompt_zh,sub_dims_zh\n0,x,{cell(about | {'考点': []})}\n"
-    with pytest.raises(UserError, match="row 1: 考点 and 考点对应描述 differ in length"):
+    with pytest.raises(UserError, match="line 2: 考点 and 考点对应描述 differ in length"):
         load_suite(f"unigenbench:{write('short.csv', text)}")
     bad = write("bad.csv", "index,prompt_zh,sub_dims_zh\n0,x,y\n")
-    with pytest.raises(UserError, match="row 1: sub_dims_zh is not JSON"):
+    with pytest.raises(UserError, match="line 2: sub_dims_zh is not JSON"):
         load_suite(f"unigenbench:{bad}")
     head = "item_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
     rows = [
@@ -321,7 +321,7 @@ def test_official_files_of_the_benchmarks(tmp_path):
         "tuple": "attribute - color (cat, red)",
         "question": "Is it red?",
     }
-    with pytest.raises(UserError, match="row 4: proposition_id and dependency must be numbers"):
+    with pytest.raises(UserError, match="line 5: proposition_id and dependency must be numbers"):
         load_suite(f"dpg_bench:{write('odd.csv', text.replace('dog.,,1,0', 'dog.,,1,none'))}")
 
 

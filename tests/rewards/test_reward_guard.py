@@ -120,6 +120,10 @@ def settings():
         (lambda: torch.set_float32_matmul_precision("medium"), "float32 products from highest to"),
         (lambda: torch.set_default_device("meta"), "default device from cpu to meta"),
         (lambda: torch.autocast("cpu").__enter__(), "cpu from False to True"),  # and never left
+        (
+            lambda: torch.autocast("cpu", enabled=False).__enter__(),
+            "the number of open autocast contexts from 0 to 1",
+        ),
     ],
 )
 def test_a_changed_setting_is_restored_and_is_that_rewards_error(settings, change, what):

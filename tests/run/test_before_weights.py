@@ -190,10 +190,10 @@ def test_a_pipeline_reads_parquets_form_of_an_image() -> None:
     file = io.BytesIO()
     Image.new("RGB", (2, 2), (255, 0, 0)).save(file, "PNG")
     cell = {"bytes": file.getvalue(), "path": "a.png"}
-    first, second = extras([{"image": cell}, {"image": dict(cell)}], ["image"])
+    first, second = extras([{"image": cell}, {"image": dict(cell)}], ["image"], None)
     assert first["image"].getpixel((0, 0)) == (255, 0, 0)
     assert first["image"] is second["image"], "rows are grouped by the object"
     with pytest.raises(UserError, match=r"image: a\.png: not a PNG"):
-        extras([{"image": {"bytes": b"hello", "path": "a.png"}}], ["image"])
+        extras([{"image": {"bytes": b"hello", "path": "a.png"}}], ["image"], None)
     with pytest.raises(UserError, match=r"expected a path, or \{bytes"):
-        extras([{"image": {"href": "a.png"}}], ["image"])
+        extras([{"image": {"href": "a.png"}}], ["image"], None)

@@ -113,16 +113,16 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([ROW, ROW | {"rejected": "c.png"}], ["pairs.jsonl, row 2", "c.png: no such file"]),
-        ([ROW, ROW | {"prompt": ""}], ["pairs.jsonl, row 2", "prompt is empty"]),
-        ([ROW | {"rejected": None}], ["row 1", "neither a path nor the bytes"]),
+        ([ROW, ROW | {"rejected": "c.png"}], ["pairs.jsonl, line 2", "c.png: no such file"]),
+        ([ROW, ROW | {"prompt": ""}], ["pairs.jsonl, line 2", "prompt is empty"]),
+        ([ROW | {"rejected": None}], ["line 1", "neither a path nor the bytes"]),
         ([{"prompt": "a ball", "image": "a.png"}], ["match no known layout", "prompt, image"]),
         ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["pairs are ties"]),
         ([ROW | {"rejected": ROW["chosen"]}], ["or name one sample twice"]),
-        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": 7}], ["row 1", "the label is 7"]),
+        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": 7}], ["line 1", "the label is 7"]),
     ],
 )
-def test_pairs_name_the_file_and_the_row(folder, rows, words) -> None:
+def test_pairs_name_the_file_and_the_line(folder, rows, words) -> None:
     said = refused(tree(write(folder, "pairs.jsonl", rows)))
     assert all(word in said for word in ["given.file", *words] if word != "given.file"), said
 
@@ -130,13 +130,13 @@ def test_pairs_name_the_file_and_the_row(folder, rows, words) -> None:
 def test_a_damaged_image_and_one_of_another_size_are_named(folder) -> None:
     (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:40])
     file = write(folder, "pairs.jsonl", [ROW])
-    assert "pairs.jsonl, row 1: b.png: not readable" in refused(tree(file))
+    assert "pairs.jsonl, line 1: b.png: not readable" in refused(tree(file))
     image(folder, "a.png", (8, 8))
     image(folder, "b.png", (8, 6))
     settings = tree(file)
     settings["model"] |= {"height": 8, "width": 8}
     said = refused(settings)
-    assert "row 1: b.png has 8 x 6 pixels, but the run's samples have 8 x 8" in said
+    assert "line 1: b.png has 8 x 6 pixels, but the run's samples have 8 x 8" in said
     assert "fit: crop" in said
     settings["given"]["fit"] = "crop"
     check_given(run_from(settings, "run.yaml"))
