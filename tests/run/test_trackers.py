@@ -89,6 +89,13 @@ def test_a_run_ends_with_its_weights_whatever_a_tracker_does(
         assert "tracker stub: 5 of 5 records are missing" in said
 
 
+def test_a_run_without_services_leaves_no_thread(config, tmp_path):
+    before = set(threading.enumerate())
+    options = ("--train.iterations", "1")
+    assert flowrl("train", config, "--folder", tmp_path / "run", *options) == 0
+    assert "trackers" not in {thread.name for thread in set(threading.enumerate()) - before}
+
+
 @pytest.mark.slow
 def test_a_tracker_gets_every_record_in_order(config, tmp_path, monkeypatch, capsys):
     found: list[Any] = []

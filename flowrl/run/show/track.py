@@ -98,6 +98,7 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
     try:
         ids = mirror.start(begin)
     except (Exception, SystemExit) as error:  # a service's own code, which may raise anything
+        mirror.end((), DEADLINE)
         raise UserError(
             f"track.with: {', '.join(track.trackers)} did not start ({one_line(error)}); log in "
             "to the service, use it offline (WANDB_MODE=offline), or leave it out"
@@ -106,6 +107,8 @@ def open_trackers(run: RunSettings, folder: Path, accelerator: Accelerator, firs
         tracker if tracker.name == "jsonl" else MirroredTracker(tracker, mirror)  # type: ignore[list-item]
         for tracker in accelerator.trackers
     ]
+    if not any(_mirrored(accelerator)):
+        mirror.end((), DEADLINE)
     if before | ids:
         write_whole(path, json_text(before | ids), synced=True)
 
