@@ -264,10 +264,11 @@ def _arguments(arguments: Vote, run: Path) -> EvaluateArguments:
 
 
 def _trial(model: GivenModel, arguments: Vote, prompts: PromptSet) -> Trial:
-    e = model.run.evaluate
+    """A trial of as many prompts as there are votes, if there are so many: the answer's interval is
+    over prompts."""
     count = arguments.votes or VOTES_OF_A_RUN
     steps = arguments.steps or model.run.evaluation_steps
-    return Trial.of(prompts, count, min(e.per_prompt, count), steps, e.seed)
+    return Trial.of(prompts, count, 1, steps, model.run.evaluate.seed)
 
 
 def _before_and_after(model: GivenModel, trial: Trial) -> list[_Side]:

@@ -91,6 +91,7 @@ def finished(pipeline, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("voted")
     tree = small(pipeline, place)
     tree["train"]["iterations"] = 1
+    tree["evaluate"] = tree.get("evaluate", {}) | {"per_prompt": 2}
     assert runs.flowrl("train", runs.write(tree, place), "--folder", place / "run") == 0
     return place / "run"
 
@@ -114,10 +115,12 @@ def test_a_run_is_compared_with_its_base_beside_its_recorded_scores(finished, ca
 
 @pytest.mark.slow
 def test_two_runs_are_compared_by_name(finished, tmp_path, capsys):
-    words = (*VOTE, "--votes", "4", "--out", tmp_path / "both")
+    words = (*VOTE, "--votes", "2", "--out", tmp_path / "both")
     assert runs.flowrl("vote", finished, finished, *words) == 0
     assert "people prefer run (1) in" in capsys.readouterr().out
-    assert VotePlan.read(tmp_path / "both").kind == "runs"
+    plan = VotePlan.read(tmp_path / "both")
+    assert plan.kind == "runs"
+    assert len({plan.samples[a].prompt for a, _ in plan.pairs}) == 2, "as many prompts as pairs"
 
 
 @pytest.mark.slow
