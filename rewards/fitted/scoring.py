@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -78,6 +78,11 @@ class FittedScores:
     fitted: FittedFolder
     cautious: float = 0.0
 
+    @property
+    def per(self) -> Literal["sample", "group"]:
+        """A deviation is that of the difference to the mean of the group."""
+        return "group" if self.cautious else "sample"
+
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         if not samples.prompts:
             return torch.zeros(0, dtype=torch.float64)
@@ -103,6 +108,10 @@ class GradedFittedScores:
     """A fitted reward without caution, whose features all have a gradient."""
 
     plain: FittedScores
+
+    @property
+    def per(self) -> Literal["sample", "group"]:
+        return self.plain.per
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         return self.plain(samples)

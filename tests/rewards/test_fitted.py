@@ -11,7 +11,7 @@ from rewards import Samples, load
 from rewards.catalogue.fitted import FEATURED, load_columns
 from rewards.checks.differentiable import differentiable_score
 from rewards.checks.gradient_test import gradient_test
-from rewards.checks.self_test import Prompts
+from rewards.checks.self_test import Prompts, self_test
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
 from rewards.fitted.heads import (
     FOLDS,
@@ -25,6 +25,7 @@ from rewards.fitted.heads import (
 )
 from rewards.fitted.scoring import HeldOutScores
 from rewards.rights import Limits, NotGranted, limited
+from rewards.types import per_of
 from tests.support.reward_contract import check_contract, images, videos
 
 CLIP = {"model": "flowrl/demo/shapes-clip"}
@@ -188,6 +189,9 @@ def test_caution_takes_a_deviation_off_within_the_group(taste):
     features = careful.columns.of(some)
     wanted = plain(some).numpy() - 2 * careful.fitted.head.deviations(features, some.group.numpy())
     np.testing.assert_allclose(careful(some).numpy(), wanted, rtol=1e-12)
+    assert (per_of(plain), per_of(careful)) == ("sample", "group")
+    for name, reward in (("plain", plain), ("careful", careful)):
+        assert self_test(name, reward, Prompts(["a red circle"]))
 
 
 def test_held_out_scores_use_the_head_that_has_not_seen_the_prompt(taste):
