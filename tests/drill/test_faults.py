@@ -20,7 +20,7 @@ from flowrl.cli.drill import _copy
 from flowrl.drill import faults
 from flowrl.drill.faults import Drill, faults_of
 from flowrl.drill.proxy import Proxy
-from flowrl.drill.same_end import differences
+from flowrl.drill.same_end import differences, metric_lines
 from flowrl.drill.training import DrilledProgram, begun
 from tests.drill import stand_in
 
@@ -97,6 +97,32 @@ def test_a_broken_promise_is_found(broken, name, said, drill_of):
     if not outcome.tried:
         pytest.skip(outcome.notes[0])
     assert not outcome.right and said in "; ".join(outcome.notes), outcome
+
+
+@pytest.mark.parametrize(("numbers", "checkpoint", "removed"), [
+    ([0, 1], 1, 1),
+    ([1], 1, 1),
+    ([0, 1, 2, 3, 4], 4, 3),
+    ([0, 1, 2, 3, 4, 5, 6], 2, 1),  # killed four iterations after its checkpoint
+    ([0], 1, None),
+])  # fmt: skip
+def test_the_removed_line_is_one_that_is_promised(numbers, checkpoint, removed, tmp_path):
+    """However short the run is, and wherever it was killed."""
+
+    def make(folder: Path) -> None:
+        (folder / "checkpoints" / f"{checkpoint:06d}").mkdir(parents=True)
+        lines = [json.dumps({"iteration": number}) + "\n" for number in numbers]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho metrics.jsonl has a gap\n")
+    python.chmod(0o755)
+    program = DrilledProgram(str(python), False, tmp_path / "state")
+    drill = Drill(program, tmp_path, tmp_path, [], 9, 30.0, random.Random(0), make)
+    outcome = faults.cut_record(drill)
+    kept = [line["iteration"] for line in metric_lines(tmp_path / "record")]
+    assert outcome.right and outcome.tried == (removed is not None)
+    assert kept == [number for number in numbers if number != removed]
 
 
 @pytest.mark.quick_cases("True")
