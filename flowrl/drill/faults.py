@@ -489,6 +489,8 @@ def _size(folder: Path) -> int:
 
 
 def _last(text: str) -> str:
-    """The last line that a training wrote."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it wrote nothing"
+    """The last sentence of flowrl's own that a training wrote, else its last line with a word in
+    it: a launcher writes a frame of its own below the sentence."""
+    lines = [line for line in text.splitlines() if any(map(str.isalpha, line))]
+    sentences = [line for line in lines if line.startswith("flowrl: ")]
+    return (sentences or lines or ["it wrote nothing"])[-1][:300]

@@ -138,6 +138,15 @@ def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, 
     assert ("process 1 has waited 60 s for process 0" if told else "without a word") in said
 
 
+@pytest.mark.parametrize(("text", "last"), [
+    ("flowrl: the disk is full\n====\nflowrl FAILED\nexitcode: 3\n====\n", "the disk is full"),
+    ("iteration 4\n  KeyError: 'x'\n-----\n\n", "KeyError: 'x'"),
+    ("\n\n", "it wrote nothing"),
+])  # fmt: skip
+def test_what_a_training_said_last_is_no_launcher_s_frame(text, last):
+    assert faults._last(text).endswith(last)
+
+
 def test_nothing_that_was_started_is_alive_afterwards(tmp_path):
     """A training whose child has a session of its own, and ignores what it can."""
     python = tmp_path / "python"
