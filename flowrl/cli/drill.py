@@ -136,7 +136,7 @@ def _drilled(
                 outcome = FaultOutcome(question)
                 outcome.wrong(f"before the fault: {error}")
             outcomes.append(outcome)
-            shutil.copyfile(drill.output, drill_folder / f"output-{len(outcomes):02d}.txt")
+            shutil.copyfile(drill.output, drill_folder / _output_name(len(outcomes)))
             print(_line(outcome), flush=True)
     except KeyboardInterrupt:
         stopped = True
@@ -172,7 +172,8 @@ def drill_page(
     about = (
         f"Copies of {drill.run}, from checkpoint {saved(drill.run)} to iteration {drill.last}, "
         f"{drill.program.processes} process{'es' if drill.program.processes > 1 else ''}, in "
-        f"{duration_text(seconds)}. A training starts in {duration_text(drill.start)}."
+        f"{duration_text(seconds)}. A training starts in {duration_text(drill.start)}. Trained by "
+        f"{drill.program.python}."
     )
     rows = [
         [
@@ -188,9 +189,17 @@ def drill_page(
         "title": f"Drill of {drill.run.name}", "heading": f"Drill of {drill.run.name}",
         "chips": [f"{len(right)} of {len(tried)} as promised"], "sections": [],
         "interactive": False, "about": about, "sentences": sentences, "rows": rows,
-        "seen": [(outcome.fault, outcome.notes) for outcome in outcomes if outcome.notes],
+        "seen": [
+            (_output_name(number), outcome.fault, outcome.notes)
+            for number, outcome in enumerate(outcomes, 1)
+        ],
     }  # fmt: skip
     return str(from_template("drill.html", values))
+
+
+def _output_name(number: int) -> str:
+    """The file of what the copies of a fault wrote, counted from 1."""
+    return f"output-{number:02d}.txt"
 
 
 def _line(outcome: FaultOutcome) -> str:

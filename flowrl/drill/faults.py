@@ -395,17 +395,19 @@ def cut_network(drill: Drill) -> FaultOutcome:
 
 
 def cut_record(drill: Drill) -> FaultOutcome:
-    """A line of metrics.jsonl before the checkpoint is missing: a resume must report or refuse
-    it."""
+    """The line of an iteration that the checkpoint has done is missing: a resume must report or
+    refuse it. The base model's line (iteration 0) and lines after the checkpoint are promised by
+    nobody: a run may have no evaluation before its first iteration, and trains later ones again."""
     outcome = FaultOutcome("a line of metrics.jsonl removed before a resume")
     folder = drill.copy("record")
     file = folder / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    if len(lines) < 2:
+    promised = [at for at, line in enumerate(lines) if 1 <= _iteration(line) <= saved(folder)]
+    if not promised:
         outcome.tried = False
-        outcome.notes.append("this run has fewer than two lines")
+        outcome.notes.append("this run has no line of an iteration that its checkpoint has done")
         return outcome
-    del lines[-2]
+    del lines[promised[-2:][0]]  # the last but one: a line in the middle is missed less easily
     file.write_text("".join(lines))
     with begun(drill.program, drill.resume(folder), folder, drill.output) as training:
         try:
@@ -419,6 +421,14 @@ def cut_record(drill: Drill) -> FaultOutcome:
     else:
         outcome.wrong("it was taken in silence")
     return outcome
+
+
+def _iteration(line: str) -> int:
+    """The iteration of a line of metrics.jsonl; 0 if it is damaged."""
+    try:
+        return int(json.loads(line).get("iteration", 0))
+    except ValueError:
+        return 0
 
 
 def finite_records(drill: Drill) -> FaultOutcome:
@@ -479,6 +489,8 @@ def _size(folder: Path) -> int:
 
 
 def _last(text: str) -> str:
-    """The last line that a training wrote."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it wrote nothing"
+    """The last sentence of flowrl's own that a training wrote, else its last line with a word in
+    it: a launcher writes a frame of its own below the sentence."""
+    lines = [line for line in text.splitlines() if any(map(str.isalpha, line))]
+    sentences = [line for line in lines if line.startswith("flowrl: ")]
+    return (sentences or lines or ["it wrote nothing"])[-1][:300]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -92,6 +92,11 @@ class CallTooLarge(RuntimeError):
     def __init__(self, kinds: frozenset[CallKind], reason: str, agreed: bool = False) -> None:
         super().__init__(reason)
         self.kinds, self.agreed, self.repeatable = kinds, agreed, True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers send it to the training process. By itself an exception is made again from its
+        message alone."""
+        return CallTooLarge, (self.kinds, str(self), self.agreed), vars(self)
 
 
 @contextmanager

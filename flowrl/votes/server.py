@@ -375,4 +375,5 @@ def _full(error: OSError) -> Any:
     from fastapi.responses import JSONResponse
 
     reason = str(error.strerror or error).lower()
-    return JSONResponse({"detail": f"not recorded: {reason}; it is tried again"}, 507)
+    detail = f"not recorded: {reason}; it is tried again"
+    return JSONResponse({"detail": detail, "errno": error.errno}, 507)

@@ -5,6 +5,7 @@ import http.client
 import io
 import json
 import math
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from PIL import Image
 from torch import Tensor
 
+from flowrl.errors import UserError
 from rewards.perception.media import to_tensor
 
 HiddenTaste = Callable[[Tensor, str], float]  # an image [3 h w] in 0..1 and its prompt
@@ -118,5 +120,19 @@ class VotesBrowser:
         answer = self.connection.getresponse()
         content = answer.read()
         if answer.status != 200:
-            raise ConnectionError(f"{path}: status {answer.status}: {content[:200]!r}")
+            raise _refusal(path, answer.status, content)
         return content
+
+
+def _refusal(path: str, status: int, content: bytes) -> Exception:
+    """The error of an answer that is none. A page waits for room on its disk and asks its person to
+    send again; a simulated person has nobody to wait for, and ends with the disk's own error."""
+    try:
+        said = json.loads(content)
+    except ValueError:
+        said = {}
+    if status == 507 and isinstance(said.get("errno"), int):
+        return OSError(said["errno"], os.strerror(said["errno"]), "the file of votes")
+    if status == 500 and "detail" in said:
+        return UserError(f"the page of votes: {said['detail']}")
+    return ConnectionError(f"{path}: status {status}: {content[:200]!r}")

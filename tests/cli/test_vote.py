@@ -1,12 +1,15 @@
 """`flowrl vote` and `flowrl fit-reward` from the command line: from samples to a reward."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 import rewards
+from flowrl.errors import UserError
 from flowrl.pages.run_folder import RunFolder
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.votes.log import VoteLog
@@ -42,6 +45,46 @@ def squares(folder: Path, prompts: int = 12) -> Path:
         rows.append({"file": f"{i}.png", "prompt": f"a {name} square {'above ' * (i // 9)}"})
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+@pytest.mark.parametrize(("number", "code", "said"), [
+    (errno.ENOSPC, 3, "the file of votes: no space left on device: make room"),
+    (errno.EROFS, 2, "the file of votes: read-only file system"),
+])  # fmt: skip
+def test_a_simulated_person_ends_where_no_vote_can_be_written(
+    number, code, said, tmp_path, capsys, monkeypatch
+):
+    """In a sentence, and the same command with the folder goes on."""
+    source = squares(tmp_path / "images", prompts=2)
+    out = ("--out", tmp_path / "votes", "--votes", "4")
+
+    def refused(*_):
+        raise OSError(number, os.strerror(number))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.pwrite", refused)
+        assert runs.flowrl("vote", source, *VOTE, *out) == code
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
+    assert runs.flowrl("vote", tmp_path / "votes", *VOTE) == 0
+
+
+def test_a_simulated_person_ends_where_a_pair_cannot_be_shown(tmp_path, capsys, monkeypatch):
+    source = squares(tmp_path / "images", prompts=2)
+    broken = UserError("samples/000.png is damaged")
+    monkeypatch.setattr("flowrl.votes.server.VotingRoom.state", raising(broken))
+    words = ("--out", tmp_path / "votes", "--votes", "4")
+    assert runs.flowrl("vote", source, *VOTE, *words) == 2
+    error = capsys.readouterr().err
+    assert "the page of votes: this pair cannot be shown: the terminal says why" in error
+    assert "Traceback" not in error
+
+
+def raising(error: Exception):
+    def fails(*_):
+        raise error
+
+    return fails
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from flowrl.cli.drill import _copy
 from flowrl.drill import faults
 from flowrl.drill.faults import Drill, faults_of
 from flowrl.drill.proxy import Proxy
-from flowrl.drill.same_end import differences
+from flowrl.drill.same_end import differences, metric_lines
 from flowrl.drill.training import DrilledProgram, begun
 from tests.drill import stand_in
 
@@ -99,6 +99,32 @@ def test_a_broken_promise_is_found(broken, name, said, drill_of):
     assert not outcome.right and said in "; ".join(outcome.notes), outcome
 
 
+@pytest.mark.parametrize(("numbers", "checkpoint", "removed"), [
+    ([0, 1], 1, 1),
+    ([1], 1, 1),
+    ([0, 1, 2, 3, 4], 4, 3),
+    ([0, 1, 2, 3, 4, 5, 6], 2, 1),  # killed four iterations after its checkpoint
+    ([0], 1, None),
+])  # fmt: skip
+def test_the_removed_line_is_one_that_is_promised(numbers, checkpoint, removed, tmp_path):
+    """However short the run is, and wherever it was killed."""
+
+    def make(folder: Path) -> None:
+        (folder / "checkpoints" / f"{checkpoint:06d}").mkdir(parents=True)
+        lines = [json.dumps({"iteration": number}) + "\n" for number in numbers]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho metrics.jsonl has a gap\n")
+    python.chmod(0o755)
+    program = DrilledProgram(str(python), False, tmp_path / "state")
+    drill = Drill(program, tmp_path, tmp_path, [], 9, 30.0, random.Random(0), make)
+    outcome = faults.cut_record(drill)
+    kept = [line["iteration"] for line in metric_lines(tmp_path / "record")]
+    assert outcome.right and outcome.tried == (removed is not None)
+    assert kept == [number for number in numbers if number != removed]
+
+
 @pytest.mark.quick_cases("True")
 @pytest.mark.parametrize("told", [True, False])
 def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, monkeypatch):
@@ -110,6 +136,15 @@ def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, 
     assert outcome.right == told and time.monotonic() - began < 15, outcome
     said = "; ".join(outcome.notes)
     assert ("process 1 has waited 60 s for process 0" if told else "without a word") in said
+
+
+@pytest.mark.parametrize(("text", "last"), [
+    ("flowrl: the disk is full\n====\nflowrl FAILED\nexitcode: 3\n====\n", "the disk is full"),
+    ("iteration 4\n  KeyError: 'x'\n-----\n\n", "KeyError: 'x'"),
+    ("\n\n", "it wrote nothing"),
+])  # fmt: skip
+def test_what_a_training_said_last_is_no_launcher_s_frame(text, last):
+    assert faults._last(text).endswith(last)
 
 
 def test_nothing_that_was_started_is_alive_afterwards(tmp_path):

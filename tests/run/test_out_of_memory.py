@@ -2,6 +2,7 @@
 names the cause, and no error in explaining takes its place."""
 
 import errno
+import pickle
 import re
 import shutil
 from dataclasses import replace
@@ -11,9 +12,10 @@ import pytest
 import torch
 import yaml
 
-from flowrl.errors import Stopped, UserError, after
+from flowrl.errors import NotFiniteError, Stopped, UserError, after
 from flowrl.estimate import fit, memory
 from flowrl.iteration.open import open_stages
+from flowrl.models.call_sizes import CallTooLarge
 from flowrl.paths import PROJECT, find
 from flowrl.processes import parallel
 from flowrl.processes.parallel import Parallel
@@ -21,6 +23,7 @@ from flowrl.run import start, train
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable
 from flowrl.run.show.observer import Observer
+from flowrl.run.workers.causes import error_of_worker
 from flowrl.session import smaller_calls
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
@@ -263,6 +266,50 @@ def test_a_process_that_runs_out_of_memory_as_another_ends_says_so(monkeypatch):
     assert "Connection closed by peer" in error.value.__notes__[0]
     with pytest.raises(RuntimeError, match="Connection closed"), both.together():
         pass
+
+
+def too_large() -> CallTooLarge:
+    error = CallTooLarge(frozenset({"sampling"}), MOST)
+    error.repeatable = False
+    return error
+
+
+OF_WORKERS: dict[str, tuple[Exception, type[Exception], str]] = {
+    "a call": (too_large(), CallTooLarge, "^CUDA out of memory"),
+    "a device": (torch.OutOfMemoryError(MOST), torch.OutOfMemoryError, "^in a worker: CUDA out of"),
+    "the machine": (MemoryError(), torch.OutOfMemoryError, "^in a worker: MemoryError$"),
+    "a process": (OSError(errno.ENOMEM, "Cannot allocate memory"), torch.OutOfMemoryError, "alloc"),
+    "settings": (UserError("set workers.limit"), UserError, "^set workers.limit$"),
+    "not finite": (NotFiniteError("a sample is NaN"), NotFiniteError, "^a sample is NaN$"),
+    "a full disk": (
+        OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), UserError,
+        "^workers: on a worker's machine, /tmp/x: no space left on device: make room",
+    ),
+    "a fault": (KeyError("name"), RuntimeError, "^in a worker: its traceback$"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", OF_WORKERS)
+def test_an_error_of_a_worker_is_the_training_process_s(cause, kinds):
+    """After its way between processes. An out-of-memory of one is told as any other."""
+    sent, kind, said = OF_WORKERS[cause]
+    received = pickle.loads(pickle.dumps(sent))
+    assert vars(received) == vars(sent)
+    error = error_of_worker(received, "its traceback")
+    assert type(error) is kind and re.search(said, str(error))
+    if kind in (CallTooLarge, torch.OutOfMemoryError):
+        with (
+            pytest.raises(UserError, match=r"^out of memory \(.*\).*: set "),
+            explained(kinds["workers"]),
+        ):
+            raise error
+    notes = [] if error is received or cause == "a fault" else ["its traceback"]
+    assert getattr(error, "__notes__", []) == notes
+
+
+def test_an_error_that_could_not_be_sent_is_told_in_the_worker_s_words():
+    error = error_of_worker(None, "its traceback")
+    assert type(error) is RuntimeError and str(error) == "in a worker: its traceback"
 
 
 def begun(folder: Path) -> Path:

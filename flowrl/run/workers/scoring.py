@@ -21,7 +21,7 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import CallTooLarge
+from flowrl.run.workers.causes import error_of_worker
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.session.session import load_rewards
 from flowrl.settings import RunSettings
@@ -178,9 +178,7 @@ def cause_of(error: RayTaskError) -> Exception:
     """The error of a worker as this process would have raised it; RayError if an object that it
     needed is lost."""
     cause: Any = error.cause
-    if isinstance(cause, UserError | CallTooLarge | RayError):
-        return cause
-    return RuntimeError(f"in a worker: {error}")
+    return cause if isinstance(cause, RayError) else error_of_worker(cause, str(error))
 
 
 def first_line(error: BaseException) -> str:
