@@ -84,7 +84,7 @@ def test_the_text_of_a_json_object_has_nested_columns(tmp_path):
     asked = {"source": file(tmp_path, [{"told": '{"question": "q?"}'}], "b.jsonl")}
     assert read(asked | {"column": "told.question"}).texts == ("q?",)
     assert_in(
-        r"no column 'told.x' \(keep\); it has told, told\.answer",
+        r"no column 'told.x' \(keep\); it has told, prompt, told\.answer",
         refused(source | {"keep": ["told.x"]}),
     )
 
