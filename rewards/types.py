@@ -1,5 +1,6 @@
 """The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -183,13 +184,25 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
     """A row's value in a column; None if the row does not have it.
 
     `reward_model.ground_truth` is the key `ground_truth` of the mapping in the column
-    `reward_model`, unless the row has a column with that full name.
+    `reward_model`, or of the JSON object that is its text, unless the row has a column with that
+    full name.
     """
     if column in row:
         return row[column]
     first, dot, rest = column.partition(".")
-    inner = row.get(first)
-    return cell(inner, rest) if dot and isinstance(inner, Mapping) else None
+    inner = columns_inside(row.get(first)) if dot else None
+    return None if inner is None else cell(inner, rest)
+
+
+def columns_inside(value: Any) -> Mapping[str, Any] | None:
+    """The nested columns of a cell: a mapping, or the text of a JSON object, as which tables
+    without a type for mappings store one (INTELLECT-2's `verification_info`)."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:  # a text that only begins as an object does
+            return None
+    return value if isinstance(value, Mapping) else None
 
 
 class RewardScores(NamedTuple):

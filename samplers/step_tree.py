@@ -17,6 +17,8 @@ from samplers.kernels import Kernel
 from samplers.number_ranges import AT_LEAST_0
 from samplers.solvers import Euler, Solver
 
+# noise for unit velocity below this is rounded away by any state, and its square is 0 in float32
+LEAST_STEP_NOISE = torch.finfo(torch.float64).eps
 LAST_LEVEL = 0.1  # the highest level that a plan may end on; SD1.5's alpha_0 is 0.028
 
 
@@ -210,7 +212,7 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
         raise ValueError(f"step {k}: only a noisy step can branch or be trained on")
     if s.noisy and kernel is None:
         raise ValueError(f"step {k} is noisy, but the plan has no kernel")
-    if (s.branch > 1 or s.train) and not _of_unit_velocity(kernel, s)[1] > 0:
+    if (s.branch > 1 or s.train) and not _of_unit_velocity(kernel, s)[1] > LEAST_STEP_NOISE:
         raise ValueError(
             f"step {k}: {kernel} adds no noise between {s.sigma} and {s.sigma_next}, so this "
             "step cannot branch or be trained on"

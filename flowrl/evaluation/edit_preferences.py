@@ -7,12 +7,14 @@ editreward_bench  instruction, source_image, candidate_1, candidate_2, ranking: 
                   TIGER-Lab/EditReward-Bench on the hub, arXiv:2509.26346
 editreward_files  prompt, path_src, paths_generated, human_vote: its JSON files of 2, 3 and 4 edits,
                   with `C>A>B` or `A=B=Good` as the vote's `ranking`
+editreward_data   prompt, path_src, path1, path2: the first is preferred unless `tie_case` says that
+                  both have the same overall score; its training set, TIGER-Lab/EditReward-Data
 
 The layouts were read in code: HPDv3's in a loader that names the hub's data set and its columns
 (preferred: path1), EditScore's in its evaluation.py at 35ddc1a9, TIGER's in evaluate/eval_bench.py
-and inference_3pair_hf.py at 84602889. That EditScore's first output is the preferred one follows
-from its evaluation, which stores two scores and no label. None of these files has been read with
-this code.
+and inference_3pair_hf.py at 84602889, and its training set's in EditReward/TRAIN_README.md at
+5cfbcfb7. That EditScore's first output is the preferred one follows from its evaluation, which
+stores two scores and no label. None of these files has been read with this code.
 """
 
 import atexit
@@ -69,6 +71,16 @@ def _editreward_files(row: PreferenceRow, _dimension: str, place: str) -> Judged
     return JudgedRow(row["prompt"], paths, ranks=[ranks[x] for x in sorted(ranks)], more=more)
 
 
+def _editreward_data(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
+    """Their validation set has the same columns without `tie_case`."""
+    tie = row.get("tie_case")
+    if tie not in (None, True, False):
+        raise UserError(f"{place}: tie_case is {tie!r}, but must be true or false")
+    label = 0.5 if tie else 1.0
+    more = {"source": row["path_src"]}
+    return JudgedRow(row["prompt"], (row["path1"], row["path2"]), label, more=more)
+
+
 def ranks_in(ranking: Any, place: str) -> dict[str, float]:
     """Ranks (1 is best) of the letters in a ranking such as `C>A>B`, `A<B` or `A=B=Good`."""
     text = str(ranking).replace(" ", "")
@@ -92,6 +104,8 @@ def ranks_in(ranking: Any, place: str) -> dict[str, float]:
 
 
 EDIT_LAYOUTS = {
+    # before hpdv3, whose columns it has too
+    "editreward_data": PreferenceLayout(("prompt", "path_src", "path1", "path2"), _editreward_data),
     "hpdv3": PreferenceLayout(("prompt", "path1", "path2"), _hpdv3),
     "editscore_bench": PreferenceLayout(
         ("instruction", "input_image", "output_images", "dimension"), _editscore

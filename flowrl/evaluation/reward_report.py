@@ -33,6 +33,7 @@ HEADLINE: Mapping[str, Ties] = {  # the others: excluded
     "plain_texts": "half",
     "editreward_bench": "calibrated",
     "editreward_files": "calibrated",
+    "editreward_data": "calibrated",
 }
 
 ReportTree = dict[str, Any]

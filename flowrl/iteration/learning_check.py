@@ -25,6 +25,7 @@ from flowrl.errors import UserError
 from flowrl.iteration.credit import failed_share
 from flowrl.laws.transforms import can_teach
 from flowrl.likelihoods.rows import Rows
+from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Derived, Entries, Objective
 from flowrl.losses.distillation import Distillation
 from flowrl.losses.reward import RewardGradient
@@ -35,13 +36,14 @@ from flowrl.settings.sections.budget import BudgetSettings
 
 SIGNAL = "signal"  # metric: the share of entries with an advantage other than 0
 ADAM_EPSILON = 1e-8  # of torch's and bitsandbytes' AdamW
-UNMOVED_SHARE = (
-    1e-6  # of the learning rate: Adam's first step is the rate, unless its epsilon is larger
-)
+# of the learning rate: Adam's first step is the rate, unless its epsilon is larger than the
+# gradient; below this share ten thousand steps are one
+UNMOVED_SHARE = 1e-4
 DETACHED = (
     "no trained weight takes part in what the loss evaluates; choose other layers in "
     "model.lora.targets, and leave torch.no_grad, detach and unused branches out of your own model"
 )
+SMALL_SCALE = 1e-3  # of an adapter's output: usual ones are near 1
 MOST_NAMES = 3  # names of modules in a sentence
 # a pair of low-rank matrices is one module: in the first step only B has a gradient
 _HALF = re.compile(r"\.(lora|hada|lokr)_\w+(\..*)?$|\.[^.]+$")
@@ -242,14 +244,16 @@ class LearningCheck:
         """Say what the update did, or raise a UserError, on all processes, if settings keep the
         model from learning. `metrics` are the iteration's, with `lr`."""
         facts = UpdateFacts.joined(learner.parallel.every(watch.facts()))
-        if not facts.modules:  # no step was taken: a gradient overflowed
+        if not facts.modules:
+            terminal.say(f"learning: {no_step(metrics)}; the next iteration is judged")
             return
         broken = next(broken_links(learner, facts, metrics), None)
         if broken is not None:
             prefix = f"{learner.name}: " if learner.name else ""
             raise UserError(f"{prefix}the run cannot learn: {broken}")
         if not facts.signal and not facts.taught:
-            terminal.say(f"learning: {silence(facts, metrics)}; the next iteration is judged")
+            reason = silence(learner, facts, metrics)
+            terminal.say(f"learning: {reason}; the next iteration is judged")
             return
         self.done = True
         terminal.say(f"learning: {healthy_update(learner, facts, metrics)}")
@@ -271,10 +275,29 @@ def healthy_update(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, f
     return f"{line}; none reaches {', '.join(without[:MOST_NAMES])}{more}"
 
 
-def silence(facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
+def no_step(metrics: Mapping[str, float]) -> str:
+    """Why an update took no step."""
+    sentence = "no optimizer step was taken, since no gradient of this update is finite"
+    if metrics.get("loss_scale", 0.0) > 1:
+        return f"{sentence}; the loss scale of float16 is lowered"
+    return (
+        f"{sentence}; look for a setting that is far too small or too large, such as recipe.eta or "
+        "recipe.beta, and for a division by 0 in parts of your own"
+    )
+
+
+def silence(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, float]) -> str:
     """Why an iteration's data teaches nothing."""
     if not facts.in_loss:
-        return "the update had no rows in its loss"
+        sentence = "the update had no rows in its loss"
+        likelihood = learner.algorithm.likelihood
+        if isinstance(likelihood, Token) and likelihood.cut == "mask":
+            return (
+                f"{sentence}, and recipe.cut: mask leaves out every completion that has not ended "
+                f"within recipe.length ({learner.algorithm.steps} tokens); raise recipe.length, or "
+                "set recipe.cut: train"
+            )
+        return sentence
     causes = [
         f"{share:.0%} {cause}"
         for share, cause in (
@@ -419,11 +442,16 @@ def broken_step(learner: Learner, facts: UpdateFacts, metrics: Mapping[str, floa
             f"{norm:.1e}, below Adam's epsilon; set it near 1"
         )
     if steepest < ADAM_EPSILON:
-        scale = (
-            "raise recipe.scale"
-            if isinstance(learner.algorithm.loss, RewardGradient)
-            else ("raise the weights of the rewards or of the loss")
-        )
+        lora = learner.run.model.lora
+        if lora is not None and lora.alpha < SMALL_SCALE * lora.rank:
+            scale = f"raise model.lora.alpha, {lora.alpha:g}, to about model.lora.rank"
+        elif isinstance(learner.algorithm.loss, RewardGradient):
+            scale = "raise recipe.scale"
+        else:
+            scale = (
+                "raise what scales the loss: recipe.beta, bounds and scales in recipe.advantage, "
+                "or the weights of the rewards"
+            )
         return (
             f"{movement}: the largest gradient is {steepest:.1e}, far below Adam's epsilon of "
             f"1e-8; {scale}"

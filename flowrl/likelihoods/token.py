@@ -22,11 +22,33 @@ from flowrl.likelihoods.rows import (
     unlike_texts,
 )
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
-from samplers.completions import TextRollout
+from samplers.completions import TextPlan, TextRollout
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
 """(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats,
 of the distribution that tokens are sampled from; 0 at padding."""
+
+
+# Beyond these bounds another token is sampled only if it is as likely as the best one to a percent:
+# at LEAST_TEMPERATURE a difference of 0.01 in logits is a factor of e^10.
+LEAST_TEMPERATURE = 1e-3
+LEAST_TOP_P = 1e-5  # below the probability of the best of 100,000 tokens
+MOST_MIN_P = 0.99
+
+
+def without_choice(plan: TextPlan) -> str | None:
+    """The setting of a plan that leaves one token to choose from, and its fix."""
+    if plan.temperature < LEAST_TEMPERATURE:
+        setting, fix = f"temperature {plan.temperature:g}", "raise the temperature"
+    elif plan.top_k == 1:
+        setting, fix = "top_k 1", "raise top_k, or leave it out"
+    elif plan.top_p < LEAST_TOP_P:
+        setting, fix = f"top_p {plan.top_p:g}", "raise top_p, or leave it out"
+    elif plan.min_p > MOST_MIN_P:
+        setting, fix = f"min_p {plan.min_p:g}", "lower min_p, or leave it out"
+    else:
+        return None
+    return f"at {setting} nothing is random, so nothing can be learned: {fix}"
 
 
 @dataclass(frozen=True)
@@ -70,16 +92,9 @@ class Token:
         plans = text_plans(choices)
         if len(plans) < len(choices.plans):
             return "the Token likelihood needs a text plan: Completions or Segments"
-        if any(plan.temperature == 0 for plan in plans):
-            return (
-                "at temperature 0 nothing is random, so nothing can be learned: raise the "
-                "temperature"
-            )
-        if any(plan.top_k == 1 for plan in plans):
-            return (
-                "at top_k 1 nothing is random, so nothing can be learned: raise top_k, or leave it "
-                "out"
-            )
+        certain = next(filter(None, map(without_choice, plans)), None)
+        if certain is not None:
+            return certain
         counts = greedy_baselines(choices.transforms)
         if any(counts != [plan.group] * plan.greedy for plan in plans):
             return (

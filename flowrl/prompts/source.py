@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flowrl.errors import UserError
-from rewards.types import cell
+from rewards.types import cell, columns_inside
 from samplers.noise import generator
 
 Row = dict[str, Any]
@@ -111,8 +111,8 @@ class DataSource:
 
 def _has_cell(row: Mapping[str, Any], name: str) -> bool:
     first, dot, rest = name.partition(".")
-    inner = row.get(first)
-    return name in row or bool(dot and isinstance(inner, Mapping) and _has_cell(inner, rest))
+    inner = columns_inside(row.get(first)) if dot else None
+    return name in row or bool(inner is not None and _has_cell(inner, rest))
 
 
 PROMPT_NAMES = ("prompt", "prompts", "text", "caption", "question", "instruction")
@@ -124,7 +124,7 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     if any(_has_cell(row, name) for row in rows):
         return
     names = [str(key)[:50] for key in rows[0]]
-    names += [f"{key}.{k}"[:50] for key, v in rows[0].items() if isinstance(v, Mapping) for k in v]
+    names += [f"{key}.{k}"[:50] for key, v in rows[0].items() for k in columns_inside(v) or ()]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
     columns = ", ".join(names[:20]) or "no columns"
     raise UserError(f"{at} has no column {wanted}; it has {columns}{_remedy(rows[0], name, at)}")

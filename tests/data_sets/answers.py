@@ -2,7 +2,8 @@
 
 Every row has completions that are right and completions that are wrong. `source` is where the form
 was read. Not found, and so not here: multiple choice (their answers are letters, which
-`exact_answer` compares), and the proofs of OlympiadBench, which have no answer.
+`exact_answer` compares), the proofs of OlympiadBench, which have no answer, and the columns of
+Big-Math-RL-Verified, SYNTHETIC-1 and Countdown.
 """
 
 import json
@@ -114,6 +115,32 @@ def open_r1(answer: str) -> dict[str, Any]:
             {"content": "<think>so</think> it is", "role": "assistant"},
         ],
     }
+
+
+def skywork(answer: str) -> dict[str, Any]:
+    """The answer is the JSON text of a list of one."""
+    difficulty = {"DeepSeek-R1-Distill-Qwen-1.5B": 3, "DeepSeek-R1-Distill-Qwen-7B": 2,
+                  "DeepSeek-R1-Distill-Qwen-32B": 1}  # fmt: skip
+    row = verl("train-math-numinamath1.5_olympiads", json.dumps([answer]))
+    return row | {"extra_info": {"index": 1, "model_difficulty": difficulty}}
+
+
+def open_reasoner(answer: str) -> dict[str, Any]:
+    return {
+        "0": {"from": "human", "value": QUESTION, "ground_truth": None},
+        "1": {"from": "assistant", "value": None, "ground_truth": {"value": answer}},
+    }
+
+
+def intellect(answer: str) -> dict[str, Any]:
+    told = json.dumps({"ground_truth": answer})
+    return {"prompt": QUESTION, "task_type": "verifiable_math", "verification_info": told}
+
+
+def numina(answer: str) -> dict[str, Any]:
+    solution = rf"It is not 5, so it is $\boxed{{{answer}}}$."
+    turns = [{"content": QUESTION, "role": "user"}, {"content": solution, "role": "assistant"}]
+    return {"source": "olympiads", "problem": QUESTION, "solution": solution, "messages": turns}
 
 
 def xlam(*calls: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,6 +333,81 @@ FORMS: dict[str, AnswerForm] = {
         ((verl("math_dapo", "033", "MATH"), boxed("33", "033"), boxed("330", "3")),),
         "BytedTsinghua-SIA/AIME-2024: the form of DAPO-Math; answers have up to three digits",
         reward=NESTED,
+        suffix="parquet",
+    ),
+    "Skywork-OR1, math": AnswerForm(
+        (
+            (skywork(r"\frac{1}{2}"), boxed("1/2", "0.5"), boxed("2")),
+            (skywork("-7"), boxed("-7"), boxed("7")),
+            (skywork("(1,2)"), boxed("(1,2)"), boxed("(2,1)", "1")),
+        ),
+        "the card of Skywork/Skywork-OR1-RL-Data at 1cdedc52, and process_skywork.py of "
+        "nvidia-china-sae/mair-hub: the first of the list in ground_truth is the answer",
+        reward=NESTED,
+        suffix="parquet",
+    ),
+    "Open-Reasoner-Zero": AnswerForm(
+        (
+            (open_reasoner("18"), boxed("18"), boxed("81")),
+            (open_reasoner(r"\frac{3}{4}"), boxed("0.75"), boxed("4/3")),
+        ),
+        "orz_math_57k_collected.json, whose turns are the columns 0 and 1 once `datasets` has read "
+        "them, as several loaders of it use them",
+        {"column": "0.value"},
+        {"name": "math_answer", "column": "1.ground_truth.value"},
+        "parquet",
+    ),
+    "Polaris-53K": AnswerForm(
+        (({"problem": QUESTION, "answer": r"\frac{1}{2}", "difficulty": "3/8"},
+          boxed("1/2"), boxed("2")),),
+        "the card of POLARIS-Project/Polaris-Dataset-53K: problem, answer, difficulty; its loaders "
+        "parse a difficulty of 3/8",
+        {"column": "problem"},
+    ),
+    "DeepScaleR": AnswerForm(
+        (
+            ({"problem": QUESTION, "answer": r"-\frac{2}{3}", "solution": "It follows."},
+             boxed(r"-\frac23"), boxed(r"\frac23")),
+            ({"problem": QUESTION, "answer": "26", "solution": ""}, boxed("26"), boxed("62")),
+        ),
+        "agentica-org/DeepScaleR-Preview-Dataset, from memory: problem, answer, solution",
+        {"column": "problem"},
+    ),
+    "INTELLECT-2, math": AnswerForm(
+        (
+            (intellect("12"), boxed("12"), boxed("21")),
+            (intellect(r"\frac{1}{2}"), boxed("0.5"), boxed("2")),
+        ),
+        "PrimeIntellect/INTELLECT-2-only-math, in a loader of the library verifiers: "
+        "verification_info is the JSON text of an object with ground_truth",
+        reward={"name": "math_answer", "column": "verification_info.ground_truth"},
+        suffix="parquet",
+    ),
+    "NuminaMath": AnswerForm(
+        ((numina(r"\frac{2}{5}"), boxed("0.4"), boxed("5", "2.5")),),
+        "AI-MO/NuminaMath-CoT, from memory: source, problem, solution, messages",
+        {"column": "problem"},
+        {"name": "math_answer", "column": "solution"},
+        "parquet",
+    ),
+    "AIME 2024, of one column": AnswerForm(
+        (({"ID": "2024-I-1", "Problem": QUESTION, "Solution": "So.", "Answer": 33},
+          boxed("33", "033"), boxed("330")),),
+        "Maxwell-Jia/AIME_2024, columns as a list of evaluation sets names them; Answer is a "
+        "number (from memory)",
+        {"column": "Problem"},
+        {"name": "math_answer", "column": "Answer"},
+        "parquet",
+    ),
+    "AMC, of AIMO": AnswerForm(
+        (
+            ({"id": 0, "problem": QUESTION, "answer": 142.0, "url": ""}, boxed("142", "142.0"),
+             boxed("14")),
+            ({"id": 1, "problem": QUESTION, "answer": -3.0, "url": ""}, boxed("-3"), boxed("3")),
+        ),
+        "AI-MO/aimo-validation-amc, columns as the same list names them; answer is a float (from "
+        "memory)",
+        {"column": "problem"},
         suffix="parquet",
     ),
     "xLAM": AnswerForm(

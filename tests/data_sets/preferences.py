@@ -2,7 +2,7 @@
 
 The better image is the brighter one, so that a reward of brightness agrees with every
 row. `source` is where the form was read. Not found, and so not here:
-the training set of EditReward (its benchmark's forms are), Rapidata's videos, and the tasks of
+Rapidata's videos, further columns of open-image-preferences, and the tasks of
 MMRB2 whose responses are not one image.
 """
 
@@ -53,6 +53,31 @@ def written(text: str) -> list[dict[str, Any]]:
 
 def parts(name: str) -> dict[str, Any]:
     return {"model": "m", "response_content": [["image", name]]}
+
+
+def edited(
+    first: str, second: str, firsts: tuple[int, ...], seconds: tuple[int, ...], **more: bool
+) -> dict[str, Any]:
+    """A row of EditReward's files: two edits with their scores by dimension."""
+    scores = {
+        f"model{side}_dim{i}_score": score
+        for side, by_dimension in ((1, firsts), (2, seconds))
+        for i, score in enumerate(by_dimension, 1)
+    }
+    return {
+        "prompt": "light the lamp",
+        "choice_dist": None,
+        "confidence": None,
+        "path_src": WORSE,
+        "path1": first,
+        "path2": second,
+        "model1": "m",
+        "model2": "n",
+        **scores,
+        "model1_overall_score": sum(firsts),
+        "model2_overall_score": sum(seconds),
+        **more,
+    }
 
 
 SIDES = {"prompt": PROMPT, "left_model": "m", "right_model": "n"}
@@ -432,6 +457,24 @@ FORMS: dict[str, PreferenceForm] = {
             }
         ],
         "TIGER-AI-Lab/EditReward, evaluate/eval_bench.py at 84602889",
+    ),
+    "EditReward-Data": PreferenceForm(
+        "editreward_data",
+        "json",
+        [
+            edited(BETTER, WORSE, (4, 3), (3, 3), tie_case=False),
+            edited(WORSE, WORSE, (4, 2), (4, 2), tie_case=True),
+        ],
+        "EditReward/TRAIN_README.md of TIGER-AI-Lab/EditReward at 5cfbcfb7: path1 is the preferred "
+        "one, and tie_case says that both overall scores are equal",
+        pairs=2,
+        ties=1,
+    ),
+    "EditReward, validation": PreferenceForm(
+        "editreward_data",
+        "json",
+        [edited(BETTER, WORSE, (4,), (2,))],
+        "the same: its valid_dataset_1.json has one dimension and no tie_case",
     ),
     "own names": PreferenceForm(
         "chosen",

@@ -2,7 +2,8 @@
 
 Every row has programs that are right and programs that are wrong; its own reference, where the data
 set has one, is among the right ones. `source` is where the form was read. Not found, and so not
-here: the checkers of Codeforces, which accept several outputs.
+here: the checkers of Codeforces, which accept several outputs, and the cells of the split `code` of
+Skywork-OR1, whose card has the type of its ground truth and not its form.
 """
 
 import base64
@@ -177,6 +178,14 @@ def codecontests(public: Mapping[str, list[str]], solution: str) -> dict[str, An
             "solutions": {"language": [3], "solution": [solution]}}  # fmt: skip
 
 
+def acecode(cases: list[str], solution: str) -> dict[str, Any]:
+    message = {"content": TASK, "role": "user"}
+    written = {"model_name": "m", "completion_id": 0, "completion": solution, "pass_rate": 1.0,
+               "test_results": [1] * len(cases)}  # fmt: skip
+    return {"id": "1", "source": "oss", "question": TASK, "test_cases": cases,
+            "inferences": [written], "context_messages": [[message]]}  # fmt: skip
+
+
 LAST = FIRST.replace("words[0]", "words[-1]")
 CHECK = """
 
@@ -201,6 +210,21 @@ class TestCases(unittest.TestCase):
     def test_one(self):
         self.assertEqual(longest(["abc"]), 3)
 """
+
+PLUS = """
+def assertion(out, exp, atol):
+    assert out == exp, f"out: {out}, exp: {exp}"
+
+
+"""
+LOOP = """inputs = [[["ab", "c"]], [["abc"]]]
+results = [2, 3]
+for i, (inp, exp) in enumerate(zip(inputs, results)):
+    assertion(longest(*inp), exp, 0)
+"""
+CHECK_PLUS = PLUS + "def check(candidate):\n    " + LOOP.replace("longest", "candidate").replace(
+    "\n", "\n    "
+)  # fmt: skip
 
 CALL = {"fn_name": "longest", "inputs": [[["ab", "abc"]], [["a"]]], "outputs": [3, 1]}
 IN_LISTS = {"fn_name": "longest", "inputs": [[["ab", "abc"]]], "outputs": [[3]]}
@@ -309,6 +333,36 @@ FORMS: dict[str, ProgramForm] = {
         "google-research-datasets/mbpp, sanitized: prompt, code, test_imports, test_list",
         {},
         {"column": "test_list", "reference": "code"},
+    ),
+    "MBPP+": ProgramForm(
+        (
+            (sanitized(['assert longest(["ab", "c"]) == 2'], FUNCTION, []) | {"test": PLUS + LOOP},
+             (FUNCTION,), (LAST,)),
+        ),
+        "evalplus/mbppplus: the template of its tests in a copy of its tools, and the columns of "
+        "MBPP, sanitized, with `test` (from memory)",
+        {},
+        {"column": "test", "reference": "code"},
+    ),
+    "HumanEval+": ProgramForm(
+        (
+            (humaneval(CHECK_PLUS, FUNCTION), (FUNCTION,), (LAST,)),
+        ),
+        "evalplus/humanevalplus, from memory: the columns of HumanEval, with the tests of MBPP+ "
+        "inside check(candidate)",
+        {},
+        {"column": "test", "function": "entry_point"},
+    ),
+    "AceCode-87K": ProgramForm(
+        (
+            (acecode(['assert longest(["ab", "c"]) == 2', 'assert longest(["abc"]) == 3'],
+                     FUNCTION), (FUNCTION,), (LAST,)),
+        ),
+        "TIGER-AI-Lab/AceCoder, README of its data: question, test_cases, inferences, "
+        "context_messages",
+        {"column": "question"},
+        {"column": "test_cases"},
+        "parquet",
     ),
     "Eurus-2, code": ProgramForm(
         (

@@ -65,6 +65,30 @@ def test_columns_nested_named_and_kept(tmp_path):
     assert kept.meta[3] == {"question": "q3", "level": 3}
 
 
+TOLD = {"told": json.dumps({"answer": "4", "more": {"level": 3}}), "prompt": "q"}
+OTHERS = [
+    {"told": json.dumps({"answer": "5", "more": {"level": 1}}), "prompt": "q1"},
+    {"told": "{no object", "prompt": "q2"},
+    {"told": None, "prompt": "q3"},
+]
+
+
+def test_the_text_of_a_json_object_has_nested_columns(tmp_path):
+    """Tables that have no type for mappings store them so."""
+    source = {"source": file(tmp_path, [TOLD, *OTHERS])}
+    named = read(source | {"columns": {"answer": "told.answer", "level": "told.more.level"}})
+    cells = [(row["answer"], row["level"]) for row in named.meta]
+    assert cells == [("4", 3), ("5", 1), (None, None), (None, None)]
+    assert read(source | {"where": {"told.more.level": {"min": 2}}}).texts == ("q",)
+    assert read(source | {"keep": ["prompt", "told.answer"]}).meta[0]["told.answer"] == "4"
+    asked = {"source": file(tmp_path, [{"told": '{"question": "q?"}'}], "b.jsonl")}
+    assert read(asked | {"column": "told.question"}).texts == ("q?",)
+    assert_in(
+        r"no column 'told.x' \(keep\); it has told, prompt, told\.answer",
+        refused(source | {"keep": ["told.x"]}),
+    )
+
+
 def test_rows_are_filtered_then_shuffled_then_limited(tmp_path):
     source = {"source": file(tmp_path), "column": "question"}
     assert read(source | {"where": {"level": {"min": 8}}}).texts == ("q8", "q9")

@@ -43,6 +43,7 @@ BY_SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (GRPO, {}, {"rewards": [{"name": "brightness", "weight": 0}]}, "add up to 0"),
     (GRPO, {"clip": 0}, {}, "clip range"),
     (GRPO, {"eta": 0}, {}, "adds no noise"),
+    (GRPO, {"eta": 1e-30}, {}, "adds no noise"),
     (GRPO, {"group": 1}, {}, "a group of one"),
     (GRPO, {"advantage": [*NAMES, {"name": "clip", "at": 0}]}, {}, "Clip needs a bound above 0"),
     (GRPO, {"advantage": [*NAMES, {"name": "rescale", "to": 0}]}, {}, "Rescale needs ranges"),
@@ -61,6 +62,9 @@ BY_SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("draft", {"last": 0}, {}, "last must be between"),
     ("flow_bp", {"active": 0}, {}, "active must be between"),
     ("text_grpo", {"temperature": 0}, {}, "at temperature 0 nothing is random"),
+    ("text_grpo", {"temperature": 1e-6}, {}, "at temperature 1e-06 nothing is random"),
+    ("text_grpo", {"top_p": 1e-6}, {}, "at top_p 1e-06 nothing is random"),
+    ("text_grpo", {"min_p": 0.999}, {}, "at min_p 0.999 nothing is random"),
     ("text_grpo", {"top_k": 1}, {}, "at top_k 1 nothing is random"),
     ("text_sapo", {"positive": 0}, {}, "must be above 0"),
     ("text_cispo", {"high": 0}, {}, "CISPO's bounds"),
@@ -113,6 +117,15 @@ BY_UPDATE: dict[str, tuple[dict[str, Any], str, str, dict[str, Any], str]] = {
     "a gradient clipped to nothing": (
         {"name": "flow_grpo", "steps": 4, "group": 4}, "Points", "Closeness",
         {"max_grad_norm": 1e-20}, r"train\.max_grad_norm 1e-20 shrinks",
+    ),
+    "a gradient clipped to almost nothing": (
+        {"name": "flow_grpo", "steps": 4, "group": 4}, "Points", "Closeness",
+        {"max_grad_norm": 1e-13}, r"train\.max_grad_norm 1e-13 shrinks",
+    ),
+    "a credit scaled to almost nothing": (
+        {"name": "flow_grpo", "steps": 4, "group": 4, "kl": 0.0, "advantage": ["standardize",
+         {"name": "rescale", "to": 1e-25}]}, "Points", "Closeness", {},
+        r"scales in recipe\.advantage",
     ),
     "a clipped gradient of a matching loss": (
         {"name": "nft", "steps": 4, "group": 4}, "Points", "Closeness", {"max_grad_norm": 1e-22},
@@ -186,6 +199,44 @@ def test_settings_that_freeze_learning_end_the_run_after_its_first_update(
     with pytest.raises(UserError, match=BY_UPDATE[name][-1]) as told:
         iterate(kept, Progress())
     assert "the run cannot learn: " in str(told.value)
+
+
+def test_adapters_that_are_scaled_to_nothing_are_told(tmp_path: Path) -> None:
+    settings = points(tmp_path, "a credit of 0")
+    settings["recipe"] = {"name": "flow_grpo", **SMALL, "kl": 0.0}
+    settings["model"]["lora"] = {"rank": 2, "alpha": 1e-20}
+    kept = runs.opened(settings, tmp_path)
+    with pytest.raises(UserError, match=r"raise model\.lora\.alpha, 1e-20, to about model\.lora"):
+        iterate(kept, Progress())
+
+
+def test_an_update_without_a_finite_gradient_is_told_at_once(tmp_path: Path, capsys: Any) -> None:
+    settings = points(tmp_path, "a credit of 0")
+    settings["recipe"] = {"name": "flow_grpo", **SMALL, "kl": 0.0}
+    settings["model"]["own"] = f"{FROZEN}:Steep"
+    settings["train"]["iterations"] = 1
+    flowrl.train(settings=settings, folder=tmp_path / "run")
+    assert "learning: no optimizer step was taken, since no gradient" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("cut", "told"), [("mask", True), ("train", False)])
+def test_a_length_that_cuts_off_every_completion_is_named(
+    cut: str, told: bool, tmp_path: Path, capsys: Any
+) -> None:
+    settings = {
+        "recipe": {"name": "text_grpo", "length": 1, "group": 4, "kl": 0.0, "cut": cut},
+        "model": {"language": str(PROJECT / "flowrl" / "demo" / "sums-lm"), "lora": None},
+        "prompts": {
+            "train": str(PROJECT / "configs" / "prompts" / "sums_train.jsonl"),
+            "per_iteration": 2,
+        },
+        "rewards": ["exact_answer"],
+        "train": {"iterations": 1},
+    }
+    flowrl.train(settings=settings, folder=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert ("raise recipe.length, or set recipe.cut: train" in said) is told
+    assert ("had no rows in its loss" in said) is told
 
 
 SMALL = {"steps": 4, "group": 4}

@@ -39,6 +39,14 @@ class TimesZero(Points):
         return base + 0.0 * (super().forward(x, sigma, encoded) - base)
 
 
+class Steep(Points):
+    """A root of 0: its slope is infinite, and its value is not."""
+
+    def forward(self, x: Tensor, sigma: Tensor, encoded: Tensor) -> Tensor:
+        base = super().forward(x, sigma, encoded)
+        return base + (base - base.detach()).abs().sqrt()
+
+
 class Rounded(Points):
     """A step function has no slope."""
 
