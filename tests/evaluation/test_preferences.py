@@ -171,9 +171,9 @@ def test_every_layout_is_told_from_the_others_by_its_columns():
     for name, layout in LAYOUTS.items():
         if name == "texts":
             continue  # has the columns of `chosen`, and is told by its cells
-        others = [o for o, it in LAYOUTS.items() if set(it.columns) <= set(layout.columns)]
-        others.remove("texts") if "texts" in others else None
-        assert others == [name]
+        fitting = [o for o, it in LAYOUTS.items() if set(it.columns) <= set(layout.columns)]
+        fitting.remove("texts") if "texts" in fitting else None
+        assert fitting[0] == name, "the first that fits is taken, so the one with more stands first"
 
 
 def test_a_part_of_the_prompts_is_drawn_by_the_seed(tmp_path):
