@@ -13,6 +13,7 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self.target, self.cut = (host, port), threading.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(0.1)  # here: it may be closed before the thread begins
         self.port: int = self.listener.getsockname()[1]
         self.handed = 0
         self.thread = threading.Thread(target=self._serve, daemon=True)
@@ -28,7 +29,6 @@ class Proxy:
         self.thread.join(5)
 
     def _serve(self) -> None:
-        self.listener.settimeout(0.1)
         while not self.closed.is_set():
             try:
                 ours = self.listener.accept()[0]
