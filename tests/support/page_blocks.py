@@ -37,6 +37,7 @@ NOT_HERE = {  # part of a command -> why no test runs it as it stands
 }  # fmt: skip
 PLAN_REFUSES = {  # part of a command of `flowrl plan` -> what is missing, so that it exits with 1
     "plan papers/flow_grpo_sd35m_ocr": "the paper's prompts: configs/papers/README.md",
+    "plan models/sd35_medium": "the paper's prompts, which the page says where to put",
 }
 
 
