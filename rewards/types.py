@@ -200,7 +200,7 @@ def columns_inside(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)
-        except ValueError:  # a text that only begins as an object does
+        except (ValueError, RecursionError):  # a text that only begins as an object does
             return None
     return value if isinstance(value, Mapping) else None
 

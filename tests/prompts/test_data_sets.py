@@ -26,6 +26,7 @@ from flowrl.settings.checks.machine import check_texts
 from flowrl.settings.command_line.options import with_options
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import PromptFiles
+from rewards.types import cell
 from tests.support import text_runs, tiny_lm
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -591,3 +592,8 @@ def test_a_folder_of_images_alone_says_where_texts_stand(tmp_path):
 def test_an_archive_is_to_be_unpacked(tmp_path, ending):
     (tmp_path / f"a{ending}").write_bytes(b"x")
     assert_in("unpack it, and use one of", refused({"source": str(tmp_path / f"a{ending}")}))
+
+
+@pytest.mark.parametrize("text", ["{", "{not JSON}", '{"a":' * 100_000])
+def test_a_text_that_only_begins_as_an_object_has_no_columns(text: str) -> None:
+    assert cell({"about": text}, "about.a") is None
