@@ -129,8 +129,7 @@ async def _answer(
     """Read a request and wait for its scores. HTTPException if they cannot be computed."""
     from fastapi import HTTPException
 
-    if batcher.jobs.qsize() >= batcher.limits.queue:
-        raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
+    _refuse_when_full(batcher)  # before its body is read
     # `request.body()` would keep the bytes until the answer, beside what they were parsed to
     parts = [part async for part in request.stream()]
     try:
@@ -144,12 +143,20 @@ async def _answer(
         raise HTTPException(422, _sendable(str(error))) from error
     pairs = (batch.a, batch.b) if isinstance(batch, wire.WirePairs) else ([], [])
     job = Job(batch, pixels, *pairs, request.is_disconnected, asyncio.Future())
+    _refuse_when_full(batcher)  # others may have taken the places while it was read
     batcher.jobs.put_nowait(job)
     outcome = await job.outcome
     if isinstance(outcome, BaseException):
         status = 422 if isinstance(outcome, ValueError) else 500
         raise HTTPException(status, _sendable(f"{type(outcome).__name__}: {outcome}"))
     return wire.ScoreAnswer.of(outcome)
+
+
+def _refuse_when_full(batcher: Batcher) -> None:
+    from fastapi import HTTPException
+
+    if batcher.jobs.qsize() >= batcher.limits.queue:
+        raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
 
 
 _TEXT = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)  # to the end, if it is not closed

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -30,7 +30,7 @@ from rewards.judging.pairs import PairBudget
 from rewards.load import load_judge
 from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
-from rewards.serving.server import Served, _Flight, _Full
+from rewards.serving.server import Served, _answer, _Flight, _Full
 from rewards.types import reports
 from tests.support.servers import pictures, serving
 
@@ -409,6 +409,37 @@ def test_a_full_queue_asks_to_come_back():
     codes = {answer.status_code for answer in answers}
     assert codes == {200, 503}
     assert all(a.headers["Retry-After"] == "1" for a in answers if a.status_code == 503)
+
+
+def test_requests_that_arrive_together_do_not_pass_the_limit_together():
+    bodies = asyncio.Barrier(6)  # each is admitted before any is read
+
+    class Sent:
+        async def stream(self):
+            await bodies.wait()
+            yield json.dumps(wire.encode_samples(pictures(1))).encode()
+
+        async def is_disconnected(self) -> bool:
+            return False
+
+    async def run() -> tuple[int, list[int]]:
+        limits = ServerLimits(batch=1, wait=0.0, queue=2)
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(scoring("brightness", Brightness()), limits, pool)
+            asked = [
+                asyncio.create_task(_answer(batcher, wire.WireSamples, pool, Sent()))
+                for _ in range(bodies.parties)
+            ]
+            done, left = await asyncio.wait(asked, timeout=30, return_when=FIRST_EXCEPTION)
+            while len(done) < bodies.parties - limits.queue:
+                more, left = await asyncio.wait(left, timeout=30, return_when=FIRST_EXCEPTION)
+                assert more, f"{batcher.jobs.qsize()} requests wait for {limits.queue} places"
+                done |= more
+            for task in left:
+                task.cancel()
+        return len(left), [task.exception().status_code for task in done]
+
+    assert asyncio.run(run()) == (2, [503] * 4)
 
 
 def test_bytes_in_flight_stay_within_the_budget():
