@@ -67,3 +67,11 @@ def test_the_page_of_the_architecture_lists_every_room():
         if (path / "__init__.py").is_file():
             listed = re.search(rf"\s{path.name}/\s", tree)
             assert listed, f"docs/architecture.md lacks the room {path.name}/"
+
+
+def test_every_test_that_the_page_for_contributors_names_is_there():
+    named = set(
+        re.findall(r"`((?:tests|scripts)/[\w/.]+)`", (PROJECT / "CONTRIBUTING.md").read_text())
+    )
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []

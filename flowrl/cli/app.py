@@ -74,13 +74,18 @@ def open_closed() -> None:
 
 def exit_code(words: list[str]) -> int:
     """Run a command and return its exit code; docs/interruptions.md has the table."""
+    named = _existing(words)
     try:
         return _run(words)
     except UserError as error:
         print(f"flowrl: {printable(str(error))}", file=sys.stderr)
+        if isinstance(error.__cause__, FileNotFoundError) and (gone := _removed(named)):
+            print(f"flowrl: {printable(gone)}", file=sys.stderr)
         return 3 if isinstance(error, Stopped) else 2
     except OSError as error:
         message = _of_the_disk(error)
+        if message is None and isinstance(error, FileNotFoundError):
+            message = _removed(named)
         if message is None:
             raise
         print(f"flowrl: {printable(message)}", file=sys.stderr)
@@ -88,6 +93,23 @@ def exit_code(words: list[str]) -> int:
     except KeyboardInterrupt as error:
         print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)
         return 128 + (error.number if isinstance(error, EndedBySignal) else signal.SIGINT)
+
+
+def _existing(words: Sequence[str]) -> list[str]:
+    """Words of a command line, and values of its options, that name files or folders."""
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
+    return [value for value in values if os.path.lexists(value)]
+
+
+def _removed(named: Sequence[str]) -> str | None:
+    """A sentence if one of these files or folders no longer exists."""
+    gone = next((name for name in named if not os.path.lexists(name)), None)
+    if gone is None:
+        return None
+    return (
+        f"{gone[:200]} is no longer there: it was moved, renamed or removed while this command "
+        "used it; give its new place"
+    )
 
 
 def _of_the_disk(error: OSError) -> str | None:

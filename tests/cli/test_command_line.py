@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -333,6 +334,45 @@ def test_a_deleted_working_folder_is_one_sentence(capsys, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert "the working folder no longer exists" in refusal(capsys, *command)
+
+
+def read_a_file(folder: Path) -> None:
+    (folder / "metrics.jsonl").read_text()
+
+
+def read_without_a_name(folder: Path) -> None:
+    raise FileNotFoundError(f"No such file or directory: {folder}/model.safetensors")
+
+
+def refuse_a_file(folder: Path) -> None:
+    try:
+        read_a_file(folder)
+    except FileNotFoundError as error:
+        raise UserError("the weights cannot be read: download them again") from error
+
+
+@pytest.mark.parametrize("use", [read_a_file, read_without_a_name, refuse_a_file])
+@pytest.mark.parametrize("option", ["{}", "--run={}"])
+def test_a_folder_that_vanishes_under_a_command_is_named(
+    capsys, monkeypatch, run_folder, use, option
+):
+    def command_of(_name: str):
+        def vanishing(_words: list[str]) -> int:
+            shutil.rmtree(run_folder)
+            use(run_folder)
+            raise AssertionError
+
+        return vanishing
+
+    monkeypatch.setattr(app, "command", command_of)
+    named = refusal(capsys, "report", option.format(run_folder))
+    assert named.startswith(f"flowrl: {run_folder} is no longer there")
+
+
+def test_a_file_that_was_never_there_is_a_fault_of_the_program(monkeypatch, run_folder):
+    monkeypatch.setattr(app, "command", lambda _name: lambda _words: read_a_file(run_folder))
+    with pytest.raises(FileNotFoundError):
+        main(["report", str(run_folder)])
 
 
 @pytest.mark.parametrize(
