@@ -137,7 +137,8 @@ def draw_tokens(
     blocks = probabilities.view(-1, count, size)
     block = (blocks.sum(-1) / noise[:, :count]).argmax(-1, keepdim=True)
     within = blocks.gather(1, block[..., None].expand(-1, 1, size))[:, 0]
-    return block[:, 0] * size + (within / noise[:, count:]).argmax(-1)
+    place = (within / noise[:, count:]).argmax(-1)
+    return torch.add(place, block[:, 0], alpha=size)
 
 
 def _exponential(counters: Tensor) -> Tensor:
