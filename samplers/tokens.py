@@ -1,11 +1,15 @@
 """Drawing tokens with keyed noise. The sampler and the trainer warp logits by the same code.
 
-n rows, v tokens of a vocabulary. A token is argmax(log p + Gumbel noise), which is a draw from p
-(Gumbel 1954; the "Gumbel-max trick"). The noise is a counter-based hash of (row's key, position,
-token), so a completion depends neither on its batch nor on the device that draws it.
+n rows, v tokens of a vocabulary, b blocks of s tokens. argmax(p / E) with independent standard
+exponential E is a draw from p (a race of exponentials; the "Gumbel-max trick" after a logarithm). A
+token is drawn in two such races: a block by its mass W, then a token of it by p, with probability
+W * p / W. That takes b + s numbers of noise, about twice the root of v, instead of v. They are a
+counter-based hash of (row's key, position, place), so a completion depends neither on its batch nor
+on the device that draws it.
 """
 
 import math
+from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -16,28 +20,36 @@ GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
     0xBF58476D1CE4E5B9 - 2**64,
     0x94D049BB133111EB - 2**64,
 )
-WIDEST = 2**20  # tokens of a vocabulary: each position has so many counters
+WIDEST = 2**20  # numbers of a position: each position has so many counters
 AHEAD = 2**22  # numbers that a GPU draws at once, in integers of 8 bytes
-CACHED = 2**16  # counters that are worked on at once on a CPU: half a megabyte stays in its cache
+CACHED = 2**16  # numbers that a CPU draws at once: half a megabyte stays in its cache
+NEAR = 8  # times that blocks may be smaller than the root of a vocabulary
 
 
 def warp(
     logits: Float[Tensor, "*n v"], temperature: float, support: Bool[Tensor, "*n v"] | None = None
 ) -> Float[Tensor, "*n v"]:
     """Log-probabilities to sample from: at a temperature, over the tokens of `support`."""
+    return warped(logits, temperature, support).log_softmax(-1)
+
+
+def warped(
+    logits: Float[Tensor, "*n v"], temperature: float, support: Bool[Tensor, "*n v"] | None = None
+) -> Float[Tensor, "*n v"]:
+    """`warp` before its softmax: logits in float32, -inf outside of `support`."""
     scaled = logits.float()
     if temperature != 1:
         scaled = scaled / temperature
     if support is not None:
         scaled = scaled.masked_fill(~support, -torch.inf)
-    return scaled.log_softmax(-1)
+    return scaled
 
 
 def token_support(
     logp: Float[Tensor, "*n v"], top_p: float, top_k: int, min_p: float
 ) -> Bool[Tensor, "*n v"] | None:
     """Tokens that remain after top-k, then top-p, then min-p, in transformers' order; None for
-    all.
+    all. Log-probabilities may lack their normalization, as warped logits do.
 
     top_k  so many of the likeliest tokens, 0 for all; ties go to the lower token
     min_p  at least this share of the likeliest token's probability: arXiv:2407.01082
@@ -81,46 +93,60 @@ def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "
     return ((packed[..., None] >> bits) & 1).flatten(-2)[..., :vocabulary].bool()
 
 
-def gumbel(
-    rows: Int[Tensor, " n"], position: int, vocabulary: int
-) -> Float[Tensor, "n {vocabulary}"]:
-    """Standard Gumbel noise for each row at one position of its completion, on the rows' device.
-
-    SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + token + 1; 40 of its bits make
-    an exponential variable, and the Gumbel is minus its logarithm. Small exponentials, which decide
-    when an unlikely token is drawn, keep float32's relative precision down to 2^-41.
+@cache
+def blocks_of(vocabulary: int) -> tuple[int, int]:
+    """Number of blocks of a vocabulary, and the tokens of each: the largest divisor up to the root,
+    unless it is NEAR times smaller; then the root, and the last block is not full, which costs a
+    copy of the probabilities. A seed's tokens depend on this choice.
     """
-    counters = _counters(position, 1, vocabulary, rows.device)[0]
-    size = max(1, CACHED // vocabulary) if rows.device.type == "cpu" else max(len(rows), 1)
-    return torch.cat([_gumbel(part[:, None] + counters) for part in torch.split(rows, size)])
+    root = math.isqrt(vocabulary)
+    divisors = (size for size in range(root, root // NEAR, -1) if vocabulary % size == 0)
+    size = next(divisors, root)
+    return -(-vocabulary // size), size
 
 
-def gumbel_ahead(
-    rows: Int[Tensor, " n"], position: int, most: int, vocabulary: int
-) -> Float[Tensor, "p n {vocabulary}"]:
-    """`gumbel` at this position and at later ones, up to `most` in all: so many as a GPU is glad to
-    draw at once, since it would wait for the host at each; on a CPU one."""
-    if rows.device.type == "cpu":
-        return gumbel(rows, position, vocabulary)[None]
-    count = max(1, min(most, AHEAD // max(1, len(rows) * vocabulary)))
-    return _gumbel(rows[:, None] + _counters(position, count, vocabulary, rows.device)[:, None])
+def token_noise(
+    rows: Int[Tensor, " n"], position: int, vocabulary: int, most: int = 1
+) -> Float[Tensor, "p n _"]:
+    """Standard exponential noise of b + s numbers for each row, at one position of its completion
+    and at later ones, up to `most` in all: as many as the rows' device is glad to draw at once,
+    since the kernels of a few numbers take as long to launch as those of many.
+
+    SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + place + 1; 40 of its bits make
+    an exponential variable. Small ones, which decide when an unlikely token is drawn, keep
+    float32's relative precision down to 2^-41.
+    """
+    numbers = sum(blocks_of(vocabulary))
+    assert numbers <= WIDEST, f"{numbers} numbers of a position are more than {WIDEST}"
+    at_once = CACHED if rows.device.type == "cpu" else AHEAD
+    count = max(1, min(most, at_once // max(1, len(rows) * numbers)))
+    places = torch.arange(1, numbers + 1, device=rows.device)
+    positions = torch.arange(position, position + count, device=rows.device)[:, None]
+    return _exponential(rows[:, None] + ((places + positions * WIDEST) * GOLDEN)[:, None])
 
 
-def _counters(
-    position: int, count: int, vocabulary: int, device: torch.device
-) -> Int[Tensor, "{count} {vocabulary}"]:
-    assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
-    tokens = torch.arange(1, vocabulary + 1, device=device)
-    indices = torch.arange(position, position + count, device=device)[:, None]
-    return (tokens + indices * WIDEST) * GOLDEN
+def draw_tokens(
+    probabilities: Float[Tensor, "n v"], noise: Float[Tensor, "n _"]
+) -> Int[Tensor, " n"]:
+    """Draw a token of each row, whose probabilities need not sum to 1; tokens of probability 0 are
+    never drawn. `noise`: of one position (`token_noise`)."""
+    vocabulary = probabilities.shape[-1]
+    count, size = blocks_of(vocabulary)
+    if missing := count * size - vocabulary:
+        probabilities = torch.nn.functional.pad(probabilities, (0, missing))
+    blocks = probabilities.view(-1, count, size)
+    block = (blocks.sum(-1) / noise[:, :count]).argmax(-1, keepdim=True)
+    within = blocks.gather(1, block[..., None].expand(-1, 1, size))[:, 0]
+    place = (within / noise[:, count:]).argmax(-1)
+    return torch.add(place, block[:, 0], alpha=size)
 
 
-def _gumbel(counters: Tensor) -> Tensor:
-    """Gumbel noise of these counters, which are overwritten."""
+def _exponential(counters: Tensor) -> Tensor:
+    """Exponential noise of these counters, which are overwritten."""
     part = shifted_right(mixed_(counters), 24).float()
     # -(part + 0.5) / 2^40 in one pass: powers of two scale what is rounded, and round nothing
     torch.add(torch.tensor(-(2.0**-41)), part, alpha=-(2.0**-40), out=part)
-    return part.clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
+    return part.clamp_(min=2.0**-24 - 1).log1p_().neg_()
 
 
 def mixed_(z: Tensor) -> Tensor:

@@ -67,6 +67,7 @@ class StartRecord:
     equal_pairs_left_out: bool = False  # older versions trained on pairs of one sample twice
     sound_reader: int = 0  # the version of the reader of sounds; 0: before there was one
     prompts_go_on: bool = False  # older versions left the end that a tokenizer adds to a text
+    tokens_by_blocks: bool = False  # older versions drew noise for every token of a vocabulary
 
     @classmethod
     def of(cls, run: RunSettings, processes: int) -> "StartRecord":
@@ -95,6 +96,7 @@ class StartRecord:
             named_files=dict(named_file_digests(run)),
             equal_pairs_left_out=True,
             prompts_go_on=True,
+            tokens_by_blocks=True,
         )
 
     @classmethod
@@ -172,6 +174,12 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
     if not (before and before.prompts_go_on):
         for one_run in _of_texts(run):
             yield from changed_prompts(place_of_model(one_run.model.language), one_run.model)
+    if not (before and before.tokens_by_blocks) and _draws_tokens(run):
+        yield (
+            "the checkpoint is from an older version, which drew tokens with other noise: now a "
+            "block of the vocabulary is drawn, then a token of it, with the same probabilities; "
+            "what the model writes from here on are other draws than those of an uninterrupted run"
+        )
     if not (before and before.abstaining) and _may_abstain(run):
         yield (
             "the checkpoint is from an older version, in which None from a reward was a failure: "
@@ -202,6 +210,20 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
             "children of one parent: advantages now compare those that were drawn from the same "
             "noise, so results differ from those of an uninterrupted run"
         )
+
+
+def _draws_tokens(run: RunSettings) -> bool:
+    """Whether a language model of the run draws tokens itself: for training, or for evaluations
+    above temperature 0. A server that gets the run's weights draws for both."""
+    for one_run in (run, run.prompt_writer):
+        if one_run is None or not isinstance(one_run.model, LanguageSettings):
+            continue
+        server = one_run.server
+        trains = server is None and one_run.drawn > 0
+        evaluates = server is None or server.sync == "none"
+        if trains or (evaluates and one_run.evaluate.temperature > 0):
+            return True
+    return False
 
 
 def _compares_pairs(run: RunSettings) -> bool:

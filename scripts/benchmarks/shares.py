@@ -7,13 +7,14 @@ products  matrix products, convolutions and attention of networks, at the device
 kernels   other kernels of networks: the bytes that they read and write, at its bandwidth; for
           tokens that are sampled, also reading the weights (256 texts a call, the search's most)
 launches  what launching a network's kernels takes beyond both
-flowrl    kernels outside networks, by launches or by bytes, whichever is more
+flowrl    its own kernels outside networks, by launches or by bytes, whichever is more
+libraries the same of libraries outside networks: transformers' `generate`, schedulers
 waits     of the host for the device, each a round trip
 decoding  of samples, at the peak
 
-Networks are counted on torch's meta device at the published size. flowrl's own kernels are counted
-on a pretended device (scripts/benchmarks/device_report.py) around a tiny network, and their bytes
-scale with the numbers of a row: latents, or the vocabulary, which is the real one. Nothing
+Networks are counted on torch's meta device at the published size. Kernels outside networks are
+counted on a pretended device (scripts/benchmarks/device_report.py) around a tiny network, and their
+bytes scale with the numbers of a row: latents, or the vocabulary, which is the real one. Nothing
 overlaps. Not counted: encoders, rewards, evaluations, checkpoints.
 """
 
@@ -53,7 +54,8 @@ from tests.support import runs, tiny_pipelines_image, tiny_pipelines_video  # no
 PAGE = PROJECT / "docs" / "results" / "speed.md"
 BEGIN, END = "<!-- shares -->", "<!-- end of shares -->"
 LAUNCH, ROUND_TRIP = 5e-6, 2e-5  # seconds of a kernel's launch, and of waiting for the device
-SHARES = ("products", "kernels", "launches", "flowrl", "waits", "decoding")
+SHARES = ("products", "kernels", "launches", "flowrl", "libraries", "waits", "decoding")
+CALLED = " > "  # in the report's name of a line: one of ours, and the one that it called
 Changes = dict[str, Any]
 
 
@@ -86,12 +88,25 @@ SUBJECTS = {
 
 
 @dataclass(frozen=True)
-class Own:
-    """flowrl's own work in a call of a network: kernels, their bytes per number of a row, waits."""
+class Kernels:
+    """Kernels outside networks in a call of a network, and their bytes per number of a row."""
 
-    kernels: float
-    bytes: float
-    waits: float
+    count: float = 0.0
+    bytes: float = 0.0
+
+    def seconds(self, numbers: float, launched: bool) -> float:
+        """Least seconds. `launched`: the device waits for launches."""
+        return max(self.count * (LAUNCH if launched else 2e-6), self.bytes * numbers / BANDWIDTH)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Work outside networks in a call of a network: flowrl's kernels, libraries' kernels, and the
+    host's waits."""
+
+    flowrl: Kernels = Kernels()
+    libraries: Kernels = Kernels()
+    waits: float = 0.0
 
 
 def report(folder: Path, tree: Changes) -> dict[str, Any]:
@@ -107,17 +122,28 @@ def report(folder: Path, tree: Changes) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
-def own_of(found: Mapping[str, Any], phase: str, numbers: float) -> Own:
-    """Own work per call of a phase; `numbers` of all rows of a call."""
-    return Own(
-        found["kernels_per_call"][phase],
-        found["kernel_bytes_per_call"][phase] / numbers,
-        found["syncs_per_call"][phase],
-    )
+def outside_of(found: Mapping[str, Any], phase: str, numbers: float) -> Outside:
+    """Work outside networks per call of a phase; `numbers` of all rows of a call."""
+    lines, calls = found["by_line"], found["calls"][phase]
+
+    def kernels(library: bool) -> Kernels:
+        chosen = [
+            line for line in lines if line["phase"] == phase and of_library(line["line"]) == library
+        ]
+        count = sum(line.get("kernel", 0) for line in chosen)
+        size = sum(line.get("kernel_bytes", 0) for line in chosen)
+        return Kernels(count / calls, size / calls / numbers)
+
+    return Outside(kernels(False), kernels(True), found["syncs_per_call"][phase])
 
 
-def image_own(subject: Subject) -> dict[str, Own]:
-    """Own work around a tiny pipeline, with the recipe of the subject."""
+def of_library(line: str) -> bool:
+    """Whether a line of the report is a library's, called by one of ours."""
+    return not line.rpartition(CALLED)[2].startswith(("flowrl/", "samplers/", "rewards/"))
+
+
+def image_outside(subject: Subject) -> dict[str, Outside]:
+    """Work around a tiny pipeline, with the recipe of the subject."""
     assert subject.tiny is not None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -129,7 +155,7 @@ def image_own(subject: Subject) -> dict[str, Own]:
         model = sizes.of(run.trained_model, run.algorithm().steps)
         assert model is not None
         found = report(folder, tree)
-    return {phase: own_of(found, phase, 4 * model.latent) for phase in ("sampling", "training")}
+    return {phase: outside_of(found, phase, 4 * model.latent) for phase in ("sampling", "training")}
 
 
 def written(folder: Path, tree: Changes) -> Path:
@@ -138,8 +164,8 @@ def written(folder: Path, tree: Changes) -> Path:
     return file
 
 
-def text_own() -> dict[str, Own]:
-    """Own work around a tiny language model with the real vocabulary, per number of its logits."""
+def text_outside() -> dict[str, Outside]:
+    """Work around a tiny language model with the real vocabulary, per number of its logits."""
     rows, length, words = 8, 8, QWEN["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -156,27 +182,27 @@ def text_own() -> dict[str, Own]:
             "train": {"rows_per_call": rows, "self_test": "off"},
         })  # fmt: skip
     sampled, trained = rows * words, rows * length * words
-    return {"sampling": own_of(found, "sampling", sampled),
-            "training": own_of(found, "training", trained)}  # fmt: skip
+    return {"sampling": outside_of(found, "sampling", sampled),
+            "training": outside_of(found, "training", trained)}  # fmt: skip
 
 
-def shared(network: Seconds, own: Own, numbers: float, calls: float) -> dict[str, float]:
+def shared(network: Seconds, outside: Outside, numbers: float, calls: float) -> dict[str, float]:
     """Seconds of so many calls by share. `network`: of one call; `numbers`: of its rows."""
     busy = network.products + network.passes
     launched = network.kernels * LAUNCH
-    bound = launched > busy  # then flowrl's kernels wait for their launches too
-    mine = max(own.kernels * (LAUNCH if bound else 2e-6), own.bytes * numbers / BANDWIDTH)
+    bound = launched > busy  # then kernels outside wait for their launches too
     return {
         "products": calls * network.products,
         "kernels": calls * network.passes,
         "launches": calls * max(0.0, launched - busy),
-        "flowrl": calls * mine,
-        "waits": calls * own.waits * ROUND_TRIP,
+        "flowrl": calls * outside.flowrl.seconds(numbers, bound),
+        "libraries": calls * outside.libraries.seconds(numbers, bound),
+        "waits": calls * outside.waits * ROUND_TRIP,
         "decoding": 0.0,
     }
 
 
-def image_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str, float]]:
+def image_shares(run: RunSettings, outside: Mapping[str, Outside]) -> dict[str, dict[str, float]]:
     """Seconds of sampling and training by share."""
     known, model = describe(run.model), sizes.of(run.trained_model, run.algorithm().steps)
     assert known is not None and model is not None
@@ -206,19 +232,19 @@ def image_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str
         )
         of_call = one.times(rows * guided)
         of_call.kernels = one.kernels  # rows of a call share its kernels
-        found[phase] = shared(of_call, own[phase], rows * model.latent, evaluations / rows)
+        found[phase] = shared(of_call, outside[phase], rows * model.latent, evaluations / rows)
     if work.frozen:
         rows = rows_of["training"]
         of_call = plain.times(rows * roofline.guided_rows(known, run, run.training_guidance))
         of_call.kernels = plain.kernels
-        more = shared(of_call, Own(0, 0, 0), 0, work.frozen / rows)
+        more = shared(of_call, Outside(), 0, work.frozen / rows)
         found["training"] = {name: found["training"][name] + more[name] for name in SHARES}
     peak = PEAK[torch.float32 if run.model.dtype == "float32" else torch.bfloat16]
     found["sampling"]["decoding"] = work.samples * (count.decode or 0.0) / peak
     return found
 
 
-def text_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str, float]]:
+def text_shares(run: RunSettings, outside: Mapping[str, Outside]) -> dict[str, dict[str, float]]:
     """Seconds of sampling and training by share: every token is a call that reads all weights."""
     known = describe(run.model)
     assert known is not None
@@ -234,15 +260,15 @@ def text_shares(run: RunSettings, own: Mapping[str, Own]) -> dict[str, dict[str,
     token = text_call(model, sampled, 1, False)
     token.passes += (2 * weights + cache) / BANDWIDTH
     calls = work.samples / sampled * length
-    found = {"sampling": shared(token, own["sampling"], sampled * words, calls)}
+    found = {"sampling": shared(token, outside["sampling"], sampled * words, calls)}
     trained = rows_per_call(run, described, "training")
     graded = text_call(model, trained, PROMPT + length, True)
     if run.train.gradient_checkpointing:
         graded += text_call(model, trained, PROMPT + length, False)
     calls = work.training / trained
-    found["training"] = shared(graded, own["training"], trained * length * words, calls)
+    found["training"] = shared(graded, outside["training"], trained * length * words, calls)
     plain = text_call(model, trained, PROMPT + length, False)
-    more = shared(plain, Own(0, 0, 0), 0, work.frozen / trained)
+    more = shared(plain, Outside(), 0, work.frozen / trained)
     found["training"] = {name: found["training"][name] + more[name] for name in SHARES}
     return found
 
@@ -261,8 +287,8 @@ def shares_of(name: str) -> dict[str, dict[str, float]]:
     subject = SUBJECTS[name]
     run = override(read_run(run_file(subject.config)), subject.changes)
     if isinstance(run.model, LanguageSettings):
-        return text_shares(run, text_own())
-    return image_shares(run, image_own(subject))
+        return text_shares(run, text_outside())
+    return image_shares(run, image_outside(subject))
 
 
 def rows_of_table(name: str, found: Mapping[str, Mapping[str, float]]) -> list[str]:

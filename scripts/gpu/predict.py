@@ -28,7 +28,6 @@ from flowrl.settings import RunSettings  # noqa: E402
 from scripts.gpu import stage_beside, stage_flux, stage_savings, stage_wan  # noqa: E402
 from scripts.gpu.peers import SOURCES  # noqa: E402
 from scripts.gpu.stage_attention import BACKENDS, GRID_SECONDS, SIZES  # noqa: E402
-from scripts.gpu.stage_noise import ROWS, VOCABULARY  # noqa: E402
 from scripts.gpu.stages import PREDICTED, Predicted  # noqa: E402
 from scripts.gpu.subjects import FLUX, SD35, WAN, Settings, Subject, settings  # noqa: E402
 from scripts.gpu.trial import GIB, TRACED  # noqa: E402
@@ -175,16 +174,6 @@ def compiling() -> Predicted:
             "compiled beside plain, with gradients ratio": 0.85}  # fmt: skip
 
 
-def noise() -> Predicted:
-    """Bytes that kernels read and write, over the bandwidth that such a card has shown."""
-    numbers = ROWS * VOCABULARY
-    return {"seconds": IMPORTS + CONTEXT + 12,
-            "noise of a token, by kernels seconds": 304 * numbers / RATES["copy rate"],
-            "noise of a token, compiled seconds": 4 * numbers / RATES["copy rate"],
-            "noise of a token, in one kernel seconds": 8 * numbers / RATES["copy rate"],
-            }  # fmt: skip
-
-
 def predicted() -> dict[str, Predicted]:
     """The figures of all stages, rounded to three digits."""
     start = {"seconds": IMPORTS + CONTEXT + 2 * TINY + 10, "imports seconds": IMPORTS,
@@ -195,7 +184,6 @@ def predicted() -> dict[str, Predicted]:
         "beside": beside(),
         "flux": full_size(FLUX, stage_flux.SMALLER, 3),
         "wan": full_size(WAN, stage_wan.SMALLER, 1),
-        "noise": noise(),
         "savings": savings(),
         "compile": compiling(),
     }

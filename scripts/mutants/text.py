@@ -5,6 +5,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 
 LOSSES = "losses/test_token_losses.py losses/test_token_weights.py"
 KEPT = "samplers/test_token_support.py"
+DRAWN = "samplers/test_tokens.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
 CODES = "image_tokens/test_image_tokens.py"
@@ -323,8 +324,24 @@ ROWS = (
      "room[..., :seen, :] = 0", "language/test_growing_cache.py"),
     ("cache-doubled", "flowrl/models/language/growing_cache.py", "min(2 * width, most)", "width",
      "language/test_growing_cache.py"),
-    ("picked-last", "flowrl/models/language/generation.py", "input_ids[:, -1:]",
-     "input_ids[:, -2:-1]", "language/test_on_policy.py"),
+    ("draw-recorded", "flowrl/models/language/generation.py",
+     "self.logp.append(probabilities.gather(1, token[:, None])[:, 0].log())",
+     "self.logp.append(probabilities.amax(1).log())", "language/test_on_policy.py"),
+    ("draw-picked", "flowrl/models/language/generation.py",
+     "return probabilities.scatter_(1, token[:, None], 2.0)", "return probabilities",
+     "language/test_on_policy.py"),
+    ("draw-same-noise", "samplers/tokens.py", "noise[:, count:]", "noise[:, :size]", DRAWN),
+    ("draw-mass", "samplers/tokens.py", "(blocks.sum(-1) / noise[:, :count])",
+     "(1 / noise[:, :count])", DRAWN),
+    ("draw-axis", "samplers/tokens.py", "blocks.sum(-1)",
+     "blocks.transpose(1, 2).reshape(-1, count, size).sum(-1)", DRAWN),
+    ("draw-place", "samplers/tokens.py", "alpha=size)", "alpha=count)", DRAWN),
+    ("draw-padding", "samplers/tokens.py", "(0, missing)", "(missing, 0)", DRAWN),
+    ("draw-positions", "samplers/tokens.py", "torch.arange(position, position + count",
+     "torch.arange(count", DRAWN),
+    ("draw-told", "flowrl/session/start_record.py",
+     "(evaluates and one_run.evaluate.temperature > 0)", "evaluates",
+     "settings/test_older_runs.py"),
     ("head-kept", "flowrl/models/language/token_scores.py", "i < count - LOGITS_HELD // most",
      "i < count", "language/test_language_policy.py"),
     ("one-device", "flowrl/session/session.py",

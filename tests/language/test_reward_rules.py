@@ -1,13 +1,9 @@
 """A resumed run names each rule of its rewards that has changed since it was begun."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flowrl.run.save import checkpoint
-from flowrl.session import atomic
 from rewards.rules import RULE_CHANGES, RULES_VERSION, changed_rules
 from tests.support import runs, text_runs
 from tests.support.runs import flowrl
@@ -60,7 +56,7 @@ def test_a_resume_says_so_once_and_drops_scores_of_the_older_rule(model, tmp_pat
     tree["prompts"]["unwinnable"] = "keep"  # its answers are letters
     run = tmp_path / "run"
     assert flowrl("train", runs.write(tree, tmp_path), "--folder", run) == 0
-    _as_older(run)
+    runs.as_older(run, "reward_rules")
     capsys.readouterr()
     assert flowrl("train", "--resume", run, "--train.iterations", "3") == 0
     out = capsys.readouterr().out
@@ -68,12 +64,3 @@ def test_a_resume_says_so_once_and_drops_scores_of_the_older_rule(model, tmp_pat
     assert "the held-out rewards exact_answer.text have changed" in out
     assert flowrl("train", "--resume", run, "--train.iterations", "4") == 0
     assert "rule of a reward" not in capsys.readouterr().out  # the new checkpoint has the new rule
-
-
-def _as_older(run: Path) -> None:
-    newest = checkpoint.newest(run)
-    assert newest is not None
-    state = json.loads((newest / "state.json").read_text())
-    del state["origin"]["reward_rules"]
-    (newest / "state.json").write_text(json.dumps(state))
-    (newest / atomic.CONTENTS).write_text(json.dumps(atomic.sums(newest)))

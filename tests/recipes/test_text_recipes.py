@@ -27,7 +27,7 @@ from flowrl.settings.parts.names import parts_named
 from rewards import Scores
 from samplers.completions import Completions, SegmentPoints, TextPlan, TextRollout
 from samplers.generate import TokenRequest, Writer, WrittenTokens
-from samplers.tokens import entropy, gumbel, warp
+from samplers.tokens import draw_tokens, entropy, token_noise, warp
 from tests.support.credit_context import context_of as context_with
 
 PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
@@ -112,7 +112,7 @@ class Words:
         ids, logp, spread = [], [], []
         for u in range(int(asked.room.max())):
             here = said[row, (at + u).clamp(max=LENGTH - 1)]
-            ids.append((here + gumbel(asked.noise, u, WORDS)).argmax(1))
+            ids.append(draw_tokens(here.exp(), token_noise(asked.noise, u, WORDS)[0]))
             logp.append(here.gather(1, ids[-1][:, None])[:, 0])
             spread.append(entropy(here))
         words = torch.stack(ids, 1)

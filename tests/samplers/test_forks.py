@@ -19,7 +19,7 @@ from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
 from samplers.noise import row_keys
 from samplers.picture import describe_text_plan
-from samplers.tokens import gumbel
+from samplers.tokens import draw_tokens, token_noise
 from tests.credit.test_golden_credit import paths
 from tests.support import text_runs, tiny_lm
 from tests.support.golden_tools import arrays, close, columns, scores
@@ -134,8 +134,9 @@ def test_forks_are_where_the_model_was_least_sure_and_draw_that_token_anew(polic
                 assert ids[draw, leaf, :t].tolist() == own[:t]
                 assert int(group[draw, 1 - root, leaf]) == 0
                 key = row_keys([(0, 0, draw, "token", 0, 1, leaf - 2)])
-                anew = int((says[t] + gumbel(key, 0, len(says[t]))[0]).argmax())
-                assert int(ids[draw, leaf, t]) == anew
+                (noise,) = token_noise(key, 0, len(says[t]))
+                anew = draw_tokens(says[t].exp().float()[None], noise)
+                assert int(ids[draw, leaf, t]) == int(anew)
 
 
 def test_the_published_choice_is_the_token_of_least_probability(policy):

@@ -42,7 +42,7 @@ from samplers.host import host_copy, picked, sent, sent_together
 from flowrl.contrib.fdfo import Churn
 from samplers.kernels import CPS, FlowSDE, step
 from samplers.noise import row_keys
-from samplers.tokens import AHEAD, gumbel, gumbel_ahead
+from samplers.tokens import AHEAD, draw_tokens, token_noise
 
 draw = torch.Generator().manual_seed(0)
 x, v, after = (torch.randn(4, 3, 2, 2, generator=draw) for _ in range(3))
@@ -101,20 +101,27 @@ assert torch.equal(encoded.take([1, 1]).values[0].cpu(), texts[[1, 1]])
 other = replace(encoded, values=(sent(-texts, "cuda"),))
 assert torch.equal(other.take([1, 1]).values[0].cpu(), -texts[[1, 1]])
 keys = row_keys([(0, 1), (0, 2)])
-for most, drawn in ((1, 1), (5, 5), (2**20, AHEAD // 14)):
-    ahead = gumbel_ahead(sent(keys, "cuda"), 3, most, 7)
+for most, drawn in ((1, 1), (5, 5), (2**20, AHEAD // 16)):  # 2 rows of 7 blocks and 1 token
+    ahead = token_noise(sent(keys, "cuda"), 3, 7, most)
     assert len(ahead) == drawn
     for place in {0, drawn - 1}:
-        assert torch.equal(ahead[place].cpu(), gumbel(keys, 3 + place, 7))
-assert torch.equal(gumbel_ahead(keys, 3, 5, 7), gumbel(keys, 3, 7)[None])
+        assert torch.equal(ahead[place].cpu(), token_noise(keys, 3 + place, 7)[0])
+said = torch.randn(2, 40, generator=draw).softmax(1)
+(noise,) = token_noise(keys, 3, 40)
+with ledger.counting():
+    there = draw_tokens(sent(said, "cuda"), sent(noise, "cuda"))
+assert ledger.total("sync") == 0, ledger.counts
+assert torch.equal(there.cpu(), draw_tokens(said, noise))
 
 numbers = sent(torch.ones(1000), "cuda")
 with ledger.counting():
     numbers + numbers
     numbers.expand(5, 1000) * 2.0
     numbers[sent(torch.arange(3), "cuda")]
-added, expanded, moved, taken = 2 * 4000, 4000 + 20000, 2 * 24, 2 * 12
-assert ledger.total("kernel_bytes") == added + expanded + moved + taken, ledger.counts
+    numbers.scatter_(0, sent(torch.arange(5), "cuda"), 2.0)
+added, expanded, moved, taken = 2 * 4000, 4000 + 20000, 2 * (24 + 40), 2 * 12
+placed = 5 * (8 + 4)
+assert ledger.total("kernel_bytes") == added + expanded + moved + taken + placed, ledger.counts
 
 for noise in (counter_normal(row_keys([(0, 1), (0, 2)]), (3, 37), at) for at in ("cpu", "cuda")):
     drawn = noise.cpu() if noise.device.type == "cpu" else torch.testing.assert_close(

@@ -1,6 +1,5 @@
 """The kit for a machine with one GPU: what ends early costs only itself, pages are of its lines."""
 
-import ctypes
 import json
 import os
 import signal
@@ -21,10 +20,8 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.call.traits.checks import refuse_pipeline
 from flowrl.paths import PROJECT
-from samplers.noise import row_keys
-from samplers.tokens import gumbel
 from scripts.gpu import lines as kept_lines
-from scripts.gpu import pack, pages, peers, run, stage_beside, stage_noise, stages, subjects
+from scripts.gpu import pack, pages, peers, run, stage_beside, stages, subjects
 from scripts.gpu.lines import Lines, read_lines, spread
 from scripts.gpu.stages import START, Stage
 from scripts.gpu.trial import Trial
@@ -384,33 +381,6 @@ def _compiler():
         compiled.library()
     except compiled.NoCompiler as error:
         pytest.skip(str(error))
-
-
-@pytest.mark.usefixtures("_compiler")
-def test_the_one_kernel_of_noise_computes_what_the_many_do(tmp_path):
-    """Its text, which CUDA's compiler gets on a GPU, compiled for the CPU: the same hash, and
-    logarithms to their last digit."""
-    source = tmp_path / "noise.cpp"
-    source.write_text(
-        "#include <cmath>\n#include <cstring>\n"
-        "static unsigned int __float_as_uint(float x)"
-        "{ unsigned int y; std::memcpy(&y, &x, 4); return y; }\n"
-        f"{stage_noise.ONE_KERNEL}\n"
-        'extern "C" long long one(long long row, long long counter)'
-        "{ return noise<long long>(row, counter); }\n"
-    )
-    command = ["g++", "-O1", "-shared", "-fPIC", "-o", str(tmp_path / "noise.so"), str(source)]
-    subprocess.run(command, check=True)
-    one = ctypes.CDLL(str(tmp_path / "noise.so")).one
-    one.restype, one.argtypes = ctypes.c_longlong, [ctypes.c_longlong] * 2
-    keys = row_keys([(0, 1), (0, 2), (7, 2**40)])
-    counters = stage_noise.counters_of(5, 1, 300, keys.device)[0]
-    raw = [[one(key, place) for place in counters.tolist()] for key in keys.tolist()]
-    found = torch.tensor(raw).view(torch.int32)[..., ::2].view(torch.float32)
-    wanted = gumbel(keys, 5, 300)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-6)
-    assert float((found == wanted).float().mean()) > 0.5
-    assert torch.cuda.jiterator._create_jit_fn(stage_noise.ONE_KERNEL) is not None  # it is read
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ import yaml
 from safetensors.torch import load_file
 
 from flowrl.cli import main
+from flowrl.run.save import checkpoint
+from flowrl.session import atomic
 from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
@@ -78,6 +80,18 @@ def copied_run(source: Path, target: Path) -> Path:
     shutil.copytree(source, target)
     remember(target, yaml.safe_load((target / "run.yaml").read_text()))
     return target
+
+
+def as_older(run: Path, *names: str) -> None:
+    """Remove these facts of the start from a run's newest checkpoint, as if an older version had
+    written it."""
+    newest = checkpoint.newest(run)
+    assert newest is not None
+    state = json.loads((newest / "state.json").read_text())
+    for name in names:
+        del state["origin"][name]
+    (newest / "state.json").write_text(json.dumps(state))
+    (newest / atomic.CONTENTS).write_text(json.dumps(atomic.sums(newest)))
 
 
 def free_port() -> int:

@@ -58,8 +58,7 @@ class CodeSampler:
             if number:
                 inputs = self._behind(ids[:, -1], [count + number for count in done])
             logits = self.guided.logits(reader(inputs))
-            ids = torch.cat([ids, keyed(ids, logits).argmax(-1)[:, None]], 1)
-        keyed.record(ids)
+            ids = torch.cat([ids, keyed.drawn(logits)[0][:, None]], 1)
         columns = [torch.stack(column, 1) for column in (keyed.logp, keyed.spread) if column]
         ids, logp, *spread = downloaded(ids, columns)
         written = torch.arange(ids.shape[1]) < asked.room[:, None]

@@ -1,8 +1,9 @@
 """transformers' `generate` as a sampler of tokens, with its cache and left padding.
 
-`generate` itself has no per-row noise, so a final logits processor adds Gumbel noise keyed by the
-row; the most likely token is then a sample. Once half of a call's rows have ended, the call ends,
-and the next one continues the other rows from their part of the cache. m rows, u new tokens.
+`generate` itself has no per-row noise, so a final logits processor draws each row's token with
+noise keyed by the row, and makes it the most likely one. Once half of a call's rows have ended, the
+call ends, and the next one continues the other rows from their part of the cache. m rows, u new
+tokens, v tokens of a vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,52 +31,54 @@ from flowrl.models.language.vision import PromptImages, call_inputs
 from samplers.generate import Draft, TokenRequest, WrittenTokens
 from samplers.host import uploaded
 from samplers.token_support import TokenSupport, joined_column, joined_kept
-from samplers.tokens import entropy, gumbel_ahead, token_support, warp
+from samplers.tokens import draw_tokens, token_noise, token_support, warped
 
 FEWEST, LEAVING = 16, 4  # new tokens of a call that rows leave, and rows that leave it
 
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and records those of the tokens
-    that `generate` then picks. `done`: number of tokens from earlier calls."""
+    """Draws each row's next token with the row's own noise, and records its log-probability.
+    `done`: number of tokens from earlier calls."""
 
     def __init__(self, asked: TokenRequest, done: int = 0) -> None:
         self.asked, self.position = asked, asked.first + done
         self.noise = asked.noise
         self.logp: list[Tensor] = []
-        self.pending: Tensor | None = None  # log-probabilities at the token that is picked next
         self.kept: list[TokenSupport] = []
         self.spread: list[Tensor] = []
         self.last = asked.first + int(asked.room.max()) if len(asked.room) else 0
         self.ahead: list[Tensor] = []  # noise of the next tokens
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores of which `generate` picks the token that was drawn."""
+        token, probabilities = self.drawn(scores)
+        return probabilities.scatter_(1, token[:, None], 2.0)  # above every probability
+
+    def drawn(self, scores: Float[Tensor, "m v"]) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
+        """Draw a token of each row. Returns them, and the probabilities of all tokens."""
         asked = self.asked
-        self.record(input_ids)
-        self.noise = uploaded(self.noise, input_ids.device)
         cold = asked.temperature == 0
-        logp = warp(scores, 1.0 if cold else asked.temperature)
-        support = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
+        logits = warped(scores, 1.0 if cold else asked.temperature)
+        support = token_support(logits, asked.top_p, asked.top_k, asked.min_p)
         if support is not None:
-            logp = logp.masked_fill(~support, -torch.inf).log_softmax(-1)
+            logits = logits.masked_fill(~support, -torch.inf)
             self.kept.append(TokenSupport.of(support))
+        probabilities = logits.softmax(-1)
         if asked.spread:
-            self.spread.append(entropy(logp))
-        noisy = logp if cold else logp + self._gumbel(logp.shape[-1])
+            self.spread.append(-torch.xlogy(probabilities, probabilities).sum(-1))
+        if cold:
+            token = logits.argmax(-1)
+        else:
+            token = draw_tokens(probabilities, self._noise(scores.device, scores.shape[-1]))
         self.position += 1
-        self.pending = logp
-        return noisy
+        self.logp.append(probabilities.gather(1, token[:, None])[:, 0].log())
+        return token, probabilities
 
-    def record(self, input_ids: Tensor) -> None:
-        """Record the log-probability of the token that was picked last, if that is still to do."""
-        if self.pending is not None:
-            self.logp.append(self.pending.gather(1, input_ids[:, -1:])[:, 0])
-            self.pending = None
-
-    def _gumbel(self, vocabulary: int) -> Tensor:
+    def _noise(self, device: torch.device, vocabulary: int) -> Tensor:
         if not self.ahead:
+            self.noise = uploaded(self.noise, device)
             most = self.last - self.position
-            self.ahead = list(gumbel_ahead(self.noise, self.position, most, vocabulary))
+            self.ahead = list(token_noise(self.noise, self.position, vocabulary, most))
         return self.ahead.pop(0)
 
 
@@ -141,8 +144,6 @@ class Generation:
             criteria.append(_HalfEnded(self.stop, width, room, at_texts, self.model.device))
         more = {} if tokens.cache is not None else self._images_of(asked, width)
         tokens = self._generated(tokens, keyed, int(room.max()), criteria, more, cuts)
-        if len(keyed.logp) < tokens.ids.shape[1] - width:
-            keyed.record(tokens.ids)
         columns = [column for column in (keyed.logp, keyed.spread) if column]
         new = tokens.ids[:, width:]
         seen = new.shape[1]  # less than the processor has seen, where `read_late` went on

@@ -235,7 +235,10 @@ def _waits(name, args, kwargs, there) -> None:
 
 def _touched(name, args, kwargs, out) -> int:
     """Bytes that a kernel reads and writes. What is expanded is read once, and of what is looked up
-    only the entries that are taken."""
+    or written at some places only the entries that are taken or written."""
+    if name == "scatter_":
+        entries = args[2].numel() * args[0].element_size()
+        return entries + sum(map(_bytes, args[2:]))
     written = sum(map(_bytes, tree_leaves(out)))
     if name in LOOKS_UP:
         return 2 * written
