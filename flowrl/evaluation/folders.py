@@ -46,12 +46,12 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    given, table = table, table or _own_table(folder) if where in ("auto", "table") else None
+    named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
-        if given is None:
+        if named is None:
             for path, _, _ in rows:
                 _check_inside(folder, path, table)
         origin = f"prompts from {table}"

@@ -89,7 +89,6 @@ def put(file: Path, trees: list[Any]) -> None:
         file.write_text(dump(trees[0]))
 
 
-@pytest.mark.slow
 @pytest.mark.quick_cases("alarms")
 @pytest.mark.parametrize("name", FILES)
 def test_no_text_of_a_run_changes_its_page(name: str, written: Path) -> None:
