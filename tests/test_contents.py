@@ -58,7 +58,7 @@ def table_of_images(file: Path) -> object:
 
 def caption(file: Path) -> object:
     Image.new("RGB", (4, 4)).save(file.with_suffix(".png"))
-    return caption_beside(file.with_suffix(".png"))
+    return caption_beside(file.with_suffix(".png"), file.parent)
 
 
 def sample(file: Path) -> object:

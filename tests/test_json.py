@@ -112,9 +112,10 @@ def test_a_line_of_the_record_is_strict_json(tmp_path):
         ((0, 1, 2, 3, 4), [0, 1, 2, 3], []),
         ((1, 2, 3), [1, 2, 3], []),  # without held-out prompts
         ((0, 1, 2, 2, 3), [0, 1, 2, 3], ["line 4 has iteration 2 again"]),
-        ((0, 3, 4), [0, 3], ["has no line for 1 to 2 of the 3 iterations"]),
+        ((0, 3, 4), [0, 3], ["has no line for iterations 1 to 2, of the 3"]),
+        ((0, 1, 3), [0, 1, 3], ["has no line for iteration 2, of the 3"]),
         ((0, 2, 1, 3), [0, 1, 2, 3], []),
-        ((), [], ["has no line for 1 to 3 of the 3"]),
+        ((), [], ["has no line for iterations 1 to 3, of the 3"]),
     ],
 )
 def test_a_resume_has_one_line_for_each_iteration_or_says_which_is_missing(

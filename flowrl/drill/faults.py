@@ -26,6 +26,8 @@ DEATHS = 2  # of a restarted copy
 STOPPED_SECONDS = 20.0  # that a training of one process stays stopped
 TELLING_SECONDS = PATIENCE + 30.0  # in which one that waits for a stopped one says so
 ORPHAN_SECONDS = 60.0  # that a training may take to end after its supervisor
+STOPPED_CODE = 3  # of a run that ends itself
+LAUNCHERS_CODE = 1  # of torchrun, for any code of its processes but 0
 TMPFS_MOST = 2**31  # bytes of the largest disk that is filled
 
 
@@ -357,9 +359,14 @@ def fill_disk(drill: Drill) -> FaultOutcome:
         outcome.tried = False
         return outcome
     code = int(code_file.read_text()) if code_file.exists() else ended
-    outcome.notes.append(f"exit code {code}: {_last(training.text())}")
-    if code != 3:
-        outcome.wrong("a full disk must end a run with exit code 3 and a sentence")
+    last = _last(training.text())
+    outcome.notes.append(f"exit code {code}: {last}")
+    several = drill.program.processes > 1
+    if code != (LAUNCHERS_CODE if several else STOPPED_CODE) or not last.startswith("flowrl: "):
+        by = f", and torchrun then with {LAUNCHERS_CODE}" if several else ""
+        outcome.wrong(
+            f"a full disk must end a run with exit code {STOPPED_CODE} and a sentence{by}"
+        )
         return outcome
     drill.finish(folder, outcome, max(before_copy, trained_until(folder)), since)
     return outcome

@@ -1,6 +1,7 @@
 """A folder of images and videos as items with prompts: from a table, from the metadata of the
 files, or from their names."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,20 +40,26 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     file its caption (`NAME.txt` or `NAME.caption` beside it), its metadata, or its name. UserError:
     no folder, no images, a table without the required columns, a caption that is not UTF-8, a file
     without a caption or metadata if `where` requires it.
+
+    The folder may be another person's: a table that it brings along names files inside it alone,
+    and captions are no links that lead out of it. A table that the user names may name any file.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    table = table or _own_table(folder) if where in ("auto", "table") else None
+    named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
+        if named is None:
+            for path, _, _ in rows:
+                _check_inside(folder, path, table)
         origin = f"prompts from {table}"
     else:
         files = sorted(
             p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p)
         )
-        rows = [(path, *_of_file(path, where), {}) for path in files]
+        rows = [(path, *_of_file(path, where, folder), {}) for path in files]
         origin = "prompts from " + ", ".join(
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
         )
@@ -110,9 +117,19 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     return paths
 
 
-def _of_file(path: Path, where: Where) -> tuple[str, str]:
+def _check_inside(folder: Path, path: Path, table: Path) -> None:
+    """UserError for a file outside the folder, as the table writes its name: a link in the folder
+    stands for its file."""
+    if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
+        raise UserError(
+            f"{table} names {path}, which is outside the folder that brought the table along: "
+            f"remove that row, or name the table yourself: --prompts {table}"
+        )
+
+
+def _of_file(path: Path, where: Where, folder: Path) -> tuple[str, str]:
     """The prompt of a file, and its origin."""
-    prompt = caption_beside(path) if where in ("auto", "captions") else None
+    prompt = caption_beside(path, folder) if where in ("auto", "captions") else None
     if prompt is not None:
         return prompt, "captions beside the files"
     if where == "captions":
@@ -125,16 +142,22 @@ def _of_file(path: Path, where: Where) -> tuple[str, str]:
     return prompt_of_name(path), "file names"
 
 
-def caption_beside(path: Path) -> str | None:
+def caption_beside(path: Path, folder: Path) -> str | None:
     """The text of `NAME.txt` or `NAME.caption` beside `NAME.png`, its lines joined; None without
     one, and for a file without a word, such as the boxes of a detector.
 
     Of AUTOMATIC1111's text, it is the part before the negative prompt. UserError, with the line,
-    for a file that is not UTF-8."""
+    for a file that is not UTF-8, and for a link that leads out of the folder: its text would stand
+    in tables and go to servers of rewards."""
     for suffix in CAPTIONS:
         file = path.with_suffix(suffix)
         if not file.is_file():
             continue
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{file} leads out of {folder}: put the caption's own file in the place of the "
+                "link, or use --prompts-from names"
+            )
         try:
             wrong = file_unlike_its_name(file)
             text = utf8_text(bounded_bytes(file, MOST_CAPTION)) if wrong is None else ""

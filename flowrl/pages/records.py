@@ -77,6 +77,15 @@ class EvaluationRecord:
     best: list[SampleRecord] = field(default_factory=list[SampleRecord])
     worst: list[SampleRecord] = field(default_factory=list[SampleRecord])
 
+    def __post_init__(self) -> None:
+        """ValueError for parts that do not belong together, as in a file made by hand."""
+        lengths = {len(column) for column in self.scores.values()}
+        groups = len(self.prompts)
+        if self.key not in self.scores or len(lengths) != 1 or len(self.digests) != groups:
+            raise ValueError("its scores are not those of its prompts and its key")
+        if min(lengths) % max(1, groups):
+            raise ValueError("its prompts have different numbers of samples")
+
     @property
     def per_prompt(self) -> int:
         return len(self.scores[self.key]) // max(1, len(self.prompts))
@@ -100,6 +109,14 @@ class LevelRecord:
     advantages: list[float | None]
     texts: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """ValueError for nodes that it does not have."""
+        nodes = len(self.values)
+        if len(self.advantages) != nodes or len(self.texts) not in (0, nodes):
+            raise ValueError("its nodes have different numbers of values, advantages and texts")
+        if not all(0 <= node < nodes for node in self.node):
+            raise ValueError("its leaves name nodes that it does not have")
+
 
 @dataclass(frozen=True)
 class TreeRecord:
@@ -113,6 +130,12 @@ class TreeRecord:
     levels: list[LevelRecord]
     leaves: list[SampleRecord]
     totals: list[float | None]  # weighted sums of the rewards of each leaf
+
+    def __post_init__(self) -> None:
+        """ValueError for leaves that have no node or no total. Only the first ones are shown."""
+        leaves = len(self.totals)
+        if len(self.leaves) > leaves or any(len(level.node) != leaves for level in self.levels):
+            raise ValueError("its leaves have different numbers of nodes and totals")
 
 
 UNLIKE = "evaluations unlike training"  # a fact: settings that differ

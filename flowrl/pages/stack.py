@@ -11,6 +11,9 @@ from markupsafe import Markup
 
 from flowrl.settings.words.scores import shown_score
 
+# Obeyed by a terminal or an editor in the place of being shown. Characters that turn the direction
+# of writing stay, as the text has them: page.css keeps them within their element.
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f]")
 _PLAIN = 1e-3  # numbers from here to a million are written without an exponent
 _MARKS = re.compile(r"([\\`*\[\]<>|~&]|:(?=//))")  # what Markdown may interpret inside a line
 
@@ -106,9 +109,11 @@ _PAGES, _CARDS = _engine(), _engine(finalize=_markdown)
 
 
 def from_template(template: str, values: Mapping[str, object]) -> Markup:
-    """Fill in a template of `templates/`. HTML and Markdown in values are escaped."""
+    """Fill in a template of `templates/`. HTML, Markdown and control characters in values are
+    escaped."""
     engine = _CARDS if template.endswith(".md") else _PAGES
-    return Markup(engine.get_template(template).render(values))
+    page = engine.get_template(template).render(values)
+    return Markup(_CONTROLS.sub(lambda match: repr(match[0])[1:-1], page))
 
 
 def varying(

@@ -79,9 +79,10 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     if said > _MOST_SAID:
         warn(f"{path}: {said - _MOST_SAID} further lines are damaged or double")
     if missing := _missing(sorted(records), iteration):
+        several = "" if missing == [(missing[0][0],) * 2] else "s"
         warn(
-            f"{path} has no line for {_spans(missing)} of the {iteration} iterations that the "
-            "checkpoint has done; curves and pages leave them out"
+            f"{path} has no line for iteration{several} {_spans(missing)}, of the {iteration} that "
+            "the checkpoint has done; curves and pages leave them out"
         )
     if path.exists():
         write_whole(path, "".join(records[done] + "\n" for done in sorted(records)), synced=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
 
-from flowrl.bounded_files import bounded_text, parsed_json
+from flowrl.bounded_files import bounded_bytes, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.paths import PACKAGE, find
@@ -238,6 +238,12 @@ def refusal_of(folder: Path, lacking: Sequence[Need]) -> str:
     rights = ",".join(right for right in Right if any(need.right == right for need in lacking))
     record = recorded(folder)
     reason = "was not started here"
+    mark = _mark(folder.resolve())
+    if record is None and mark.exists() and _written_by_others(mark):
+        reason = (
+            f"has a record ({mark}) that another user has written, or could have, and that is not "
+            "believed"
+        )
     if record is not None:
         same = record.same_writers(folder)
         reason = (
@@ -261,22 +267,41 @@ def within(limits: Limits | None) -> Iterator[None]:
 
 
 def recorded(folder: Path) -> Record | None:
-    """Read the record of a folder at this path, also of versions that noted the path alone."""
+    """Read the record of a folder at this path, also of versions that noted the path alone. A
+    record that another user has written, or could have, is none."""
     path = folder.resolve()
     if path in _remembered:
         return _remembered[path]
+    mark = _mark(path)
     try:
-        text = bounded_text(_mark(path), _MOST_MARK)
+        if _written_by_others(mark):
+            return None
+        text = bounded_bytes(mark, _MOST_MARK, links=False).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
     if text == f"{path}\n":
         return Record(None)
     try:
         read = parsed_json(text.encode())
+        if read["path"] != str(path):  # a link to the record of another folder
+            return None
         things = frozenset((Right(right), str(value)) for right, value in read["things"])
         return Record(things, bool(read["whole"]), tuple(read["owners"]), bool(read["shared"]))
     except (ValueError, KeyError, TypeError):  # damaged: it is asked again
         return None
+
+
+def _written_by_others(mark: Path) -> bool:
+    """Whether another user owns a record or the folder of records, or may write it. The user's own
+    group may: some systems give each user one, and let it write by default. OSError if there is no
+    record."""
+    stats = [mark.lstat(), mark.parent.lstat()]
+    return any(
+        stat.st_uid not in (os.geteuid(), 0)
+        or stat.st_mode & 0o002
+        or (stat.st_mode & 0o020 and stat.st_gid != os.getegid())
+        for stat in stats
+    )
 
 
 def remember(folder: Path, tree: Any, now: Path | None = None) -> None:
@@ -318,9 +343,12 @@ def _record(
         "shared": shared,
     }  # fmt: skip
     with suppress(OSError):  # then `--trust` is asked for
-        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = mark.with_name(f"{mark.name}.{os.getpid()}")
-        beside.write_text(json_text(written) + "\n", encoding="utf-8")
+        beside.unlink(missing_ok=True)
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(beside, how, 0o600), "w", encoding="utf-8") as file:
+            file.write(json_text(written) + "\n")
         beside.replace(mark)
 
 

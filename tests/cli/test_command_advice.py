@@ -85,6 +85,11 @@ COMMANDS = [
         "new {new}",
     ),
     CommandAdvice(
+        "is given twice; remove one of them",
+        "score {images} --rewards brightness brightness brightness --sheet 0 --out {new}",
+        "score {images} --rewards brightness --sheet 0 --out {new}",
+    ),
+    CommandAdvice(
         "--svg draws noise levels, which texts do not have",
         "plan {text_file} --svg {here}/plan.svg",
         "plan {text_file}",

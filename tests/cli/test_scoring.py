@@ -316,3 +316,40 @@ def test_a_function_of_python_is_a_column_beside_named_rewards(tmp_path):
     table = flowrl.score(tmp_path, [redness, "brightness"], out=tmp_path / "out") / "scores.csv"
     (row,) = csv.DictReader(table.open())
     assert float(row["redness"]) == pytest.approx(1.0) and 0 < float(row["brightness"]) < 1
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "0/../../secret.png"])
+def test_a_table_that_the_folder_brings_along_names_files_inside_it_alone(name, tmp_path, capsys):
+    folder = tmp_path / "images"
+    (folder / "0").mkdir(parents=True)
+    for file in (folder / "a.png", tmp_path / "secret.png"):
+        save(file, 99)
+    rows = [{"file": "a.png", "prompt": "x"}, {"file": name, "prompt": "y"}]
+    table = folder / "prompts.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("score", folder, "--rewards", "brightness", "--sheet", 0)
+    assert runs.flowrl(*words) == 2
+    said = capsys.readouterr().err
+    assert "outside the folder that brought the table along" in said and "--prompts" in said
+    assert runs.flowrl(*words, "--prompts", table) == 0, "the user has named it"
+    table.write_text(json.dumps({"file": "0/../a.png", "prompt": "x"}))
+    assert runs.flowrl(*words, "--out", tmp_path / "scores") == 0, "inside"
+
+
+def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path, capsys):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    save(folder / "a.png", 99)
+    (tmp_path / "secret").write_text("a secret")
+    (folder / "words").write_text("a red ball")
+    caption = folder / "a.txt"
+    caption.symlink_to(tmp_path / "secret")
+    words = ("score", folder, "--rewards", "brightness", "--sheet", 0, "--out", tmp_path / "out")
+    assert runs.flowrl(*words) == 2
+    assert f"{caption} leads out of {folder}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert runs.flowrl(*words, "--prompts-from", "names") == 0
+    caption.unlink()
+    caption.symlink_to("words")
+    assert runs.flowrl(*words[:-1], tmp_path / "other") == 0
+    assert "a red ball" in (tmp_path / "other" / "scores.csv").read_text()

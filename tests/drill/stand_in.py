@@ -110,6 +110,7 @@ def main() -> int:
         at = words.index("--restarts")
         return supervise(words[:at] + words[at + 2 :], int(words[at + 1]), broken)
     resumed = folder.name != "unbroken"
+    failed = 1 if "--nproc-per-node" in sys.argv else 3  # a launcher has a code of its own
     try:
         return train(folder, broken, resumed)
     except (OSError, SafetensorError) as error:
@@ -117,7 +118,7 @@ def main() -> int:
         if not full or broken == "disk":
             raise
         print("flowrl: the disk is full", file=sys.stderr)
-        return 3
+        return failed
 
 
 if __name__ == "__main__":

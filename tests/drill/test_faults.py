@@ -138,6 +138,18 @@ def test_one_of_several_stays_stopped_until_another_one_says_so(told, drill_of, 
     assert ("process 1 has waited 60 s for process 0" if told else "without a word") in said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["", "disk"])
+def test_a_full_disk_under_a_launcher_has_its_code_and_the_run_s_sentence(broken, drill_of):
+    drill = drill_of(broken)
+    drill.program.processes = 2
+    outcome = fault("tmpfs")(drill)
+    if not outcome.tried:
+        pytest.skip(outcome.notes[0])
+    assert outcome.right == (broken == ""), outcome
+    assert outcome.equal or "and torchrun then with 1" in outcome.notes[-1]
+
+
 @pytest.mark.parametrize(("text", "last"), [
     ("flowrl: the disk is full\n====\nflowrl FAILED\nexitcode: 3\n====\n", "the disk is full"),
     ("iteration 4\n  KeyError: 'x'\n-----\n\n", "KeyError: 'x'"),

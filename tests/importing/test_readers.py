@@ -57,6 +57,40 @@ def test_words_of_a_script(text: str, words: list[str]) -> None:
     assert read_shell(text, "x").commands[-1] == words
 
 
+# Texts that grow tenfold with each line, by every way of putting a variable in.
+GROWING = {
+    "variables": "B=" + "$A" * 10,
+    "braces": "B=" + "${A}" * 10,
+    "quotes": 'B="' + "$A" * 10 + '"',
+    "defaults": "B=${UNSET:-" + "$A" * 10 + "}",
+    "names of files": "B=$(basename " + "$A" * 10 + ")",
+    "additions": "B=$A\nB+=" + "$A" * 10,
+    "arrays": "B=(" + ' "${A[@]}"' * 10 + ")",
+    "arrays' additions": "B=()\nB+=(" + ' "${A[@]}"' * 10 + ")",
+}
+
+
+@pytest.mark.parametrize("way", GROWING)
+def test_variables_that_name_each_other_do_not_grow_without_bound(way: str) -> None:
+    first = "V0=(x x)" if "arrays" in way else "V0=xxxxxxxxxx"
+    steps = [GROWING[way].replace("A", f"V{n}").replace("B", f"V{n + 1}") for n in range(12)]
+    steps = [step.replace("UNSET", "NOTHING") for step in steps]
+    with fuzz.watched(), pytest.raises(UserError, match=r"f\.sh: its variables hold more than"):
+        read_shell("\n".join([first, *steps, "run $V12"]), "f.sh")
+    few = read_shell("\n".join([first, *steps[:2], "run $V2"]), "f.sh")
+    assert len(few.commands[-1]) > 0
+
+
+def test_a_script_nested_too_deep_is_a_sentence() -> None:
+    for depth, refused in ((9, False), (5_000, True)):
+        text = "run " + "${A:-" * depth + "x" + "}" * depth
+        if refused:
+            with pytest.raises(UserError, match=r"f\.sh: .*nested"):
+                read_shell(text, "f.sh")
+        else:
+            assert read_shell(text, "f.sh").commands[-1] == ["run", "x"]
+
+
 def test_what_a_script_does_not_say_stays_open() -> None:
     text = 'if [ -n "$Z" ]; then\n A=1\nfi\nrun $A $UNSET $(date) ${B##*/} "$@"'
     words = read_shell(text, "x").commands[-1]

@@ -94,7 +94,7 @@ def test_a_torn_line_loses_no_line_behind_it(tmp_path):
     assert [w.partition(" is damaged")[0].rpartition(", ")[2] for w in damaged] == [
         f"line {k}" for k in (2, 3, 4, 5)
     ]
-    assert "has no line for 1 to 2 of the 3 iterations" in missing
+    assert "has no line for iterations 1 to 2, of the 3" in missing
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -548,6 +549,76 @@ def test_trust_holds_for_what_was_asked_and_by_whom(change, tmp_path, monkeypatc
     with pytest.raises(UserError, match="--trust="):
         open_folder(folder)
     assert open_folder(folder, True).limits is None
+    assert open_folder(folder).limits is None
+
+
+def opened_to_all(mark: Path) -> None:
+    mark.chmod(0o666)
+
+
+def given_away(mark: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files to another user")
+    os.chown(mark, 4242, -1)
+
+
+def written_by_an_older_version(mark: Path) -> None:
+    mark.write_text(json.loads(mark.read_text())["path"] + "\n")
+
+
+def linked(mark: Path) -> None:
+    mark.rename(mark.with_name("beside"))
+    mark.symlink_to(mark.with_name("beside"))
+
+
+def of_another_folder(mark: Path) -> None:
+    record = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**record, "path": "/another"}))
+
+
+FORGED: dict[str, tuple[Callable[[Path], object], ...]] = {
+    "all may write it": (opened_to_all,),
+    "another user's": (given_away,),
+    "another user's, in the form of an older version": (written_by_an_older_version, given_away),
+    "in the form of an older version, and all may write it": (
+        written_by_an_older_version,
+        opened_to_all,
+    ),
+    "a link": (linked,),
+    "another folder's": (of_another_folder,),
+    "all may write in its folder": (lambda mark: mark.parent.chmod(0o777),),
+    "in another user's folder": (lambda mark: given_away(mark.parent),),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_record_that_others_could_have_written_is_not_believed(how, tmp_path, monkeypatch):
+    monkeypatch.setenv(trust.STATE_VARIABLE, str(tmp_path / "state"))
+    folder = put(tmp_path / "run", REMOTE)
+    trust.remember(folder, REMOTE)
+    mark = trust._mark(folder.resolve())
+    assert not mark.stat().st_mode & 0o077 and not mark.parent.stat().st_mode & 0o022
+    fresh(monkeypatch)
+    assert open_folder(folder).limits is None
+    for change in FORGED[how]:
+        change(mark)
+    fresh(monkeypatch)
+    with pytest.raises(UserError, match="--trust=") as said:
+        open_folder(folder)
+    others = how != "another folder's"
+    assert ("that another user has written, or could have" in str(said.value)) == others
+
+
+def test_a_record_that_the_user_s_own_group_may_write_is_believed(tmp_path, monkeypatch):
+    """As with the usual umask of systems that give each user a group."""
+    monkeypatch.setenv(trust.STATE_VARIABLE, str(tmp_path / "state"))
+    folder = put(tmp_path / "run", REMOTE)
+    trust.remember(folder, REMOTE)
+    mark = trust._mark(folder.resolve())
+    for path, mode in ((mark, 0o664), (mark.parent, 0o775)):
+        os.chown(path, -1, os.getegid())
+        path.chmod(mode)
+    fresh(monkeypatch)
     assert open_folder(folder).limits is None
 
 

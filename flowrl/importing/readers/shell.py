@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from flowrl.errors import UserError
 
 _MOST_CHARACTERS = 2**18
+_MOST_EXPANDED = 2**22  # characters of variables that are put in, of the whole text
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _OPENING = ("if", "for", "while", "until", "case", "function")
@@ -47,10 +48,13 @@ class _Word:
 
 def read_shell(text: str, source: str) -> Script:
     """The commands of a script or of one command line. UserError for a text that ends inside
-    quotes."""
+    quotes, and for one that grows without bound as its variables are put in."""
     if len(text) > _MOST_CHARACTERS:
         raise UserError(f"{source}: more than {_MOST_CHARACTERS} characters, too many for a script")
-    return _Reader(text, source).script()
+    try:
+        return _Reader(text, source).script()
+    except RecursionError as error:
+        raise UserError(f"{source}: its brackets are nested too deep for a script") from error
 
 
 class _Reader:
@@ -59,6 +63,7 @@ class _Reader:
         self.values: dict[str, str | list[str]] = {}
         self.found = Script()
         self.branches: list[bool | None] = []
+        self.expanded = 0  # characters
 
     def script(self) -> Script:
         for words in self._commands():
@@ -104,8 +109,10 @@ class _Reader:
         value: str | list[str] = word.parts if word.parts is not None else word.text[end:]
         if plus and isinstance(value, list) and isinstance(self.values.get(name), list):
             value = [*self.values[name], *value]
+            self._count(sum(map(len, value)))
         elif plus and isinstance(value, str):
             value = f"{self.values.get(name, '')}{value}"
+            self._count(len(value))
         if None in self.branches:  # a condition decides whether it is set
             value = f"{OPEN}${name}"
         self.values[name] = value
@@ -273,6 +280,7 @@ class _Reader:
             self.at += match.end()
             value = self.values.get(match.group(1))
             if isinstance(value, list):
+                self._count(sum(map(len, value)))
                 return "", value
             return self._open(match.group(0)), None
         if rest.startswith("${"):
@@ -316,7 +324,18 @@ class _Reader:
 
     def _known(self, name: str) -> str:
         value = self.values.get(name)
-        return str(value or "") if not isinstance(value, list) else " ".join(value)
+        text = str(value or "") if not isinstance(value, list) else " ".join(value)
+        self._count(len(text))
+        return text
+
+    def _count(self, characters: int) -> None:
+        """UserError if variables that name each other have grown without bound."""
+        self.expanded += characters
+        if self.expanded > _MOST_EXPANDED:
+            raise UserError(
+                f"{self.source}: its variables hold more than {_MOST_EXPANDED} characters once "
+                "they are put in, too many for a script"
+            )
 
     def _expanded(self, text: str) -> str:
         """The word behind `:-`, with its quotes taken away and its variables put in."""
@@ -344,7 +363,9 @@ class _Reader:
         value = self.values.get(name)
         if value is None:
             return self._open(f"${name}")
-        return value[0] if isinstance(value, list) and value else str(value or "")
+        text = value[0] if isinstance(value, list) and value else str(value or "")
+        self._count(len(text))
+        return text
 
     def _open(self, text: str) -> str:
         self.found.open.add(text)

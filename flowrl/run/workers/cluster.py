@@ -9,12 +9,20 @@ from typing import Any
 import ray  # type: ignore[reportMissingImports]
 import torch
 from accelerate import PartialState
-from ray.exceptions import RayActorError, RayError  # type: ignore[reportMissingImports]
+from ray.exceptions import (  # type: ignore[reportMissingImports]
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from flowrl.errors import UserError
+from flowrl.models.call_sizes import out_of_memory
 from flowrl.processes.meeting import agreed
+from flowrl.run.workers.causes import opening_error
 from flowrl.run.workers.head import RayHead, address_of
-from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker, first_line
+from flowrl.run.workers.opening import Opening, cause_of, first_line
+from flowrl.run.workers.scoring import ReplicatedReward, ScoringWorker
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.settings import RunSettings
 from flowrl.settings.read import dump
@@ -34,6 +42,7 @@ class Cluster:
         self.run, self.main = run, state.is_main_process
         self.ours = self.main and not ray.is_initialized()
         self.replicas: list[Any] = []  # an actor ends with the first handle of it
+        self.openings: dict[str, Opening] = {}  # of those, by name
         place = agreed(state, self._open)
         if not ray.is_initialized():
             address, _, namespace = place.partition(" ")
@@ -65,6 +74,7 @@ class Cluster:
                 }
                 replica = actor(ScoringWorker, placement.gpus, **named)
                 self.replicas.append(replica.remote(tree, label, threads))
+                self.openings[name] = Opening(self.replicas[-1])  # all at once
         return f"{ray.get_runtime_context().gcs_address} {namespace}"
 
     def _rewards(self, namespace: str) -> dict[str, ReplicatedReward]:
@@ -73,22 +83,30 @@ class Cluster:
         for label, placement in self.run.workers.rewards.items():
             names = [f"{label}-{number}" for number in range(placement.replicas)]
             replicas = [ray.get_actor(name, namespace=namespace) for name in names]
-            for replica in replicas:
-                self._ready(label, replica)
+            for name, replica in zip(names, replicas, strict=True):
+                self._ready(label, self.openings.get(name) or Opening(replica))
             rewards[label] = ReplicatedReward(label, replicas, self.run.workers.limit)
         return rewards
 
-    def _ready(self, label: str, replica: Any) -> None:
-        limit = self.run.workers.limit
+    def _ready(self, label: str, opening: Opening) -> None:
+        """Wait until a replica has opened its reward. UserError, with the cause, if it cannot."""
+        place, limit = f"workers.rewards: {label}", self.run.workers.limit
         try:
-            ray.get(replica.score.remote(()), timeout=limit)
+            ray.get(opening.opened, timeout=limit)
+        except RayTaskError as error:
+            cause = cause_of(error)
+            if out_of_memory(cause):
+                raise UserError(
+                    f"{place}: out of memory while a replica opened it ({first_line(cause)}); use "
+                    "fewer replicas, or a machine or GPU with more memory for each"
+                ) from cause
+            raise opening_error(cause, place, "the reward") from error
+        except GetTimeoutError as error:
+            raise UserError(f"{place}: a replica {opening.why_late(limit)}") from error
         except RayActorError as error:
-            raise UserError(f"workers.rewards: {label}: {why_not_started(error)}") from error
+            raise UserError(f"{place}: a replica {opening.why_ended(error)}") from error
         except RayError as error:
-            raise UserError(
-                f"workers.rewards: no replica of {label} has started in {limit:g} s "
-                f"({first_line(error)}); see `ray status` for missing resources"
-            ) from error
+            raise UserError(f"{place}: a replica could not start: {first_line(error)}") from error
 
     def close(self) -> None:
         """End the replicas, and Ray if it was started here."""
@@ -113,13 +131,6 @@ def actor(kind: type, gpus: float, **more: Any) -> Any:
     return ray.remote(kind).options(  # type: ignore[reportUnknownMemberType]
         num_cpus=0, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=-1, **more
     )
-
-
-def why_not_started(error: RayActorError) -> str:
-    """The error that an actor's constructor raised, or Ray's message."""
-    cause: Any = getattr(error, "cause", None)
-    raised: Any = getattr(cause, "cause", cause)
-    return str(raised) if isinstance(raised, UserError) else first_line(error)
 
 
 def versions_differ(versions: Mapping[str, str], worker_versions: Mapping[str, str]) -> str | None:

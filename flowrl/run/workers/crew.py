@@ -13,9 +13,10 @@ from ray.exceptions import RayActorError, RayError, RayTaskError  # type: ignore
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.run.workers.cluster import Cluster, actor, versions_differ, why_not_started
+from flowrl.run.workers.causes import opening_error
+from flowrl.run.workers.cluster import Cluster, actor, versions_differ
+from flowrl.run.workers.opening import Opening, cause_of, first_line
 from flowrl.run.workers.sampler import SamplingWorker, facts, trial
-from flowrl.run.workers.scoring import cause_of, first_line
 from flowrl.run.workers.transport import all_tensors, brought_to
 from flowrl.session.session import Session
 from flowrl.settings.read import dump
@@ -36,7 +37,8 @@ class Crew:
         tree, threads = dump(run), torch.get_num_threads()
         self.actors: list[Any] = [cls.remote(tree, threads, cluster.rewards) for _ in share]
         self.joined: list[Any] = []  # those that have passed the comparison, in turn
-        self.joining: dict[Any, Any] = {}  # reference of a first draw -> its worker
+        self.joining: dict[Any, Opening] = {}  # by the reference of what it opens
+        self.failed: dict[Any, str] = {}  # workers that have died as they opened -> why
         self.nodes: dict[Any, str] = {}  # of those that have joined
         self.own: list[Tensor] = []  # this process's first draw
         self.worst, self.turn, self.restarts = 0.0, 0, 0
@@ -85,16 +87,27 @@ class Crew:
 
     def join(self, patience: float = 0) -> None:
         """Take in the workers that have started. With `patience`, wait that many seconds if there
-        is none; UserError afterwards."""
+        is none; UserError afterwards, or as soon as all have died while they opened their parts."""
         end = time.monotonic() + patience
         self._take_in(0)
         while patience and not self.joined:
+            if len(self.failed) == len(self.actors):
+                raise UserError(f"workers: a worker {next(iter(self.failed.values()))}")
             remaining = end - time.monotonic()
             if remaining <= 0 or not self._take_in(remaining):
-                raise UserError(
-                    f"workers: no worker has started in {patience:g} s; see `ray status` for what "
-                    "the cluster lacks, or raise workers.limit"
-                )
+                raise UserError(f"workers: {self._why_late(patience)}")
+
+    def _why_late(self, seconds: float) -> str:
+        """Why no worker has joined, as a sentence: one that hangs or has died says more than one
+        without a place."""
+        openings = [
+            opening for opening in self.joining.values() if opening.worker not in self.failed
+        ]
+        placed = [opening for opening in openings if opening.birth() is not None]
+        first = next(iter(self.failed.values()), None)
+        if first is not None and not placed:
+            return f"a worker {first}"
+        return f"a worker {(placed or openings)[0].why_late(seconds)}"
 
     def _take_in(self, patience: float) -> bool:
         """Compare the workers that have started, after waiting for one. Returns whether any has
@@ -109,23 +122,31 @@ class Crew:
         return bool(finished)
 
     def _ask(self, worker: Any) -> None:
-        """Ask a worker for its first draw, which it returns once it has started."""
-        self.joining[worker.trial.options(max_task_retries=-1).remote()] = worker
+        """Ask a worker to open its parts, which it does when it has started, and for its first
+        draw."""
+        opening = Opening(worker)
+        self.joining[opening.opened] = opening
 
-    def _compare(self, result: Any, worker: Any) -> None:
+    def _compare(self, result: Any, opening: Opening) -> None:
+        worker = opening.worker
         try:
             worker_facts, node, rollouts = ray.get(result)
         except RayTaskError as error:
-            raise cause_of(error) from None
+            raise opening_error(
+                cause_of(error), "workers", "the run's model and rewards"
+            ) from error
         except RayActorError as error:
+            reason = opening.why_ended(error)
             if error.actor_init_failed:
-                raise UserError(
-                    f"workers: a worker could not start: {why_not_started(error)}"
-                ) from error
-            self._ask(worker)  # it died, and starts again
+                raise UserError(f"workers: a worker {reason}") from error
+            if worker not in self.failed and self.joined:
+                self.session.terminal.warn(f"workers: a worker {reason}; others sample")
+            self.failed[worker] = reason
+            self._ask(worker)  # on another machine it may succeed
             return
         except RayError as error:
             raise UserError(f"workers: a worker could not start: {first_line(error)}") from error
+        self.failed.pop(worker, None)
         wrong = versions_differ(facts(), worker_facts)
         away = relative_distance(self.own, all_tensors(rollouts))
         if wrong is None and not away <= SAME:

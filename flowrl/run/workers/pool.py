@@ -32,6 +32,7 @@ from flowrl.run.evaluate.trial import AskedTrial, Trial
 from flowrl.run.workers.cluster import Cluster
 from flowrl.run.workers.crew import Crew
 from flowrl.run.workers.flights import Flight, PieceResult, Sent, WorkersTrial
+from flowrl.run.workers.opening import cause_of, first_line
 from flowrl.run.workers.sampler import (
     Asked,
     AskedPrompts,
@@ -39,12 +40,7 @@ from flowrl.run.workers.sampler import (
     MadePrompts,
     later_rewards,
 )
-from flowrl.run.workers.scoring import (
-    WORKERS_ASKED,
-    ReplicatedReward,
-    cause_of,
-    first_line,
-)
+from flowrl.run.workers.scoring import WORKERS_ASKED, ReplicatedReward
 from flowrl.run.workers.transport import all_states, brought_to, bytes_of
 from flowrl.session.learner import evaluated
 from flowrl.session.session import Session

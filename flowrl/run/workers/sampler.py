@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from flowrl.run.evaluate.evaluate import scored_slice, trial_of
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.evaluate.trial import TrialSamples
 from flowrl.run.model_proof import StartProof
+from flowrl.run.workers.causes import sendable
+from flowrl.run.workers.opening import Birth, birth
 from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
 from flowrl.session.learner import Learner, evaluated
@@ -104,31 +107,45 @@ class SamplingWorker:
     def __init__(
         self, settings: Mapping[str, Any], threads: int, remote: Mapping[str, ReplicatedReward]
     ) -> None:
-        run = begin_worker(settings, threads)
+        self.settings, self.threads, self.remote = settings, threads, remote
         self.versions: dict[str, int] = {}  # of the weights that are loaded, by policy
+
+    @cached_property
+    def opened(self) -> tuple[Session, tuple[RolloutLike, ...]]:
+        """The session, and the first draw, sampled before other weights are loaded. It is opened by
+        the first task rather than by the constructor, whose errors Ray sends as text alone."""
+        run = begin_worker(self.settings, self.threads)
         self.folder = tempfile.TemporaryDirectory(prefix="flowrl-worker-")  # goes with this process
         folder = Path(self.folder.name)
         if on_cpu(run):
             keep_freed_memory()
         accelerator = Accelerator(cpu=on_cpu(run))
         learner = Learner.open(run, folder, accelerator)
-        rewards = load_rewards(run.rewards, elsewhere=remote)
-        intermediate = load_rewards(run.intermediate_rewards, elsewhere=remote)
-        self.session = Session(
+        rewards = load_rewards(run.rewards, elsewhere=self.remote)
+        intermediate = load_rewards(run.intermediate_rewards, elsewhere=self.remote)
+        judges = load_rewards(run.judges, elsewhere=self.remote) if run.workers.evaluate else {}
+        session = Session(
             learner=learner,
             folder=folder,
             accelerator=accelerator,
             prompts=run.prompts.read("train"),
             held_out=run.prompts.read("held_out") if run.workers.evaluate else None,
             rewards=rewards,
-            judges=load_rewards(run.judges, elsewhere=remote) if run.workers.evaluate else {},
+            judges=judges,
             beside=measured_beside(run, rewards) if run.workers.evaluate else {},
             intermediate_rewards=intermediate or rewards,
             terminal=Terminal(False),
             start_record=None,
         )
-        prove_pipeline(self.session, StartProof(self.session, True))
-        self.first = brought_to(trial(self.session), torch.device("cpu"))
+        prove_pipeline(session, StartProof(session, True))
+        return session, brought_to(trial(session), torch.device("cpu"))
+
+    @property
+    def session(self) -> Session:
+        return self.opened[0]
+
+    def birth(self) -> Birth:
+        return birth()
 
     def place(self, policy: str, version: int, weights: Mapping[str, Tensor]) -> None:
         """Load the weights of a version, unless they are already loaded."""
@@ -136,6 +153,7 @@ class SamplingWorker:
             self.session.learner.policies.replace_weights(policy, weights)
             self.versions[policy] = version
 
+    @sendable()
     def sample(
         self, request: Asked, weights: Mapping[str, Tensor]
     ) -> tuple[MadePiece, tuple[Samples, ...]]:
@@ -158,6 +176,7 @@ class SamplingWorker:
         sizes = bytes_of(result), bytes_of(samples)
         return MadePiece(result, samples[0].kind, seconds, sizes), samples
 
+    @sendable()
     def evaluate(
         self, request: AskedPrompts, weights: Mapping[str, Tensor]
     ) -> tuple[MadePiece, tuple[Samples, ...]]:
@@ -177,10 +196,11 @@ class SamplingWorker:
             result, samples[0].kind, seconds, (bytes_of(result), bytes_of(samples))
         ), samples
 
-    def trial(self) -> tuple[dict[str, str], str, tuple[RolloutLike, ...]]:
-        """Package versions, the node, and the draw that the opened model sampled before it loaded
-        other weights."""
-        return facts(), ray.get_runtime_context().get_node_id(), self.first
+    @sendable()
+    def open(self) -> tuple[dict[str, str], str, tuple[RolloutLike, ...]]:
+        """Open the parts. Returns package versions, the node, and the draw that the opened model
+        sampled before it loaded other weights."""
+        return facts(), ray.get_runtime_context().get_node_id(), self.opened[1]
 
 
 def later_rewards(session: Session, iteration: int) -> tuple[str, ...]:

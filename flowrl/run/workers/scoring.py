@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ray  # type: ignore[reportMissingImports]
@@ -21,7 +22,8 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.run.workers.causes import error_of_worker
+from flowrl.run.workers.causes import sendable
+from flowrl.run.workers.opening import Birth, birth, cause_of, first_line
 from flowrl.run.workers.transport import send_tensors_whole
 from flowrl.session.session import load_rewards
 from flowrl.settings import RunSettings
@@ -29,7 +31,7 @@ from flowrl.settings.read import run_from
 from rewards import Samples
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
 from rewards.combine import blamed, reward_scores
-from rewards.types import FindsAnswers, RewardScores, parts_of, reports
+from rewards.types import FindsAnswers, Reward, RewardScores, parts_of, reports
 
 WORKERS_ASKED = 3  # workers that are asked for a result before the run ends
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -54,16 +56,32 @@ class ScoringWorker:
     """The process of one replica."""
 
     def __init__(self, settings: Mapping[str, Any], label: str, threads: int) -> None:
-        run = begin_worker(settings, threads)
-        specs = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
-        spec = next(candidate for candidate in specs if candidate.label == label)
-        self.label, self.rewards = label, load_rewards([spec])
-        if next(parts_of(self.rewards, FindsAnswers), None) is not None:
-            raise UserError(
-                f"workers.rewards: {label} finds answers in texts, which sampling processes need "
-                "locally; leave it out there"
-            )
+        self.settings, self.label, self.threads = settings, label, threads
 
+    @cached_property
+    def rewards(self) -> Mapping[str, Reward]:
+        """The reward, opened by the first task rather than by the constructor, whose errors Ray
+        sends as text alone."""
+        run = begin_worker(self.settings, self.threads)
+        specs = (*run.rewards, *run.held_out_rewards, *run.intermediate_rewards)
+        spec = next(candidate for candidate in specs if candidate.label == self.label)
+        rewards = load_rewards([spec])
+        if next(parts_of(rewards, FindsAnswers), None) is not None:
+            raise UserError(
+                f"{self.label} finds answers in texts, which sampling processes "
+                "need locally; leave it out there"
+            )
+        return rewards
+
+    def birth(self) -> Birth:
+        return birth()
+
+    @sendable()
+    def open(self) -> None:
+        """Open the reward."""
+        self.rewards  # noqa: B018 it is opened when it is first read
+
+    @sendable()
     def score(self, samples: Sequence[Samples]) -> ReplicaScores:
         """Scores of each plan's samples, the reward's reports, and the seconds taken."""
         began = time.perf_counter()
@@ -72,6 +90,7 @@ class ScoringWorker:
             columns = [reward_scores(self.label, reward, part) for part in samples]
         return columns, reports(self.rewards), time.perf_counter() - began
 
+    @sendable()
     def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
         """Whether rows can be won; unknown if the reward does not say."""
         reward = self.rewards[self.label]
@@ -79,6 +98,7 @@ class ScoringWorker:
             return [Winnable("unknown")] * len(prompts)
         return reward.winnable(prompts, meta)
 
+    @sendable()
     def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
         """Keys of the answers that take work."""
         reward = self.rewards[self.label]
@@ -136,10 +156,22 @@ class ReplicatedReward:
 
     def winnable(self, prompts: Sequence[str], meta: RowColumns) -> list[Winnable]:
         """Whether rows can be won, by the first replica."""
-        return ray.get(self.replicas[0].winnable.remote(list(prompts), list(meta)))
+        return self._answer(self.replicas[0].winnable.remote(list(prompts), list(meta)))
 
     def answer_keys(self, prompts: Sequence[str], meta: RowColumns) -> list[str | None]:
-        return ray.get(self.replicas[0].answer_keys.remote(list(prompts), list(meta)))
+        return self._answer(self.replicas[0].answer_keys.remote(list(prompts), list(meta)))
+
+    def _answer(self, reference: Any) -> Any:
+        """Wait for a replica's answer about rows."""
+        try:
+            return ray.get(reference, timeout=self.limit)
+        except RayTaskError as error:
+            raise cause_of(error) from None
+        except RayError as error:
+            raise UserError(
+                f"workers.rewards: {self.label} has not said in {self.limit:g} s what it knows of "
+                f"the rows ({first_line(error)}): raise workers.limit if that is slow"
+            ) from error
 
     def report(self) -> dict[str, float]:
         with self.lock:
@@ -172,14 +204,3 @@ class ReplicatedReward:
             f"workers.rewards: {WORKERS_ASKED} replicas of {self.label} have not scored samples "
             f"({reason}); see `ray status`"
         )
-
-
-def cause_of(error: RayTaskError) -> Exception:
-    """The error of a worker as this process would have raised it; RayError if an object that it
-    needed is lost."""
-    cause: Any = error.cause
-    return cause if isinstance(cause, RayError) else error_of_worker(cause, str(error))
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
