@@ -81,6 +81,7 @@ MISSING = (
     "has no column",
     "no row of",  # ... has a column: the file that stands in for the reader's has other rows
     "above the model's longest side",  # the demo's model stands in for the reader's
+    "has texts, but the run's model makes images",  # texts stand in for the reader's pairs
 )
 SHORT = ("flowrl doctor", "flowrl recipes nft", f"flowrl train demo {SMALL}")
 SHORT += (f"flowrl train text_demo {SMALL}", "flowrl sample runs/demo-0001 'a green circle'")
