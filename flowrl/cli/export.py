@@ -218,16 +218,19 @@ def check_upload(repository: str) -> None:
         validate_repo_id(repository)
     except HFValidationError as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{PUSH}: {repository[:100]!r} is not owner/name: {reason}") from error
+        raise UserError(
+            f"push to the hub: {repository[:100]!r} is not owner/name: {reason}"
+        ) from error
     if not names_repository(repository):  # the hub's own check takes a name without an owner
-        raise UserError(f"{PUSH}: {repository[:100]!r} is not owner/name, such as me/my-lora")
+        raise UserError(
+            f"push to the hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
+        )
     if get_token() is None:
         raise UserError(
-            f"{PUSH}: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
+            "push to the hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
         )
 
 
-PUSH = "push to the hub"  # --push-to-hub, push_to_hub=... or Run.push
 REFUSED_TOKEN = (
     "the hub refuses the token, {status}: run `hf auth login`, or set HF_TOKEN, with one that may "
     "write to {repository}"
@@ -260,8 +263,8 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
     except Exception as error:  # whatever the hub's client and its HTTP library raise
         again = f"hf upload {quote(repository)} {quote(str(folder))}{' --private' * private}"
         raise UserError(
-            f"{PUSH}: {repository} was not uploaded ({_refusal(error, repository)}); the files "
-            f"are in {folder}, and `{again}` tries again"
+            f"push to the hub: {repository} was not uploaded ({_refusal(error, repository)}); the "
+            f"files are in {folder}, and `{again}` tries again"
         ) from error
     return str(url)
 

@@ -1,5 +1,5 @@
-"""Meanings of the settings of recipes: `flowrl recipes NAME`, the pages of methods and editors print
-them.
+"""Meanings of the settings of recipes: `flowrl recipes NAME`, the pages of methods and editors
+print them.
 
 A setting is described in the docstring of its recipe, on a line of its own that begins with the
 name and two spaces:

@@ -167,7 +167,11 @@ def tree_of(block: Block, folder: Path) -> dict[str, Any]:
     small = TEXTS if block.page in TEXT_PAGES else IMAGES
     if "language" in own.get("model", {}):
         makes_images = "image" in own["model"]  # by their tokens
-        small = {**TEXTS, "model": {}, "rewards": ["brightness" if makes_images else "exact_answer"]}
+        small = {
+            **TEXTS,
+            "model": {},
+            "rewards": ["brightness" if makes_images else "exact_answer"],
+        }
     if "pipeline" in own.get("model", {}) or "own" in own.get("model", {}):
         small = {**small, "model": {}}
     if "given" in own:
