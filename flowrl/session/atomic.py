@@ -302,10 +302,9 @@ def _refuse_owner(owner: str, folder: Path) -> None:
         f"{folder / LOCK} says that {owner} trains this run, but the file system has no locks to "
         "verify that"
     )
-    remedy = ": if that process is gone, remove the file"
     if here:
-        raise FolderInUse(reason, remedy)
-    raise UserError(f"{reason}{remedy}")
+        raise FolderInUse(reason, ": if that process is gone, remove the file")
+    raise UserError(f"{reason}: if that process is gone, remove the file")
 
 
 def _lives(process: int) -> bool:
