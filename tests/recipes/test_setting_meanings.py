@@ -1,6 +1,7 @@
 """Each setting of each recipe is described: its meaning, and a range that is the one enforced."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from scripts.generate.recipes_page import section
 
 INTERVAL = re.compile(r"\bin ([\[(])([\d.]+), ([\d.]+)([\])])")
 HALF_LINE = re.compile(r"\b(at least|above) ([\d.]+)\b")
-READ_WITH = {  # settings that need another one to have an effect
+READ_WITH: dict[
+    tuple[str, str], dict[str, Any]
+] = {  # settings that need another one to have an effect
     ("branch_grpo", "keep"): {"prune": "branch"},
     ("branch_grpo", "fusion_beta"): {"fusion": "likely_paths"},
     ("draft", "spread"): {"cut": "normal"},
@@ -63,7 +66,7 @@ def outside_of(meaning: str, whole: bool) -> list[float]:
     ]
 
 
-def refused(name: str, settings: dict[str, object]) -> bool:
+def refused(name: str, settings: dict[str, Any]) -> bool:
     """Whether a recipe, the plan of its first iteration or its tracker refuses settings."""
     try:
         algorithm = recipe_kind(name)(name=name, **settings).algorithm()
