@@ -168,6 +168,9 @@ def command(name: str) -> Callable[[list[str]], int]:
     importing torch takes seconds."""
     if name not in WITHOUT_MODELS:
         check_torchvision()
+        # read when they are imported, which warns of packages that flowrl does without
+        for library in ("TRANSFORMERS", "DIFFUSERS"):
+            os.environ.setdefault(f"{library}_VERBOSITY", "error")
     module, _, function = COMMANDS[name].call.partition(":")
     with collection_paused():
         return getattr(import_module(module), function)
