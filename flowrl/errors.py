@@ -22,7 +22,16 @@ def printable(text: str) -> str:
 
 
 class FolderInUse(UserError):
-    """A run's folder that another process begins or trains at this moment."""
+    """A run's folder that another process begins or trains at this moment: `reason` says so, and
+    the sentence also what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}{remedy}")
+        self.reason, self.remedy = reason, remedy
+
+
+class WaitEnded(KeyboardInterrupt):
+    """Ctrl-C, or a signal, its cause, while a process waited and had not begun its own work."""
 
 
 class Stopped(UserError):

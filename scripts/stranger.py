@@ -79,6 +79,9 @@ MISSING = (
     "no folder ",
     "no such file",
     "has no column",
+    "no row of",  # ... has a column: the file that stands in for the reader's has other rows
+    "above the model's longest side",  # the demo's model stands in for the reader's
+    "has texts, but the run's model makes images",  # texts stand in for the reader's pairs
 )
 SHORT = ("flowrl doctor", "flowrl recipes nft", f"flowrl train demo {SMALL}")
 SHORT += (f"flowrl train text_demo {SMALL}", "flowrl sample runs/demo-0001 'a green circle'")
@@ -381,7 +384,7 @@ def works(line: str, folder: Path, python: Path) -> bool:
 
 def lacks_something(done: "subprocess.CompletedProcess[str]") -> bool:
     """Whether `flowrl plan` refused settings only for what a bare wheel and an empty folder
-    lack: extras, and the reader's own files."""
+    lack: extras, and the reader's own files and model."""
     said = (done.stdout + done.stderr).splitlines()
     refused = [line for line in said if line.startswith(("refused: ", "flowrl: "))]
     return bool(refused) and all(any(part in line for part in MISSING) for line in refused)

@@ -261,7 +261,7 @@ def test_a_methods_page_begins_with_when_to_use_it(hook: ModuleType) -> None:
     assert all(text.startswith("When to use it") for text in begun.values())
     assert "\n* nothing special: trained on clean samples" in pages["nft"]
     assert not [name for name, text in pages.items() if "```text" in text]
-    assert "| `eta` | float | `0.7` | noise of a sampling step |" in pages["flow_grpo"]
+    assert "| `eta` | float | `0.7` | noise of a sampling step, above 0" in pages["flow_grpo"]
 
 
 def test_a_docstring_in_a_section_becomes_paragraphs(hook: ModuleType) -> None:

@@ -5,7 +5,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from flowrl.run.train import Result
 from flowrl.run.watch.start_check import check_start
 from flowrl.session import record
 from flowrl.session.atomic import numbered_folders
+from flowrl.session.folder_wait import FolderWait
 from flowrl.session.live import NOTHING_LIVE, Callback, Live
 from flowrl.session.progress import deciding
 from flowrl.session.session import load_rewards
@@ -74,7 +74,6 @@ from flowrl.settings.words.short_forms import REWARDS
 from rewards import Reward, Samples
 
 RUN_FILE = "run.yaml"
-WAIT_SECONDS = 5.0
 GivenLora = int | Mapping[str, Any] | bool | Any  # Any: peft.LoraConfig, which is not imported here
 
 
@@ -474,7 +473,7 @@ class Run:
             run = with_full_paths(read)
             check_start(run, live.rewards)
             whole = Live(live.rewards, (*self.live.callbacks, *calls), live.files)
-            said = False
+            waits = FolderWait(folder)
             while True:
                 try:
                     stands = run_start.folder_state(run, folder)
@@ -495,11 +494,9 @@ class Run:
                     return self._kept(result, live)
                 except FolderInUse as error:
                     if not wait:
-                        raise FolderInUse(f"{error}; --wait does so, and then goes on") from error
-                    if not said:
-                        print(f"{folder} is in use: waiting until it is free", flush=True)
-                    said = True
-                    time.sleep(WAIT_SECONDS)
+                        more = f"{error.remedy}; --wait does so, and then goes on"
+                        raise FolderInUse(error.reason, more) from error
+                    waits.on(error)
 
     def _supervised(
         self,

@@ -17,7 +17,7 @@ from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
-from flowrl.errors import WAYS_TO_WRITE, Stopped, UserError, printable, write_fault
+from flowrl.errors import WAYS_TO_WRITE, Stopped, UserError, WaitEnded, printable, write_fault
 from flowrl.paths import find
 from flowrl.session.output import outlive_terminal
 
@@ -91,8 +91,13 @@ def exit_code(words: list[str]) -> int:
         print(f"flowrl: {printable(message)}", file=sys.stderr)
         return 3 if error.errno in NO_SPACE else 2
     except KeyboardInterrupt as error:
-        print("\nflowrl: stopped at once; the last checkpoint is complete", file=sys.stderr)
-        return 128 + (error.number if isinstance(error, EndedBySignal) else signal.SIGINT)
+        trains = words[:1] == ["train"]
+        text = "stopped at once; the last checkpoint is complete" if trains else "stopped at once"
+        cause: BaseException | None = error
+        if isinstance(error, WaitEnded):
+            text, cause = str(error), error.__cause__
+        print(f"\nflowrl: {text}", file=sys.stderr)
+        return 128 + (cause.number if isinstance(cause, EndedBySignal) else signal.SIGINT)
 
 
 def _existing(words: Sequence[str]) -> list[str]:
@@ -185,6 +190,9 @@ def command(name: str) -> Callable[[list[str]], int]:
     importing torch takes seconds."""
     if name not in WITHOUT_MODELS:
         check_torchvision()
+        # read when they are imported, which warns of packages that flowrl does without
+        for library in ("TRANSFORMERS", "DIFFUSERS"):
+            os.environ.setdefault(f"{library}_VERBOSITY", "error")
     module, _, function = COMMANDS[name].call.partition(":")
     with collection_paused():
         return getattr(import_module(module), function)

@@ -219,16 +219,34 @@ def check_upload(repository: str) -> None:
     except HFValidationError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--push-to-hub: {repository[:100]!r} is not owner/name: {reason}"
+            f"push to the hub: {repository[:100]!r} is not owner/name: {reason}"
         ) from error
     if not names_repository(repository):  # the hub's own check takes a name without an owner
         raise UserError(
-            f"--push-to-hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
+            f"push to the hub: {repository[:100]!r} is not owner/name, such as me/my-lora"
         )
     if get_token() is None:
         raise UserError(
-            "--push-to-hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
+            "push to the hub: no token for the hub was found: run `hf auth login`, or set HF_TOKEN"
         )
+
+
+REFUSED_TOKEN = (
+    "the hub refuses the token, {status}: run `hf auth login`, or set HF_TOKEN, with one that may "
+    "write to {repository}"
+)
+ANSWERS = {  # a status of the hub -> a clause that says what a user can do
+    401: REFUSED_TOKEN,
+    403: REFUSED_TOKEN,
+    404: "the hub has no owner or repository of this name that the token may see, {status}: check "
+    "the name, and whose token it is",
+    409: "the hub had another change of {repository} at the same time, {status}: wait until that "
+    "has ended",
+    413: "the hub, or a proxy before it, takes no request that large, {status}: export without the "
+    "merged model, or ask who runs it",
+    429: "the hub has had too many requests, {status}: wait some minutes",
+}
+OWN_FAULT = "the hub has a fault of its own, {status}: wait some minutes"  # from 500 on
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
@@ -243,17 +261,19 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, commit_message="Export of a flowrl run"
         )
     except Exception as error:  # whatever the hub's client and its HTTP library raise
-        reason = " ".join(str(error).split())[:200]
         again = f"hf upload {quote(repository)} {quote(str(folder))}{' --private' * private}"
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-        said = f"{type(error).__name__}: {reason}"
-        if status in (401, 403):
-            said = (
-                f"the hub refuses the token, {status}: run `hf auth login`, or set HF_TOKEN, with "
-                f"one that may write to {repository}"
-            )
         raise UserError(
-            f"--push-to-hub: {repository} was not uploaded ({said}); the files are in {folder}, "
-            f"and `{again}` tries again"
+            f"push to the hub: {repository} was not uploaded ({_refusal(error, repository)}); the "
+            f"files are in {folder}, and `{again}` tries again"
         ) from error
     return str(url)
+
+
+def _refusal(error: Exception, repository: str) -> str:
+    """Why an upload failed, without the token, which a proxy or a hub may say back."""
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+    clause = OWN_FAULT if status >= 500 else ANSWERS.get(status)
+    if clause is not None:
+        return clause.format(status=status, repository=repository)
+    reason = " ".join(str(error).split()).replace(get_token() or "\0", "the token")
+    return f"{type(error).__name__}: {reason[:200]}"

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
 from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
 from flowrl.recipes import RECIPES
+from flowrl.recipes.meanings import recipe_words
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
@@ -35,7 +36,7 @@ def make_schema() -> dict[str, Any]:
         "settings": list(_settings((RunSettings,), "")),
         "recipes": {
             name: {
-                "about": inspect.cleandoc(recipe.__doc__ or ""),
+                "about": recipe_words(recipe),
                 "settings": recipe_rows(name, parts=True),
             }
             for name, recipe in RECIPES.items()

@@ -1,15 +1,17 @@
 """`flowrl recipes`: the recipes by evidence, and one recipe with its settings."""
 
 import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.recipes.evidence import SOURCE_KINDS, evidence_of
+from flowrl.recipes.meanings import recipe_words
 from flowrl.recipes.table import OWN_RECIPES
 from flowrl.settings import recipe_function, recipe_kind
 from flowrl.settings.command_line.arguments import Word
@@ -18,11 +20,21 @@ from flowrl.settings.sections.joint import JOINT, JointSettings
 from rewards.checks.settings import function_parameters
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
+WIDTH = 100
+
+
+class RecipeRow(NamedTuple):
+    """A setting of a recipe, as written in YAML."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str  # empty if its docstring does not describe it
 
 
 @dataclass
 class Recipes:
-    """List the algorithms by what they rest on, or print one with the types, defaults and source
+    """List the algorithms by what they rest on, or print one with the types, defaults and meanings
     of its settings."""
 
     names: Word[tuple[str, ...]] = ()
@@ -66,13 +78,15 @@ def recipe_text(name: str) -> str:
         recipe = recipe_function(name)
     except UserError as error:
         raise UserError(f"recipes: {error}") from error
-    words = recipe.__doc__ or "your own recipe, without a docstring"
-    lines = [f"{name}: {inspect.cleandoc(words)}", ""]
+    words = recipe_words(recipe) or "your own recipe, without a docstring"
+    lines = [f"{name}: {words}", ""]
     if name in RECIPES:
         lines += [evidence_line(name), ""]
-    rows = recipe_rows(name)
-    width = max(len(key) for key, _, _ in rows)
-    lines += [f"  {key:<{width}}  {default}  ({kind})" for key, kind, default in rows]
+    for row in recipe_rows(name):
+        lines.append(f"  {row.name}  {row.default}  ({row.kind})")
+        lines += textwrap.wrap(
+            row.meaning, WIDTH, initial_indent="      ", subsequent_indent="      "
+        )
     lines += ["", f"Its parts, each of which a run file can replace by {FORMS}:", ""]
     algorithm = recipe_kind(name)(name=name).algorithm()
     lines += [f"  {key}: {in_yaml(part)}" for key, part in parts_written(algorithm).items()]
@@ -88,19 +102,21 @@ def evidence_line(name: str) -> str:
     return f"Evidence: {'; '.join([SOURCE_KINDS[evidence.sources.kind], *seen])}."
 
 
-def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
-    """Setting, type and default of a recipe, as written in YAML. `parts`: also those that every
-    recipe has, such as the parts that it lets you replace."""
+def recipe_rows(name: str, parts: bool = False) -> list[RecipeRow]:
+    """The settings of a recipe. `parts`: also those that every recipe has, such as the parts that
+    it lets you replace."""
     parameters = function_parameters(recipe_function(name))
     fields = {k: f for k, f in recipe_kind(name).model_fields.items() if k != "name"}
     forms = {k: FORMS if k in RECIPE_PARTS else readable(f.annotation) for k, f in fields.items()}
     rows = [
-        (k, readable(f.annotation), in_yaml(f.default))
+        RecipeRow(k, readable(f.annotation), in_yaml(f.default), f.description or "")
         for k, f in fields.items()
         if k in parameters
     ]
     return rows + [
-        (key, form, "null") for key, form in forms.items() if parts and key not in parameters
+        RecipeRow(key, form, "null", fields[key].description or "")
+        for key, form in forms.items()
+        if parts and key not in parameters
     ]
 
 

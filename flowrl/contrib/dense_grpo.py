@@ -51,6 +51,11 @@ def dense_grpo(
     weaker baseline; in the paper's ablation `completion: 1` is worse than no dense reward at all.
 
     Differences: the clip range is Flow-GRPO's, since the paper does not give one.
+
+    noise   Flow-SDE's noise g of each step but the last, each above 0, as `flowrl calibrate` finds
+            it; empty takes `eta`
+    reward  `gain` of a step, the reward of the completed state after it minus the one before; or
+            that `value` after it alone
     """
     if noise and kernel is not None:
         raise UserError(

@@ -48,6 +48,11 @@ def draft_lv(
 ) -> Algorithm:  # fmt: skip
     """DRaFT-LV, arXiv:2309.17400: DRaFT-1 with lower variance. Each finished sample gets two new
     noises at the level of the last step, and the gradient passes through one step from each. 50
-    steps, LoRA."""
+    steps, LoRA.
+
+    group  samples per prompt, at least 1; they are not compared, so that one is enough
+    draws  new noises of each finished sample, at least 1; more make the gradient less noisy, and
+           each costs an evaluation
+    """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     return pathwise(steps, Ode(group), Renoised(draws), loss)

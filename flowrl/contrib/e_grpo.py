@@ -75,6 +75,12 @@ def e_grpo(
     Our choice: steps are merged until they reach `least` nats per dim, by default the mean over
     unmerged steps (the abstract does not give the paper's threshold). The released run merges
     nothing, which is `least: -100`.
+
+    group  children that leave the trunk at each noisy step and are compared, at least 2; more make
+           advantages less noisy
+    share  share of the steps, from the first on, that may be noisy, in (0, 1]
+    least  entropy, any number of nats per dimension, up to which steps are merged into one; larger
+           merges more; null is the mean of the unmerged steps
     """
     standardize = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(

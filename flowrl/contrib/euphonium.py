@@ -47,6 +47,19 @@ def euphonium(
     Differences: rewards see decoded predictions, where the code's process reward sees noisy
     latents; the gradient is divided by each sample's norm, where the code divides by the batch's;
     the two advantages are added, where the code adds two clipped losses. `probe` is our choice.
+
+    scale     shift of a step's mean per unit gradient, at least 0; larger follows the reward more;
+              null is eta^2 / (2 kl_beta)
+    kl_beta   weight of the KL from which the shift follows if `scale` is null, above 0; larger
+              shifts less
+    first     step from which sampling is guided, counted from 0, at least 0
+    probe     distance, in the predicted clean sample, at which `spsa` scores two samples, above 0
+    gradient  `spsa` estimates the reward's gradient from two scores; `reward` takes that of a
+              reward with `differentiable`
+    outcome   weight of the advantage of the finished sample beside `process`, at least 0; 1 where
+              `process` is 0
+    process   weight of the advantage of the predicted sample after each step, at least 0; 0 leaves
+              it out
     """
     standardize = Standardize("group", correction=1, eps=1e-8)
     by = "slope" if gradient == "reward" else "probes"

@@ -177,6 +177,11 @@ def fdfo(
     Differences: the samples of a pair share their initial noise, where the code perturbs it too;
     the state before the last step is not trained; a larger `group` compares each sample with the
     mean of all, where the code uses pairs.
+
+    gamma  share of the noise that each step renews, above 0; larger separates the samples of a
+           group more
+    bound  change of the ratio, above 0, at which the quadratic penalty balances the advantage;
+           larger makes larger updates
     """
     return Algorithm(
         steps=steps,

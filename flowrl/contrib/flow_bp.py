@@ -24,6 +24,14 @@ def flow_bp(
 
     From the authors' code. Differences: steps are drawn once per iteration; guidance has its
     gradient in both branches.
+
+    group   samples per prompt, at least 1; they are not compared, so that one is enough
+    active  steps whose velocities have a gradient, at least 1 and at most `steps`; each costs an
+            evaluation with a gradient
+    late    preference for later steps: step i is drawn with the weight (i + 1)^late, any number; 0
+            draws evenly, below 0 earlier steps are likelier
+    bridge  scale of the gradient through the state at one drawn step (FlowBP-Bridge), in [0, 1];
+            null has none
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     starts = Shortcuts("euler", alpha=bridge or 0.0, rescale=rescale)

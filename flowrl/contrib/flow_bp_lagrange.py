@@ -23,6 +23,16 @@ def flow_bp_lagrange(
     rescale 0.5, reach null.
 
     From the authors' code. Differences: those of flow_bp.
+
+    group   samples per prompt, at least 1; they are not compared, so that one is enough
+    order   velocities through which each leap's polynomial goes, at least 1; 1 is LeapAlign
+    second  scale of the gradient of the leap's second velocity, at least 0
+    alpha   scale of the gradient that passes through the state between the two leaps, in [0, 1]; 0
+            stops it
+    reach   most steps after the second leap's start j, at least 2; smaller trains later steps; null
+            has no bound
+    spread  concentrations of the Dirichlet shares of the steps after j, between k and j, and before
+            k; larger ones vary less; null draws k and j evenly
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
     starts = Shortcuts("lagrange", order, alpha, tau, second, rescale)

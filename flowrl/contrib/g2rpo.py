@@ -67,6 +67,12 @@ def g2rpo(
     Differences: the advantages of a child's grids train the same step in separate rows, so that
     their losses are averaged, where the code adds the advantages, clipped at 5; an optimizer step
     has rows of all steps, where the code takes one optimizer step per denoising step.
+
+    group  children that leave the trunk at each step of `at` and are compared, at least 2; more
+           make advantages less noisy
+    at     steps at which children leave the trunk, counted from 0 and before the last step
+    grids  grids on which each child is completed: 1 takes every remaining level, j every j-th; each
+           costs a completion and a score
     """
     standardize = Standardize("group", correction=1, eps=1e-8)
     return Algorithm(

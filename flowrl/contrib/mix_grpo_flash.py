@@ -19,6 +19,12 @@ def mix_grpo_flash(
     Flash*: `frozen=True`, ratio 0.2. Your own `solver` replaces DPM-Solver++.
 
     Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
+
+    every   iterations after which the window moves by a step, at least 1; no effect if it is
+            `frozen`
+    ratio   share of the steps after the window that is taken, in (0, 1]; smaller is faster and less
+            exact
+    frozen  whether the window stays at the first steps (Flash*)
     """
     position = Frozen(0) if frozen else Progressive(every)
     flash = Flash(ratio, solver or DPM2M())

@@ -72,6 +72,12 @@ def potential_tree(
     This is our own construction: PARM selects samples at inference, and only its abstract was used,
     so the numbers are our choice. A node's credit is its leaves' credit, standardised by depth,
     plus `weight` times the standardised reward of its own image, if it has one.
+
+    at      steps at which each node splits, counted from 0 and before the last step; each
+            multiplies the samples by `branch`
+    branch  children of a node at each split, at least 2
+    weight  weight of the standardised reward of a node's own image, at least 0; 0 leaves its
+            leaves' credit alone
     """
     standardize = Standardize("group")
     return Algorithm(

@@ -25,6 +25,12 @@ def pro_grpo(
 
     Our choice: advantages are scaled by the group's std, and the loss is Flow-GRPO's. The mean of
     the remaining samples is not the policy's mean.
+
+    start  samples per prompt at the first step, at least the first of `keep`
+    keep   samples per prompt that continue after each step of `at`, decreasing and at least 2; the
+           last is the trained group
+    at     steps before which projections are scored and samples leave, counted from 0 and
+           increasing; earlier ones save more and judge less exactly
     """
     if not keep:
         raise UserError("pro_grpo: `keep` must list the sizes to which the group shrinks")

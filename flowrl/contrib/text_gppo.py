@@ -65,5 +65,9 @@ def text_gppo(
     keep_low: float = 1.0, keep_high: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """GPPO of Klear-Reasoner, arXiv:2508.07629: clipped tokens keep a bounded gradient. The authors
-    later advise 0.25 to 0.5, or only the high side, where entropy collapses."""
+    later advise 0.25 to 0.5, or only the high side, where entropy collapses.
+
+    keep_low   share of the gradient that bad tokens below 1 - low keep, in [0, 1]; 0 is PPO's clip
+    keep_high  share of the gradient that good tokens over 1 + high keep, in [0, 1]; 0 is PPO's clip
+    """
     return texts(length, group, (GROUP,), GPPO(low, high, keep_low, keep_high))

@@ -19,11 +19,14 @@ def text_igpo(
     together, and a turn's advantage is their discounted sum from it on. Needs `model.environment`,
     or `model.steps`.
 
-    answer  column of the prompt file with the right answer
-    before  text between the transcript and that answer
-
     A probability is the geometric mean over the answer's tokens, at temperature 1. The numbers are
-    ours."""
+    ours.
+
+    answer  column of the prompt file with the right answer
+    before  text between the transcript and that answer, for the probability
+    gamma   discount of later turns' rewards per turn, in [0, 1]; smaller credits a turn more for
+            its own gain
+    """
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     credit = GroupReturns(gamma, True, Information(answer, before))
     return texts(length, group, (credit,), loss)

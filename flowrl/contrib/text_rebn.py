@@ -53,6 +53,12 @@ def text_rebn(
     The outcome is a reward of the last turn; the environment may reward any turn.
 
     Differences: the ratio is clipped (with `train.updates: 1` it is REINFORCE). The other numbers
-    are our choice."""
+    are our choice.
+
+    group  completions per prompt that are sampled together, at least 2; they are not compared with
+           each other
+    gamma  discount of later rewards per turn, in [0, 1]; smaller credits a turn more for what
+           directly follows it
+    """
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

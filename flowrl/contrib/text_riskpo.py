@@ -189,7 +189,17 @@ def text_riskpo(
 
     The published advantage is never positive: only differences matter. So here the batch's mean is
     subtracted and the result is divided by its std, as an option of the authors does within
-    bundles."""
+    bundles.
+
+    group   completions per prompt, at least 1; the j-th of each of a bundle's prompts are scored
+            together
+    bundle  consecutive prompts that are one task, at least 1; larger gives more tasks a score that
+            is neither best nor worst
+    low     level of the lower quantile, in (0, 1) and below `high`; scores below it are the tail
+    high    level of the upper quantile, in (0, 1) and above `low`; scores above it count as equal
+    mix     weight of the tail below the lower quantile, relative to the range between both, at
+            least 0; larger cares more for the worst
+    """
     credit = (RiskPO(bundle, low, high, mix), OVER_BATCH)
     tracker = partial(ScoreQuantiles, bundle, low, high)
     return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)

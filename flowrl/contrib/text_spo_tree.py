@@ -18,6 +18,11 @@ def text_spo_tree(
     trees that branch 6 times at each level.
 
     The paper trains only tokens of probability below 0.9 in a segment; here all tokens are
-    trained."""
+    trained.
+
+    roots   completions per prompt that begin at the prompt, at least 1
+    branch  completions that continue from each cut, at least 2
+    at      numbers of tokens after which completions branch, increasing and below `length`
+    """
     plan = Segments(roots, branch, at)
     return texts(length, plan, (ParentDifference(),), Surrogate(clip, clip))

@@ -21,6 +21,13 @@ def text_stream(
     drawn more often (`uncertain`). Scores are in 0..1.
 
     The decay of a prompt's past scores is constant here: see `flowrl.credit.trackers.PromptValues`.
+
+    group      completions per prompt, at least 1; they are compared with the prompt's expected
+               score
+    keep       share of a prompt's earlier evidence that each use leaves, in [0, 1); larger makes
+               its expected score steadier and slower
+    uncertain  whether prompts with an uncertain outcome are drawn more often, in place of all in
+               turn
     """
     tracker = partial(PromptValues, keep, uncertain=uncertain)
     credit = (Baseline(), OVER_BATCH)

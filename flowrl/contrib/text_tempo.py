@@ -18,6 +18,11 @@ def text_tempo(
 
     The paper searches for prefixes that completions share by chance; here the plan creates shared
     prefixes. The paper sums a token's terms over all completions that contain it; here a shared
-    token is trained once, with that sum."""
+    token is trained once, with that sum.
+
+    roots   completions per prompt that begin at the prompt, at least 1
+    branch  completions that continue from each cut, at least 2
+    at      numbers of tokens after which completions branch, increasing and below `length`
+    """
     credit = (GlobalLocal(power=1.0, scaled=True),)
     return texts(length, Segments(roots, branch, at), credit, Surrogate(clip, clip))

@@ -30,7 +30,15 @@ def text_treerl(
 
     Differences: all 30 completions are trained, instead of 16 with a correct one among them; tokens
     after the words "answer" and "conclusion" may fork; the ratio is clipped, instead of one step of
-    REINFORCE (equivalent with `train.updates: 1`); there is no KL unless `kl` is set."""
+    REINFORCE (equivalent with `train.updates: 1`); there is no KL unless `kl` is set.
+
+    roots   completions per prompt that begin at the prompt (EPTree's M), at least 1
+    top     most uncertain tokens at which each tree forks in a round (N), at least 1
+    rounds  rounds of forks (L), at least 1; later ones may fork what earlier ones made
+    branch  completions that continue from each of these tokens (T), at least 1
+    by      uncertainty of a token: its `surprise`, minus its log-probability, or the `entropy` of
+            its distribution
+    """
     plan = Forks(roots, Forking(top, branch, rounds, by))
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, plan, (GlobalLocal(first=True),), loss)

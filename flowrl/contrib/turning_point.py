@@ -109,6 +109,16 @@ def turning_point(
     points. `strict` and `balanced` are its options.
 
     Differences: every noisy step has a reward, including the last one.
+
+    window    first steps that are noisy and trained, at least 1; null is all but the last
+    form      credit of a step: `released`, R_n - R_0 + bonus d_i at turning points; `paper`, d_i,
+              but R_n - R_(i-1) at turning points
+    bonus     weight of the step's own gain d_i at a turning point, at least 0; no effect with
+              `form: paper`
+    strict    whether a turn must also point to the rest of the way, sign(d_i) = sign(R_n - R_i),
+              which excludes the last step
+    balanced  whether as many turns upwards as downwards are kept in the batch, those of the largest
+              gains
     """
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     plan = Chain(noise, group) if window is None else Window(noise, group, window, Frozen())

@@ -104,6 +104,12 @@ def vgpo(
     or the `bounds` that clip it (our addition). The absolute part applies to the first half of the
     steps, as reported. According to DenseGRPO's ablation rewards of projections are misleading:
     raise `completion`.
+
+    gamma   discount of the scores that follow a step, per noisy step, in [0, 1]; smaller credits a
+            step more for the next score
+    kappa   weight of the absolute part, which groups without spread keep, at least 0
+    share   share of the steps, from the first on, that have the absolute part, in [0, 1]
+    bounds  least and most of the weight Q_k / mean Q, at least 0, the lower one first
     """
     return Algorithm(
         steps=steps,

@@ -35,6 +35,18 @@ def opd(
     (UniRL's without the denominator). `task` above 0 adds the clipped surrogate of the rewards with
     this weight. Differences: teachers use the training's guidance; samples without a score are left
     out, as in every recipe; states of steps without noise are not distilled.
+
+    group   samples per prompt, at least 1; they are compared only with `task`, which needs 2
+    weight  weight of the divergence from the teacher, above 0; larger follows it more closely,
+            relative to `task` and `kl`
+    form    form of the divergence from the teacher: `exact`, of the two steps; `published`, smaller
+            by the step's length; `velocity`, |v - v_teacher|^2; `mean`, the means' squared distance
+    task    weight of the rewards' clipped surrogate beside the teacher, at least 0; 0 only monitors
+            rewards
+    clip    clip range of the ratio p_new / p_old in the rewards' term, in (0, 1]; no effect without
+            `task`
+    scale   whose standard deviation divides advantages, the prompt's `group` or the whole `batch`;
+            no effect without `task`
     """
     if weight <= 0:
         raise UserError(

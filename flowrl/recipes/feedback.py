@@ -50,6 +50,14 @@ def flow_dppo(
 
     Differences: all prompts of an iteration share the noisy steps. Your own kernel needs its own
     `most`, since the scale depends on the noise.
+
+    most   divergence of a step above which a row that would move further is not trained, above 0;
+           larger allows larger updates
+    noisy  noisy and trained steps of an iteration, at least 1; more train more of each sample, and
+           cost more
+    share  share of the steps, from the first on, among which the noisy ones are drawn, in (0, 1]
+    away   the sign that says whether a row would move further: of the `ratio` minus 1, as
+           published, or of the divergence's own change (`first_order`)
     """
     noise = named(kernel, {"flow_sde": FlowSDE(eta), "cps": CPS(eta)})
     if most is None and not isinstance(noise, FlowSDE | CPS):
@@ -84,6 +92,20 @@ def dgpo(
     Differences: the reference uses the training's guidance, where the code uses 4.5 in two of its
     modes; at the switch the sampling average starts as a copy of the current weights, and follows
     with the published decay.
+
+    levels     share of the grid's noise levels, from the noisiest on, that training draws from, in
+               (0, 1]
+    beta       sharpness of the preference, above 0: a group has the weight sigmoid(beta / G sum A
+               (d - d_ref)), so that with a larger one groups that are ranked right already stop
+               training sooner
+    clip       change exp(d_slow - d) of a sample's error d, relative to the slow average, beyond 1
+               + clip or below 1 - clip at which its gradient stops, above 0; smaller makes smaller
+               updates, null is without
+    clip_kl    whether the clip stops the gradient of the divergence too; needs `clip` and `kl`
+    reference  the policy that the preference is relative to: the initial one (`start`), or an
+               `average` with decay min(0.3, 0.001 s)
+    switch     optimizer step from which samples come from the average, not the trained policy, at
+               least 0
     """
     late = min(0.3, 0.001 * switch)
     return Algorithm(
@@ -119,6 +141,14 @@ def crd(
     Differences: values are centred within a prompt's group, as reported of the paper, where the
     code centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws
     are all equal; the reference uses the training's guidance.
+
+    beta         scale of implicit rewards before they are compared with advantages, above 0; larger
+                 needs a smaller change of the policy for the same advantage
+    temperature  spread of the weights softmax(a / temperature) of the group's mean, whose loss is
+                 averaged with that of softmax(-a / temperature); at least 0; larger weighs samples
+                 more equally, null equally
+    kind         the loss of implicit rewards and advantages: their squared error (`mse`) or
+                 cross-entropy (`bce`)
     """
     flat, slope, most = decay
     return Algorithm(
@@ -148,6 +178,8 @@ def flash_grpo(
     prompt; the weight is relative to the mean over the steps that can be drawn, where the code uses
     the mean over the steps that were drawn. The published group is 4; the default of 24 is ours,
     the group of the other recipes.
+
+    eta  noise of a sampling step with `kernel: flow_sde`, at least 0; `wan` has none to set
     """
     noise = named(kernel, {"wan": WanSDE(), "flow_sde": FlowSDE(eta)})
     return Algorithm(

@@ -27,6 +27,7 @@ from flowrl.likelihoods.transition import KlForm, Transition
 from flowrl.losses.averages import Refresh
 from flowrl.losses.base import Anchor
 from flowrl.losses.ratio import Surrogate
+from flowrl.number_checks import check_number
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.evidence import rests_on
 from samplers import (
@@ -45,6 +46,7 @@ from samplers import (
     Window,
     WindowPosition,
 )
+from samplers.number_ranges import ABOVE_0_TO_1
 
 
 def anchors(kl: float) -> tuple[Anchor, ...]:
@@ -132,8 +134,14 @@ def dance_grpo(
     Differences: the trained steps are chosen once per iteration, not per sample; several rewards
     are summed as clipped advantages, not as losses; shared noise is shared within a prompt's group,
     not over all prompts of a process.
+
+    train_share  share of the samples that are trained on, half of it the best and half the worst,
+                 in (0, 1]; 1 trains on all, smaller is cheaper
+    best_over    samples among which the best and worst are taken: a prompt's `group`, or the
+                 `batch` of all prompts, which needs `train_share` below 1
     """
-    if best_over == "batch" and train_share >= 1:
+    check_number("train_share", train_share, ABOVE_0_TO_1)
+    if best_over == "batch" and train_share == 1:
         raise UserError("best_over selects a share of the samples: set train_share below 1")
     ends = (PruneWidth("extremes", train_share, best_over),) if train_share < 1 else ()
     return Algorithm(
@@ -178,6 +186,15 @@ def mix_grpo(
 
     Differences: the window is never empty (the code's is, from iteration 575 on); a failed reward
     is left out, where the code counts it as 0.
+
+    stride     steps by which the window moves, at least 1; no effect with `random` and `frozen`
+    every      iterations after which the window moves, at least 1, at the start of the steps if it
+               speeds up; larger moves it more slowly; no effect with `random` and `frozen`
+    schedule   movement of the window: `progressive`, by `stride` steps; `random`, to a new place in
+               each iteration; `decaying` and `exponential`, with increasing speed; `frozen`, not at
+               all
+    roll_back  whether the window returns to the first step after the last one; otherwise it stays
+               there
     """
     position = _position(schedule, every, stride, roll_back)
     return Algorithm(
@@ -231,6 +248,21 @@ def gardo(
     copy after a single optimizer step above `refresh_kl`, here after an iteration's mean above it.
     Ranks are shared by equal scores, where the code leaves them to the sort. Our `distance` is
     DINOv2's, theirs DINOv3's.
+
+    kl          weight of the divergence from the recent copy, above 0; larger keeps the gated
+                samples nearer to it
+    auxiliary   labels of the rewards, of weight 0 in the run, whose mean rank a sample's rank by
+                the trained reward is compared with; at least one
+    share       share of the samples that the trained reward ranks too high for which the KL counts,
+                in (0, 1); larger restrains more samples; the first share, if `adapt` moves it
+    adapt       whether the share follows the mean disagreement of the rewards: 10 % up or down in
+                an iteration, between 0.02 and 0.2
+    distance    label of the reward, of weight 0, that scores the distance to the other samples of
+                the group, by which advantages of good samples grow; null leaves them as they are
+    refresh     iterations after which the copy that the KL is measured from is replaced, at least
+                1; larger holds the policy back for longer
+    refresh_kl  mean KL of an iteration above which the copy is replaced at once, above 0; null
+                waits for `refresh`
     """
     gate = ProxyGate(auxiliary, share)
     baseline = Standardize(scale=None) if distance is None else Diverse(distance)

@@ -40,6 +40,11 @@ def temp_flow(
 
     The weight is exact, where the code has a constant (2.25 for SD3, 1.73 for FLUX). Statistics are
     computed over a prompt's 24 samples at a step, as in the code.
+
+    roots   initial noises per prompt, each with a trunk, at least 1; more make advantages less
+            noisy
+    branch  noisy children that leave each trunk at a step, at least 1; `roots` times `branch`
+            samples are compared at each step
     """
     return Algorithm(
         steps=steps,
@@ -91,26 +96,39 @@ def branch_grpo(
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's advantage among the nodes of the same depth.
 
-    prune   width, after the last split: the best `keep` of each `branch` (with two children the
-            paper's Parent-Top1), or that share of the draw's leaves at its `extremes` (the paper's
-            best b and worst b leaves, b = keep leaves / 2). Depth: the code's `depth` leaves the
-            steps 14 to 18 untrained, moving to earlier steps every 30 iterations; the paper's
-            `deeper` leaves 4 steps from the last split on untrained, moving to later steps
-    fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted);
-            the paper's `likely_paths`, by softmax(fusion_beta log-density of a leaf's path)
-    split   4 correlates siblings' noise as in the paper, at unit variance; None draws it
-            independently
-    depth_weight  ours: an edge has the weight nodes^-depth_weight, with the number of nodes at its
-            depth; 1 gives all depths the same weight, 0 gives most of it to those after the last
-            split
-    siblings  ours: this share of the advantage is among the children of one parent (two levels)
-    roots, kl, kernel: ours: several initial noises per prompt, KL to the initial policy,
-    Flow-GRPO's noise
-
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
     bfloat16 after scoring them, so that its first ratio is not 1: neither is reproduced. Its width
     pruning by branch keeps a chain's first steps, since all advantages of a chain are equal; here
     the better leaves are kept. The last step is not trained.
+
+    at            steps at which each node splits, counted from 0 and before the last step; each
+                  multiplies the samples by `branch`
+    branch        children of a node at each split, at least 2
+    split         distance between siblings' noises, (noise of the parent + split times its own) /
+                  sqrt(1 + split^2), above 0: 4 in the paper, larger makes them more different; null
+                  draws them independently
+    prune         nodes or steps that are not trained. Width, after the last split: only the best
+                  `keep` of each `branch` (with two children the paper's Parent-Top1), or that share
+                  of the draw's leaves at its `extremes` (the paper's best b and worst b leaves, b =
+                  keep leaves / 2). Depth: the code's `depth` leaves the steps 14 to 18 of 20
+                  untrained, moving to earlier steps every 30 iterations; the paper's `deeper`
+                  leaves 4 steps from the last split on untrained, moving to later steps
+    keep          share of the leaves that `prune` by `branch` or `extremes` leaves, in (0, 1];
+                  smaller trains fewer rows; no effect with other values of `prune`
+    fusion        a node's value from its leaves: their `mean`, their `max`, by the edges' densities
+                  (`path`, the code's tree_prob_weighted), or by softmax(fusion_beta log-density of
+                  a leaf's path) (`likely_paths`, the paper's)
+    fusion_beta   sharpness of `likely_paths`, at least 0; larger follows the likeliest leaf, 0 is
+                  the mean; no effect with other values of `fusion`
+    depth_weight  ours: an edge has the weight nodes^-depth_weight, any number, with the number of
+                  nodes at its depth; 1 gives all depths the same weight, 0 gives most of it to
+                  those after the last split
+    siblings      ours: share of the advantage that is among the children of one parent, in [0, 1];
+                  the rest is among all nodes of the depth
+    roots         ours: initial noises per prompt, each with a tree, at least 1; more make
+                  advantages less noisy
+    kl            ours: weight of the divergence from the initial policy in the loss, at least 0;
+                  larger keeps the policy nearer to it, 0 leaves it out
     """
     noise = named(kernel, {"constant": ConstantSDE(eta), "flow_sde": FlowSDE(eta)})
     plan = Tree(noise, at, branch, roots, split=split, prune=_untrained(prune, steps, at))
@@ -133,6 +151,16 @@ def branch_grpo_mix(
     """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, and
     an ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See
     `branch_grpo`. The paper's window moves by a step every `every` iterations: `moving: true`.
+
+    at      steps at which each node splits, counted from 0 and before the last step; each
+            multiplies the samples by `branch`
+    branch  children of a node at each split, at least 2
+    window  noisy and trained steps beside the splits, at least 0: the first of each `every` steps,
+            or the size of the window if it is `moving`
+    every   steps after which noise is repeated, at least 1, or iterations after which the window
+            moves by a step if it is `moving`
+    moving  whether one window moves over the steps with the iteration, as in the paper, in place of
+            steps that stay
     """
     noisy = Moving(window, Progressive(every)) if moving else Stripes(window, every)
     return Algorithm(

@@ -51,6 +51,12 @@ def awm(
     Differences: the loss also works without a KL; there is one ratio per sample and level
     (`exp_first`), and averaging over levels first is not offered; training uses the levels of the
     grid, where the code moves two of them for the rollout only.
+
+    noise  noise of SA-Solver in the steps that end in the levels 0.3 to 0.9, at least 0; 0 is
+           deterministic; no effect with another solver
+    times  noise levels of training: from the sampler's grid, its first 90 % (`discrete`), without
+           the pure noise (`discrete_wo_init`) or with it each time (`discrete_with_init`); or
+           `logit_normal`, or `uniform`, both shifted by 3
     """
     return Algorithm(
         steps=steps,
@@ -80,6 +86,19 @@ def nft(
 
     Differences: none in the loss; the level that a sample leaves out comes from keyed noise, not
     from a global generator. `share="batch"` gives all samples the same levels, in one order.
+
+    levels_per_sample  noise levels of each sample at which the loss is computed, at least 1; null
+                       is all of the grid but one. More make the gradient less noisy, and training
+                       slower
+    beta               share of the trained velocity in the two that are compared with the sample,
+                       (1 - beta) v_old + beta v and (1 + beta) v_old - beta v, above 0; the best
+                       velocity differs from v_old in proportion to 1 / beta, so smaller makes
+                       larger updates
+    share              whether each `sample` has levels of its own, or all samples of the `batch`
+                       have the same, in one order
+    mode               advantages that are used: `all`; `positive_only` or `negative_only`, the
+                       others being 0; `one_only`, 1 where positive and 0 elsewhere; `binary`, their
+                       sign
     """
     levels = steps - 1 if levels_per_sample is None else levels_per_sample
     flat, slope, most = decay
@@ -107,6 +126,9 @@ def dpo(
     Differences: a group with a tie is masked, where the codes train on a sample against itself; the
     reference stays the frozen initial policy; levels are uniform and stratified, and their number
     is our choice.
+
+    beta  inverse temperature of the preference, above 0; with a larger one a pair that is ranked
+          right already stops training sooner, which keeps the policy nearer to the initial one
     """
     return Algorithm(
         steps=steps,
@@ -129,6 +151,12 @@ def rwr(
     Differences: weights have mean 1 over a prompt's group (or the batch), where the code's loss
     grows with the rewards; noise and data are paired at random, not by optimal transport; steps,
     group and levels are our choice.
+
+    rate    a sample's weight is exp(rate times its reward), over the mean weight; above 0, larger
+            is greedier
+    anchor  weight of |v - v_ref|^2, the distance from the initial policy's velocity, at least 0;
+            larger keeps samples more different from each other
+    over    samples over which weights have mean 1: a prompt's `group`, or the `batch`
     """
     if rate == 0:
         raise UserError(

@@ -37,6 +37,12 @@ def refl(
     prompts of an iteration share the step; the paper's pre-training loss, which is not in the
     released loop, is left out. The gradient shrinks with the step's level, so the very last steps
     of a flow have little effect: `stop` leaves them out.
+
+    group  samples per prompt, at least 1; they are not compared, so that one is enough
+    first  share of the steps after which the trained one is drawn, below `stop`; smaller trains
+           earlier, noisier steps
+    stop   share of the steps before which the trained one is drawn, at most 1; smaller leaves out
+           the last steps, whose gradient is small
     """
     from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
     from samplers.routes.tails import OneOfSteps
@@ -59,6 +65,14 @@ def draft(
     AlignProp's DDIM steps draw noise, while these steps do not. With K above 1 every step is
     evaluated once more in the backward pass, and only the states between steps are kept. `kl` keeps
     the velocities of these K steps near the initial policy's (DRaFT+).
+
+    group   samples per prompt, at least 1; they are not compared, so that one is enough
+    last    number K of last steps that have a gradient, at least 1; each costs an evaluation more;
+            the mean of the number with `cut: normal`, and no effect with `uniform`
+    cut     number of last steps with a gradient: `fixed`, `last` each time; drawn in each iteration
+            from a normal distribution around `last` (`normal`) or from all numbers (`uniform`)
+    spread  standard deviation, in steps, of the number that `cut: normal` draws, at least 0; no
+            effect with other values of `cut`
     """
     from flowrl.likelihoods.shortcuts import Kept  # of states that a route keeps
     from samplers.routes.tails import LastSteps
@@ -84,6 +98,15 @@ def srpo(
     `words: null` is Direct-Align: the plain reward, and only the step down. Differences: the words
     are examples in the style of the paper (realistic against rendered) rather than its script's;
     the strength is taken at the level m, where the script takes it at m - k (0.029 away at most).
+
+    group      samples per prompt, at least 1; they are not compared, so that one is enough
+    levels     lowest and highest noise level that is trained, 0 < low < high < 1
+    width      length of the step with a gradient, as a share of `levels`, in (0, 1); larger removes
+               more noise by the network and less by subtraction
+    words      [word of the wanted, word of the unwanted], each put before the prompt: the reward is
+               the difference of the two scores; null is the plain reward, and only the step down
+    strengths  extra weight of the wanted word's score, at the lowest and the highest level, [of the
+               step down, of the step up]; no effect without `words`
     """
     starts = KnownNoise(levels, width, both=words is not None, strengths=strengths)
     loss = RewardGradient(form=form, bound=bound, scale=scale, words=words, anchors=anchors(kl))
@@ -103,6 +126,10 @@ def leap_align(
     weights, lr 1e-5, batch 64, 300 iterations.
 
     From the paper. Differences: k and j are drawn once per iteration.
+
+    group  samples per prompt, at least 1; they are not compared, so that one is enough
+    alpha  scale of the gradient that passes through the state between the two leaps, in [0, 1]; 0
+           stops it
     """
     from flowrl.likelihoods.shortcuts import Shortcuts  # of states that a route keeps
     from samplers.routes.tails import TwoLeaps

@@ -126,9 +126,9 @@ def text_rloo(
 
     With one update per iteration the clip never acts, and this is the paper's estimator.
 
-    kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
-           subtracted from its reward, before the others' mean
-           loss    `kl` is a term of the loss"""
+    kl_in  `reward`, as in the paper: `kl` times log(policy / start) of the whole completion is
+           subtracted from its reward, before the others' mean; `loss`: `kl` is a term of the loss
+    """
     in_loss = anchors(kl if kl_in == "loss" else 0.0)
     loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
     credit = (*penalty(kl, kl_in), LeaveOneOut())
@@ -139,7 +139,11 @@ def text_rloo(
 @sampling_settings()
 def text_dr_grpo(*, length: int = 3000, group: int = 8, clip: float = 0.2) -> Algorithm:
     """Dr. GRPO, arXiv:2503.20783: no division by the group's std, sums over tokens divided by
-    the constant `length`, no KL. 8 completions per prompt, 3,000 tokens."""
+    the constant `length`, no KL. 8 completions per prompt, 3,000 tokens.
+
+    length  most tokens of a completion, at least 1, by which sums over tokens are divided; longer
+            ones are cut off
+    """
     return texts(length, group, (GROUP_MEAN,), Surrogate(clip, clip, denominator=length))
 
 
@@ -168,7 +172,11 @@ def text_gspo(
     """GSPO, arXiv:2507.18071: one ratio per completion, the geometric mean of its tokens',
     clipped at 3e-4 below and 4e-4 above. `ratio: sequence_token` is GSPO-token.
 
-    The paper gives neither group nor length: 16 and 4,096 are our choice."""
+    The paper gives neither group nor length: 16 and 4,096 are our choice.
+
+    ratio  ratio of a completion: `sequence`, the geometric mean of its tokens'; `sequence_token`,
+           the same value with each token's own gradient (GSPO-token)
+    """
     loss = Surrogate(low, high, denominator="rows")
     return texts(length, group, (GROUP,), loss, Token(ratio))
 
@@ -179,7 +187,11 @@ def text_cispo(*, length: int = 4096, group: int = 16, high: float = 5.0) -> Alg
     """CISPO of MiniMax-M1, arXiv:2506.13585, with the bound 5 on the ratio of ScaleRL,
     arXiv:2510.13786: no token's gradient is lost, only its weight is bounded.
 
-    ScaleRL divides by the batch's std and drops groups without spread; here the group's std."""
+    ScaleRL divides by the batch's std and drops groups without spread; here the group's std.
+
+    high  largest weight of a token's gradient, a bound on the ratio p_new / p_old itself, above 0;
+          below 1 it would scale down every gradient
+    """
     return texts(length, group, (GROUP,), CISPO(high))
 
 
@@ -193,9 +205,13 @@ def text_forking(
     arXiv:2506.01939. Unlike `text_dapo` it keeps groups with equal scores, and trains on
     completions that were cut off.
 
-    entropy     weight of a bonus on the mean entropy of tokens
-    off_policy  leaves out bad completions whose mean log-probability fell by more than this
-                (DeepSeek-V3.2, arXiv:2512.02556)"""
+    share       share of the iteration's tokens that is trained, those of the highest entropy, in
+                (0, 1]
+    entropy     weight of a bonus on the mean entropy of tokens, at least 0; larger keeps
+                completions more varied
+    off_policy  leaves out bad completions whose mean log-probability has fallen by more than this,
+                in nats per token, above 0 (DeepSeek-V3.2, arXiv:2512.02556); null keeps all
+    """
     off = () if off_policy is None else (OffPolicyMask(off_policy),)
     loss = Surrogate(low, high, weights=(HighEntropy(share), *off), entropy=entropy)
     return texts(length, group, (GROUP,), loss, Token(entropy=True))
@@ -206,7 +222,12 @@ def text_forking(
 def text_sapo(
     *, length: int = 4096, group: int = 16, positive: float = 1.0, negative: float = 1.05
 ) -> Algorithm:
-    """SAPO, arXiv:2511.20347: a soft clip, softer for good samples than for bad ones."""
+    """SAPO, arXiv:2511.20347: a soft clip, softer for good samples than for bad ones.
+
+    positive  steepness of the soft clip for good samples, above 0; with a larger one gradients fade
+              at smaller changes of the ratio
+    negative  the same for bad samples, above 0; larger than `positive` lets them move less
+    """
     return texts(length, group, (GROUP,), SAPO(positive, negative))
 
 
@@ -224,7 +245,11 @@ def text_gmpo(
     *, length: int = 3000, group: int = 8, clip: float = 0.4, kl: float = 0.0
 ) -> Algorithm:
     """GMPO, arXiv:2507.20673: the geometric mean of a completion's ratios, each clipped at e^-0.4
-    or e^0.4 on the side where further change would increase the objective."""
+    or e^0.4 on the side where further change would increase the objective.
+
+    clip  clip range of each token's log-ratio, above 0: e^clip above for good completions and
+          e^-clip below for bad ones; smaller limits each update more
+    """
     return texts(length, group, (GROUP,), GMPO(clip, clip, anchors=anchors(kl)))
 
 
@@ -237,12 +262,21 @@ def text_rec(
     """Group-relative REINFORCE for samples of older policies, arXiv:2509.24203: the gradient of A
     log p, without the ratio as a factor, wherever the clip range allows it.
 
-    keep  one_side  REC-OneSide; two_side and ring keep other tokens
-          all       with `pull` (a weight of log(r)^2) OPMD of Kimi k1.5, arXiv:2501.12599; with
-                    `shift: -0.1` AsymRE, arXiv:2506.20520
-
     The advantage is the reward minus the group's mean and the shift, without a division. The length
-    and the group size are our choice."""
+    and the group size are our choice.
+
+    keep   tokens that are trained: `one_side` of the clip range, by the sign of the advantage
+           (REC-OneSide); inside both (`two_side`); also far outside on the harmless side (`ring`);
+           or `all`, which with `pull` is OPMD of Kimi k1.5, arXiv:2501.12599, and with `shift:
+           -0.1` AsymRE, arXiv:2506.20520
+    low    clip range of the ratio below 1: tokens down to 1 - low are trained, above 0 and at most
+           0.6; no effect with `keep: all`
+    high   clip range of the ratio over 1: tokens up to 1 + high are trained, above 0 and at most 2;
+           no effect with `keep: all`
+    pull   weight of log(r)^2, which pulls back to the policy that sampled, at least 0
+    shift  any number, which is subtracted from the advantage beside the group's mean; below 0 good
+           completions count more than bad ones
+    """
     loss = REC(keep, low, high, pull=pull)
     return texts(length, group, (GroupBaseline(shift=shift),), loss)
 

@@ -40,10 +40,14 @@ def text_tree(
     """Completions that branch after `at` tokens, so that each segment gets its own credit: a node's
     value is the mean of its completions.
 
-    credit  depth  nodes of one depth are compared, as in BranchGRPO (arXiv:2509.06040)
-            local  a node is compared with its draw and its parent, TreeRL (arXiv:2506.11902)
+    The numbers are our choice. A token that completions share is in the loss once.
 
-    The numbers are our choice. A token that completions share is in the loss once."""
+    roots   completions per prompt that begin at the prompt, at least 1
+    branch  completions that continue from each cut, at least 1
+    at      numbers of tokens after which completions branch, increasing and below `length`
+    credit  `depth`: nodes of one depth are compared, as in BranchGRPO (arXiv:2509.06040); `local`:
+            a node is compared with its draw and its parent, TreeRL (arXiv:2506.11902)
+    """
     rule: Transform = GROUP if credit == "depth" else GlobalLocal()
     return texts(length, Segments(roots, branch, at), (rule,), Surrogate(clip, clip))
 
@@ -58,10 +62,13 @@ def text_reinforce(
     advantages are whitened over all tokens of the batch. The paper's other form, `baseline: false`,
     only whitens, and subtracts the KL from the reward.
 
-    kl_in  loss    a loss term with the k2 estimate, whose gradient is that of KL(new | start)
-           reward  as in the paper: `kl` times log(policy / start) over a token and all later ones
-                   is subtracted from the outcome, so that each token has its own credit, before
-                   whitening; with `baseline`, after the group's mean"""
+    kl_in     `loss`: a loss term with the k2 estimate, whose gradient is that of KL(new | start).
+              `reward`, as in the paper: `kl` times log(policy / start) over a token and all later
+              ones is subtracted from the outcome, so that each token has its own credit, before
+              whitening; with `baseline`, after the group's mean
+    baseline  whether the group's mean is subtracted before whitening; without it, advantages are
+              only whitened
+    """
     mean = (GROUP_MEAN,) if baseline else ()
     loss = Surrogate(clip, clip, anchors=anchors(kl if kl_in == "loss" else 0.0))
     credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())
@@ -93,8 +100,13 @@ def text_pass_at_k(
 ) -> Algorithm:  # fmt: skip
     """Credit for the probability that at least one of k samples succeeds. Rewards are 0 or 1.
 
-    form  analytic       pass@k training, arXiv:2508.10751
-          leave_one_out  PKPO, arXiv:2505.15201"""
+    group  samples per prompt, at least `k`; more make advantages less noisy, and cost that many
+           more samples
+    k      samples of which at least one shall succeed, at least 1 and at most `group`; larger
+           rewards variety, 1 is the plain success rate
+    form   `analytic`: pass@k training, arXiv:2508.10751; `leave_one_out`: PKPO, arXiv:2505.15201,
+           which needs `k` other samples
+    """
     return texts(length, group, (PassAtK(k, form),), Surrogate(clip, clip))
 
 
@@ -107,7 +119,11 @@ def text_bnpo(
     to the success rates of the batch's prompts. Rewards are in 0..1.
 
     Weights are bounded by 10 (1e6 in the released code). The variance of the rates is divided by n,
-    as in the paper; the released code divides by n - 1."""
+    as in the paper; the released code divides by n - 1.
+
+    most  largest weight of a prompt, above 0; larger trains more on prompts that almost always or
+          never succeed
+    """
     loss = Surrogate(clip, clip, denominator="rows")
     return texts(length, group, (BetaNormalize(most),), loss)
 
@@ -122,12 +138,18 @@ def text_a_star_po(
     its reward minus V*, the soft maximum over 8 samples of the initial policy, drawn at a prompt's
     first use. Training uses one completion per prompt.
 
-    beta      weight of the KL penalty in the objective (beta2, 1e-3)
-    soft      temperature of V* (beta1, 0.5); null: the mean
-    solvable  leaves out prompts that the initial policy never solves, like the authors' filter
-
     The authors and TRL draw all initial samples before training. The length is our choice. Not
-    with `model.server` or `workers`."""
+    with `model.server` or `workers`.
+
+    group     completions per prompt, at least 1; they are not compared
+    beta      weight of the KL penalty in the objective (beta2), above 0; larger keeps the policy
+              nearer to the initial one
+    soft      temperature of V* (beta1), above 0; smaller is nearer to the best of the initial
+              samples, null is their mean
+    samples   samples of the initial policy for V*, drawn at a prompt's first use, at least 1; more
+              make it more exact
+    solvable  leaves out prompts that the initial policy never solves, like the authors' filter
+    """
     tracker = partial(StartValues, samples, soft, solvable)
     loss, likelihood = AdvantageRegression(beta), Token("product")
     return texts(length, group, (Baseline(),), loss, likelihood, tracker)
@@ -137,7 +159,11 @@ def text_a_star_po(
 @sampling_settings()
 def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
     """Online DPO, arXiv:2305.18290 on the policy's own samples: the group's best against its worst,
-    beta 0.1. A group with a tie has no pair."""
+    beta 0.1. A group with a tie has no pair.
+
+    beta  inverse temperature of the preference, above 0; larger keeps the policy nearer to the
+          initial one
+    """
     return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
 
 
@@ -155,9 +181,11 @@ def text_remax(
     counts the sampled completions; the logged `reward` also includes the greedy ones. The length is
     our choice.
 
-    kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
-           subtracted from its reward, not from the baseline's
-           loss    `kl` is a term of the loss"""
+    group  completions per prompt beside the greedy one, at least 1; they are not compared with each
+           other
+    kl_in  `reward`, as in the paper: `kl` times log(policy / start) of the whole completion is
+           subtracted from its reward, not from the baseline's; `loss`: `kl` is a term of the loss
+    """
     in_loss = anchors(kl if kl_in == "loss" else 0.0)
     loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
     credit = (GreedyBaseline(group + 1), *penalty(kl, kl_in))

@@ -29,7 +29,14 @@ def text_gigpo(
     Differences: a trajectory counts once in its group's mean, as in the paper, whose code counts it
     once per turn; states must be identical, not similar; there is no penalty for invalid actions (a
     reward may add one). The clip range of 0.2 and the mean over tokens come from verl, on which the
-    authors' code builds; the length is our choice."""
+    authors' code builds; the length is our choice.
+
+    weight  weight of the advantage among turns in the same state, at least 0; 0 leaves the group's
+            advantage alone
+    gamma   discount of later rewards per turn, in [0, 1]; smaller credits a turn more for what
+            directly follows it
+    scale   whether both advantages are divided by their standard deviation
+    """
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, group, (States(weight, gamma, scale),), loss)
 
@@ -61,12 +68,15 @@ def text_process(
     among all steps of the group, and a token's advantage is the sum over its own and later steps.
     Needs `model.steps` with `intermediate_rewards`, or `model.environment` with rewards of turns.
 
-    outcome   adds the completion's score to the reward of its last step
-    gamma     discounts later steps
-    soft_min  PURE's min-form credit, arXiv:2504.15275, instead: rewards weighted by
-              softmax(-reward / soft_min) over the steps (0.1 there), no std and no discount
+    Sums of step rewards invite many steps: watch `text/steps`. The std divides by n - 1.
 
-    Sums of step rewards invite many steps: watch `text/steps`. The std divides by n - 1."""
+    gamma     discount of later steps' rewards per step, in [0, 1]; 1 counts all of them fully; no
+              effect with `soft_min`
+    outcome   adds the completion's score to the reward of its last step
+    soft_min  temperature, above 0, of PURE's min-form credit, arXiv:2504.15275, in place of the
+              sum: rewards weighted by softmax(-reward / soft_min) over the steps (0.1 there), no
+              std and no discount; smaller counts only the worst step
+    """
     loss = Surrogate(clip, clip, anchors=anchors(kl), denominator="rows")
     process = GroupReturns(gamma, outcome)
     credit = process if soft_min is None else MinReturns(soft_min, outcome)

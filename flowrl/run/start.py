@@ -182,7 +182,9 @@ def reserve(run: RunSettings, folder: Path | None, name: str, live: Live = NOTHI
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between
-        raise FolderInUse(folder_taken(place)) from error
+        taken = folder_taken(place)
+        begun, mark, remedy = taken.partition(";")
+        raise FolderInUse(begun, mark + remedy) from error
     except UserError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with NUL

@@ -281,7 +281,8 @@ def _locked(file: int, folder: Path) -> bool:
     except BlockingIOError as error:
         owner = _owner(file) or "another process"
         raise FolderInUse(
-            f"{folder} is being trained by {owner}: stop that process first, or wait until it ends"
+            f"{folder} is being trained by {owner}",
+            ": stop that process first, or wait until it ends",
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
@@ -291,14 +292,19 @@ def _locked(file: int, folder: Path) -> bool:
 
 
 def _refuse_owner(owner: str, folder: Path) -> None:
-    """UserError if a lock file names a live process on this host, or a process on another host."""
+    """Error if a lock file names a process that may train: FolderInUse for one that lives on this
+    host, for whose end one can wait, UserError for one on another host, whose end nothing shows."""
     match = OWNER.fullmatch(owner)
-    if match is None or (match[2] == socket.gethostname() and not _lives(int(match[1]))):
+    here = match is not None and match[2] == socket.gethostname()
+    if match is None or (here and not _lives(int(match[1]))):
         return
-    raise UserError(
+    reason = (
         f"{folder / LOCK} says that {owner} trains this run, but the file system has no locks to "
-        "verify that: if that process is gone, remove the file"
+        "verify that"
     )
+    if here:
+        raise FolderInUse(reason, ": if that process is gone, remove the file")
+    raise UserError(f"{reason}: if that process is gone, remove the file")
 
 
 def _lives(process: int) -> bool:

@@ -23,7 +23,7 @@ def needs_ocr(_: _Given) -> None:
     """ValueError if the OCR engine is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("rapidocr", "onnxruntime")):
         raise ValueError(
-            "the reward 'ocr' needs rapidocr and onnxruntime: pip install \"flowrl[ocr]\""
+            "the reward 'ocr' needs rapidocr and onnxruntime: pip install 'flowrl[ocr]'"
         )
 
 

@@ -19,6 +19,7 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import node_values
 from flowrl.recipes import RECIPES
 from flowrl.recipes.evidence import SOURCE_KINDS, evidence_of
+from flowrl.recipes.meanings import recipe_words
 from flowrl.recipes.table import OWN_RECIPES
 from samplers.completions import TextPlan
 
@@ -32,7 +33,8 @@ All methods with formulas, settings and sources; [choosing.md](choosing.md) says
 `flowrl recipes NAME` prints the same text and settings, `flowrl recipes` and `flowrl recipes --all`
 the table below. Defaults are published numbers;
 `configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
-defaults, in the order in which it is applied; settings at a part's own default are left out.
+defaults, in the order in which it is applied; settings at a part's own default are left out. Its
+settings follow, each with its type, default and meaning.
 
 In the formulas a step goes from a state x at the noise level s (sigma) to x' at s' (sigma_next), of
 length h = s - s'; v is the velocity, noise - x0 for the clean sample x0; q is the step's standard
@@ -97,11 +99,20 @@ def innermost(plan: Any) -> str:
 
 def section(name: str) -> str:
     rows = "".join(
-        f"| `{key}` | {kind} | `{default}` |\n" for key, kind, default in recipe_rows(name)
+        f"| `{row.name}` | {row.kind} | `{row.default}` | {in_a_cell(row.meaning)} |\n"
+        for row in recipe_rows(name)
     )
-    words = inspect.cleandoc(RECIPES[name].__doc__ or "")
-    settings = f"| setting | type | default |\n|---|---|---|\n{rows}"
+    words = recipe_words(RECIPES[name])
+    settings = f"| setting | type | default | meaning |\n|---|---|---|---|\n{rows}"
     return f"\n## {name}\n\n```text\n{words}\n```\n\n{parts_table(RECIPES[name]())}\n{settings}"
+
+
+def in_a_cell(text: str) -> str:
+    """A plain text as Markdown in a table: its marks are marks, except within backticks."""
+    parts = text.split("`")
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([*_<\[\]#])", r"\\\1", parts[i])
+    return "`".join(parts).replace("|", "\\|")
 
 
 def parts_table(algorithm: Algorithm) -> str:

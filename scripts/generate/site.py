@@ -19,7 +19,6 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flowrl.pages.charts import Chart, Curve
-from flowrl.settings.words.names import WORDS
 from scripts.generate.readme import tree
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -267,7 +266,7 @@ def method_pages() -> Iterator[tuple[str, str]]:
     for section in re.split(r"^## ", recipes, flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
         row = next((i for i, line in enumerate(figures) if line.startswith(f"| {name} |")), None)
-        parts = [f"# {name}\n\n{when(name, choosing)}\n{with_meanings(as_prose(text))}"]
+        parts = [f"# {name}\n\n{when(name, choosing)}\n{as_prose(text)}"]
         if row is not None:
             table = upright(head_of(figures, row), figures[row])
             beside = "All methods: [results/methods.md](results/methods.md)."
@@ -320,28 +319,6 @@ def escaped(line: str) -> str:
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([*_<\[\]#])", r"\\\1", parts[i])
     return "`".join(parts)
-
-
-def with_meanings(text: str) -> str:
-    """A section with the meaning of each setting that the table of words knows, beside it."""
-    known = {
-        row.setting.removeprefix("recipe."): row.meaning
-        for row in WORDS
-        if row.setting.startswith("recipe.")
-    }
-    lines = list[str]()
-    inside = False
-    for line in text.splitlines():
-        inside = line.startswith("|") and (inside or line == "| setting | type | default |")
-        if inside and line == "| setting | type | default |":
-            line = f"{line} meaning |"
-        elif inside and line.startswith("|---"):
-            line += "---|"
-        elif inside:
-            name = line.split("`")[1]
-            line += f" {known.get(name, '')} |"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def head_of(lines: list[str], row: int) -> str:

@@ -17,6 +17,7 @@ import yaml
 
 from flowrl.cli import app, help
 from flowrl.cli.app import command, main
+from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.commands import split_settings
 from flowrl.cli.given_model import weights_folder
 from flowrl.cli.out_folder import whole_or_empty
@@ -36,6 +37,25 @@ def flowrl(capsys, *words: object) -> tuple[int, str, str]:
         main([str(word) for word in words])
     out, err = capsys.readouterr()
     return int(done.value.code), out, err
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in app.WITHOUT_MODELS])
+def test_a_command_quiets_libraries_before_it_imports_them(monkeypatch, name):
+    """transformers warns at its import of a torchvision that flowrl does without: `flowrl new`
+    began with two such lines."""
+    for library in ("TRANSFORMERS", "DIFFUSERS"):
+        monkeypatch.setenv(f"{library}_VERBOSITY", "info")  # so that its value before returns
+        monkeypatch.delenv(f"{library}_VERBOSITY")
+    seen = []
+    monkeypatch.setattr(app, "import_module", lambda _: seen.append(dict(os.environ)) or os)
+    with pytest.raises(AttributeError):
+        command(name)
+    (environment,) = seen
+    assert environment["TRANSFORMERS_VERBOSITY"] == environment["DIFFUSERS_VERBOSITY"] == "error"
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")  # a reader's own choice stays
+    with pytest.raises(AttributeError):
+        command(name)
+    assert seen[1]["TRANSFORMERS_VERBOSITY"] == "info"
 
 
 def refusal(capsys, *words: object) -> str:

@@ -184,29 +184,61 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A hub that knows no token."""
+    """A hub, or a proxy before it, that answers with one status and says the token back."""
+
+    status = 401
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(401)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        creates = self.path == "/api/repos/create"
+        made = b'{"url": "https://huggingface.co/me/new"}'
+        kept = creates and self.status == 409  # of a new repository it means that there is one
+        body = made if kept else f'{{"error": "not with {TOKEN}"}}'.encode()
+        self.send_response(200 if kept else self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Request-Id", "7")
         self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-def test_a_token_that_the_hub_refuses_is_said(run, capsys, tmp_path, monkeypatch):
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
+SAID = {
+    401: "the hub refuses the token, 401: run `hf auth login`, or set HF_TOKEN, with one that may "
+    "write to me/new",
+    403: "the hub refuses the token, 403: run `hf auth login`",
+    404: "no owner or repository of this name that the token may see, 404: check the name",
+    409: "the hub had another change of me/new at the same time, 409: wait until that has ended",
+    413: "takes no request that large, 413: export without the merged model, or ask who runs it",
+    418: "HfHubHTTPError: ",
+    429: "the hub has had too many requests, 429: wait some minutes",
+    500: "the hub has a fault of its own, 500: wait some minutes",
+    503: "the hub has a fault of its own, 503: wait some minutes",
+}
+
+
+@pytest.mark.parametrize("status", SAID)
+def test_what_the_hub_answers_is_one_sentence_with_what_to_do(
+    run, capsys, tmp_path, monkeypatch, status
+):
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        hub = HfApi(endpoint=f"http://127.0.0.1:{server.server_port}")
+        hub = HfApi(endpoint=f"http://127.0.0.1:{server.server_port}", token=TOKEN)
+        monkeypatch.setattr(Refusing, "status", status)
         monkeypatch.setattr(export, "HfApi", lambda: hub)
-        monkeypatch.setattr(export, "get_token", lambda: "a token")
+        monkeypatch.setattr(export, "get_token", lambda: TOKEN)
         words = ("--push-to-hub", "me/new", "--private", "--out", tmp_path / "a")
         assert flowrl("export", run[0], "--formats", "diffusers", *words) == 2
         server.shutdown()
     said = capsys.readouterr().err
-    assert "the hub refuses the token, 401: run `hf auth login`" in said
-    assert f"hf upload me/new {tmp_path / 'a'} --private" in said
+    assert said.startswith("flowrl: push to the hub: me/new was not uploaded (")
+    assert SAID[status] in said and said.count("\n") == 1 and TOKEN not in said
+    assert f"the files are in {tmp_path / 'a'}, and `hf upload me/new {tmp_path / 'a'}" in said
+    assert {LORA_FILE, "README.md"} <= {path.name for path in (tmp_path / "a").iterdir()}
 
 
 def test_the_hubs_own_client_without_a_network_is_one_sentence(run, capsys, tmp_path, monkeypatch):

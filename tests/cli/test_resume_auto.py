@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.api import run as run_module
+from flowrl.cli import app
+from flowrl.cli.ended import EndedBySignal
+from flowrl.errors import FolderInUse
+from flowrl.session import folder_wait
 from flowrl.session.atomic import held
 from tests.support import runs
 from tests.support.runs import flowrl
@@ -65,7 +68,7 @@ def test_a_folder_in_use_is_told_or_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(run_module, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(folder_wait, "POLL_SECONDS", 0.05)
     file, run = written(pipeline, tmp_path, iterations=1), tmp_path / "run"
     line = ("train", file, "--folder", run, *AUTO)
     assert flowrl(*line) == 0
@@ -86,8 +89,73 @@ def test_a_folder_in_use_is_told_or_waited_for(
     threading.Timer(1.0, free.set).start()
     assert flowrl(*line, "--wait", "--train.iterations", "2") == 0
     other.join()
-    assert f"{run} is in use: waiting until it is free" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"waiting until {run} is free: {run} is being trained by process " in said
+    assert said.count("waiting") == 1
     assert (run / "checkpoints" / "000002").is_dir()
+
+
+def test_a_wait_says_for_whom_and_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(folder_wait.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(folder_wait.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 5))
+    wait = folder_wait.FolderWait(Path("runs/mine"))
+    taken = FolderInUse("runs/mine is being trained by process 7 on node3", ": stop it")
+    for _ in range(int(2 * 86400 / 5)):  # two days
+        wait.on(taken)
+    first, *later = capsys.readouterr().out.splitlines()
+    assert first == (
+        "waiting until runs/mine is free: runs/mine is being trained by process 7 on node3 "
+        "(Ctrl-C ends only the wait)"
+    )
+    assert later[:3] == [
+        f"still waiting, {time} so far: runs/mine is being trained by process 7 on node3"
+        for time in ("1:00", "3:00", "7:00")
+    ]
+    assert 48 <= len(later) <= 54  # then once an hour
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [(KeyboardInterrupt(), 130), (EndedBySignal(signal.SIGTERM), 128 + signal.SIGTERM)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_signal_ends_the_wait_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    cause: KeyboardInterrupt,
+    code: int,
+) -> None:
+    def interrupted(_: float) -> None:
+        raise cause
+
+    monkeypatch.setattr(folder_wait.time, "sleep", interrupted)
+    wait = folder_wait.FolderWait(Path("runs/mine"))
+    monkeypatch.setattr(app, "_run", lambda _: wait.on(FolderInUse("runs/mine is taken", "")))
+    assert app.exit_code(["train"]) == code
+    assert capsys.readouterr().err == (
+        "\nflowrl: the wait for runs/mine has ended; this command changed nothing there\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "stopped at once; the last checkpoint is complete"),
+        ("export", "stopped at once"),  # which writes no checkpoint
+    ],
+)
+def test_only_a_training_that_is_stopped_says_where_its_checkpoint_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, words: str
+) -> None:
+    def stopped(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_run", stopped)
+    assert app.exit_code([command]) == 130
+    assert capsys.readouterr().err == f"\nflowrl: {words}\n"
 
 
 def test_what_auto_needs_is_said(

@@ -610,6 +610,22 @@ def factory_file(folder: Path, *changes: tuple[str, str]) -> str:
     return str(folder / "default.yaml")
 
 
+def test_sections_of_a_later_flow_factory_say_where_their_numbers_go(tmp_path) -> None:
+    """The data set and the learning rate are what a reader misses first."""
+    file = factory_file(
+        tmp_path,
+        ('{dataset_dir: "dataset/ocr", cache_dir', "{datasets: [{dataset_dir: d}], cache_dir"),
+        ("  learning_rate: 1e-4\n", ""),
+        ("scheduler:", "optimizers: [{name: default, learning_rate: 1.0e-4}]\nscheduler:"),
+    )
+    lines = {line.name: line for line in imported(file, "flow-factory", 8).lines}
+    for name, words in (
+        ("optimizers.0.learning_rate", "write its numbers into train.lr, weight_decay, betas"),
+        ("data.datasets.0.dataset_dir", "write its files, and their weights, into prompts"),
+    ):
+        assert lines[name].kind.value == UNKNOWN and words in lines[name].why
+
+
 def test_options_of_a_command_replace_the_values_of_its_file(tmp_path, monkeypatch) -> None:
     """They were dropped in silence, and the file's values were called the same."""
     flow_grpo_files(tmp_path)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from flowrl.cli import app
-from flowrl.errors import UserError
+from flowrl.errors import FolderInUse, UserError
 from flowrl.models.diffusers.call.rows import encoding_cache
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
@@ -114,14 +114,18 @@ def test_without_locks_the_lock_file_names_process_and_host(tmp_path, monkeypatc
         assert before is None and name == f"process {os.getpid()} on {socket.gethostname()}"
         assert len(said) == 1 and "has no locks" in said[0]
     assert (tmp_path / ".lock").read_text() == ""
-    refused = ("process 1 on " + socket.gethostname(), "process 999999 on elsewhere")
-    for owner in refused:  # it lives; nobody knows
+    refused = {  # it lives, so that --wait waits for it; nobody knows, so that nothing waits
+        "process 1 on " + socket.gethostname(): FolderInUse,
+        "process 999999 on elsewhere": UserError,
+    }
+    for owner, kind in refused.items():
         (tmp_path / ".lock").write_text(owner)
         with (
-            pytest.raises(UserError, match="if that process is gone, remove the file"),
+            pytest.raises(UserError, match="if that process is gone, remove the file") as told,
             atomic.held(tmp_path, said.append),
         ):
             pass
+        assert type(told.value) is kind
         assert (tmp_path / ".lock").read_text() == owner
     gone = f"process 999999999 on {socket.gethostname()}"
     (tmp_path / ".lock").write_text(gone)

@@ -57,6 +57,14 @@ def test_each_notebook_of_the_examples_runs_in_a_folder_of_its_own(tmp_path, mon
     assert len(seen) == 3 and not stranger.notebooks(tmp_path, tmp_path, tmp_path, "flowrl recipes")
 
 
+@pytest.mark.parametrize("part", stranger.MISSING)
+def test_each_refusal_that_a_bare_wheel_may_meet_is_one_that_flowrl_says(part):
+    """A sentence that is reworded would make the suite of an hour fail at its end."""
+    rooms = [stranger.PROJECT / name for name in ("flowrl", "rewards", "samplers")]
+    texts = (path.read_text() for room in rooms for path in room.rglob("*.py"))
+    assert any(part in text for text in texts), part
+
+
 def test_a_part_of_the_commands_writes_nothing(tmp_path, monkeypatch, capsys):
     assert renew(tmp_path, monkeypatch, TRIED, write=False)[0] == BEFORE
     assert "not written" in capsys.readouterr().out

@@ -166,7 +166,12 @@ def tree_of(block: Block, folder: Path) -> dict[str, Any]:
     own = yaml.safe_load(block.text)
     small = TEXTS if block.page in TEXT_PAGES else IMAGES
     if "language" in own.get("model", {}):
-        small = {**TEXTS, "model": {}}
+        makes_images = "image" in own["model"]  # by their tokens
+        small = {
+            **TEXTS,
+            "model": {},
+            "rewards": ["brightness" if makes_images else "exact_answer"],
+        }
     if "pipeline" in own.get("model", {}) or "own" in own.get("model", {}):
         small = {**small, "model": {}}
     if "given" in own:

@@ -121,6 +121,12 @@ _NOTHING_HERE = {  # names without a counterpart that change no number
 }
 
 
+_LATER = {  # sections of files written for releases that are not known -> where their numbers go
+    "data.datasets.*": "write its files, and their weights, into prompts",
+    "optimizers.*": "write its numbers into train.lr, weight_decay, betas and max_grad_norm",
+}
+
+
 _WORDS: Mapping[str, Sequence[str]] = {  # of leaves whose word decides what is written
     "mixed_precision": ("no", "fp16", "bf16"),
     "model.finetune_type": ("full", "lora"),
@@ -186,6 +192,9 @@ def _read(d: RunDraft) -> None:
             d.lose_unless(name, (1e-8,), "Adam's epsilon is 1e-8")
         elif d.has(name) and name not in d.lines:
             d.lose(name, reason or "changes no number", effect=False)
+    for pattern, instead in _LATER.items():
+        for name in d.matching(pattern):
+            d.misunderstood(name, f"a section of releases after {_VERSIONS[-1]}: {instead}")
     foreign = {name for names in _OWN.values() for name in names} - set(_OWN[trainer])
     for name in foreign - set(_COMMON):
         if d.has(name) and name not in d.lines:

@@ -21,6 +21,7 @@ from flowrl.errors import UserError, feature_files
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
+from flowrl.recipes.meanings import recipe_words, setting_meanings
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.parts.own_parts import (
     RECIPE_PARTS,
@@ -41,18 +42,29 @@ _MOST_LEAVES = 10_000  # samples of one tree
 Part = str | dict[str, Any] | None
 
 
+def _replaces(part: str) -> str:
+    return f"{part} in place of the recipe's own: NAME, {{name: NAME, ...settings}} or FILE.py:NAME"
+
+
 class RecipeSettings(Settings):
     """Settings of a recipe; integers are bounded, since a plan stores each step and sample."""
 
     model_config = ConfigDict(use_attribute_docstrings=False)  # its settings are arguments
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
     name: str
-    plan: Part = None
-    advantage: Part | list[str | dict[str, Any]] = None
-    likelihood: Part = None
-    loss: Part = None
-    tracker: Part = None
-    modalities: dict[str, tuple[str, ...]] | None = None
+    plan: Part = Field(default=None, description=_replaces("plan of noisy and trained steps"))
+    advantage: Part | list[str | dict[str, Any]] = Field(
+        default=None,
+        description=_replaces("rule from rewards to advantages, or a list of such rules in turn"),
+    )
+    likelihood: Part = Field(default=None, description=_replaces("log-probability of a sample"))
+    loss: Part = Field(default=None, description=_replaces("loss"))
+    tracker: Part = Field(default=None, description=_replaces("statistics of prompts"))
+    modalities: dict[str, tuple[str, ...]] | None = Field(
+        default=None,
+        description="rewards of each part of a sample, such as {video: [A], audio: [B]}; null "
+        "counts all rewards for the whole",
+    )
 
     @field_validator(*RECIPE_PARTS, mode="before", check_fields=False)
     @classmethod
@@ -251,6 +263,7 @@ def _own_kind(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSetting
 def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSettings]:
     """The keyword arguments of a recipe as a settings model."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}  # type: ignore[valid-type]
+    meanings = setting_meanings(recipe)
     for parameter in function_parameters(recipe).values():
         assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
         annotation, default = parameter.annotation, parameter.default
@@ -262,8 +275,9 @@ def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeS
         elif annotation is int:
             most = _MOST.get(parameter.name, _MOST_OTHER)
             annotation = Annotated[int, Field(le=most)]
-        fields[parameter.name] = (annotation, default)
-    return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)
+        meaning = meanings.get(parameter.name)
+        fields[parameter.name] = (annotation, Field(default=default, description=meaning))
+    return create_model(name, __base__=RecipeSettings, __doc__=recipe_words(recipe), **fields)
 
 
 def _plain(value: Any) -> bool:
