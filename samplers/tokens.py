@@ -23,7 +23,7 @@ GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
 WIDEST = 2**20  # numbers of a position: each position has so many counters
 AHEAD = 2**22  # numbers that a GPU draws at once, in integers of 8 bytes
 CACHED = 2**16  # numbers that a CPU draws at once: half a megabyte stays in its cache
-NEAR = 8  # times that blocks may be smaller than the root of a vocabulary
+UNEVENNESS = 8  # times that blocks may be smaller than the root of a vocabulary
 
 
 def warp(
@@ -95,12 +95,12 @@ def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "
 
 @cache
 def blocks_of(vocabulary: int) -> tuple[int, int]:
-    """Number of blocks of a vocabulary, and the tokens of each: the largest divisor up to the root,
-    unless it is NEAR times smaller; then the root, and the last block is not full, which costs a
-    copy of the probabilities. A seed's tokens depend on this choice.
+    """Number of blocks of a vocabulary, and the tokens of each: the largest divisor up to the root.
+    If that is UNEVENNESS times smaller, the root itself: then the last block is not full, which
+    costs a copy of the probabilities. A seed's tokens depend on this choice.
     """
     root = math.isqrt(vocabulary)
-    divisors = (size for size in range(root, root // NEAR, -1) if vocabulary % size == 0)
+    divisors = (size for size in range(root, root // UNEVENNESS, -1) if vocabulary % size == 0)
     size = next(divisors, root)
     return -(-vocabulary // size), size
 
