@@ -1,6 +1,7 @@
 """Errors that a user can fix, and code that runs because of an error."""
 
 import errno
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -19,6 +20,16 @@ def printable(text: str) -> str:
     """The text with escapes in the place of characters that a terminal would obey, such as those
     that begin a title, clear the screen or turn the direction of writing. Lines stay lines."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+# control characters but the ends of lines and tabs, and what turns the direction of writing
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def terminal_text(text: str) -> str:
+    """The text with escapes in the place of characters that a terminal would obey. Unlike
+    `printable` it keeps all spaces and joiners, which the texts of many languages have."""
+    return _OBEYED.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class FolderInUse(UserError):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, load_into
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.dimensions import dimension_lines
 from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.outputs import check_output_file
@@ -102,7 +102,7 @@ def _evaluate(
         opened = chosen.open()
     form = likely_form(run) if opened is None else proven_form(opened[1], prompts, run)
     for sentence in prove_rewards(rewards, run, prompts, form):
-        print(sentence)
+        print(terminal_text(sentence))
     model, policy = opened or chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt
     steps = chosen.steps(policy, arguments.steps)
@@ -120,11 +120,11 @@ def _evaluate(
     load_into(model, run, chosen.weights)
     result = scored(sampler)
     table = EvaluationTable(result, base)
-    print("\n".join(table_lines(table)))
+    print(terminal_text("\n".join(table_lines(table))))
     if suite is not None:
-        print(suite_summary(suite, result.scores, result.samples.meta))
+        print(terminal_text(suite_summary(suite, result.scores, result.samples.meta)))
     if lines := dimension_lines(take_tallies(rewards), None if base is None else of_base):
-        print("\n".join(lines))
+        print(terminal_text("\n".join(lines)))
     if arguments.out is not None:
         write_scores(arguments.out, result, base)
     return table

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from flowrl.errors import terminal_text
 from flowrl.importing.draft import TO_READ
 from flowrl.importing.leaves import shown_leaf
 from flowrl.importing.result import ImportedRun
@@ -31,21 +32,21 @@ class Import:
 def print_import(run: ImportedRun, out: Path | None) -> None:
     """Print what a reader must know of the files in `out`; without them, the table."""
     if out is None:
-        print(table_text(run), end="")
+        print(terminal_text(table_text(run)), end="")
         return
     print(f"{run.peer}: wrote {', '.join([RUN_FILE, TABLE_FILE, *run.files])} in {out}")
     print(", ".join(f"{count} {kind}" for kind, count in run.counts.items()))
     for kind in TO_READ:
         for line in run.lines:
             if line.kind is kind:
-                print(f"{kind}: {line.name}: {shown_leaf(line.value)}: {line.why}")
+                print(terminal_text(f"{kind}: {line.name}: {shown_leaf(line.value)}: {line.why}"))
     for sentence in (*run.batches, *run.notes):
-        print(sentence)
+        print(terminal_text(sentence))
     for need in run.needs:
-        print(f"it needs {need.right}: {need.value} ({need.at})")
+        print(terminal_text(f"it needs {need.right}: {need.value} ({need.at})"))
     for code in run.code:
-        print(f"it needs code that is not copied: {code}")
+        print(terminal_text(f"it needs code that is not copied: {code}"))
     if run.refusal is not None:
-        print(f"refused: {run.refusal}")
+        print(terminal_text(f"refused: {run.refusal}"))
     else:
         print(f"next: flowrl plan {quote(str(out / RUN_FILE))}")

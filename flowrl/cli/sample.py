@@ -21,7 +21,7 @@ from flowrl.cli.steer import (
     last_weights,
     steered_samples,
 )
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.iteration.sample import decode_samples_of
@@ -214,7 +214,8 @@ def _scored(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         lacks = any(str(text) not in rows_by_prompt for text in prompts)
         hint = " (prompts that are not in the run's prompt files have no columns)" if lacks else ""
-        print(f"unscored: {', '.join(rewards)} raised {reason}{hint}", file=sys.stderr)
+        words = f"unscored: {', '.join(rewards)} raised {reason}{hint}"
+        print(terminal_text(words), file=sys.stderr)
         return page
     values, applies = scores.column(scores.names[0])
     shown: list[ShownScore] = [

@@ -13,7 +13,7 @@ from flowrl.cli.evaluate import evaluation_prompts, given_prompts
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TASTES
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
@@ -130,7 +130,7 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
 
 
 def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
-    print("\n".join(answer.sentences))
+    print(terminal_text("\n".join(answer.sentences)))
     print(f"votes: {folder / 'votes.jsonl'}")
     return answer
 
@@ -182,7 +182,7 @@ def _new(arguments: Vote) -> Path:
                 )
             else:
                 items = find_items(first, arguments.prompts, arguments.prompts_from)
-                print(f"{len(items.items)} files; {items.origin}")
+                print(terminal_text(f"{len(items.items)} files; {items.origin}"))
                 plan_folder(folder, items.items, str(first), question)
     except BaseException:
         folder.rmdir()

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from pydantic import ValidationError
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
 from flowrl.settings.file.strict_yaml import list_entries
@@ -373,7 +373,7 @@ def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
     try:
         self_test(name, reward, prompts)
     except ValueError as error:
-        print(f"warning: {error}", file=sys.stderr)
+        print(terminal_text(f"warning: {error}"), file=sys.stderr)
     return reward
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.agreement import Resamples, Ties
 from flowrl.evaluation.measure import (
     Cost,
@@ -122,7 +122,7 @@ def measure_rewards(
     )
     tree = results(preferences, outcomes, resamples, ties)
     for sentence in gallery.refusals():
-        print(sentence)
+        print(terminal_text(sentence))
     tree["dataset"]["broken"] = gallery.broken
     tree["sentences"] = [*notes, *sentences(tree)]
     (out / "evaluation.json").write_text(json_text(plain(tree), indent=1) + "\n")
@@ -158,7 +158,7 @@ def _outcomes(
         )
         if len(unread) == len(items):
             raise UserError(f"no sample can be read: {reason}")
-        print(f"{len(unread)} of {len(items)} samples cannot be read: {reason}")
+        print(terminal_text(f"{len(unread)} of {len(items)} samples cannot be read: {reason}"))
     return outcomes, gallery
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.folders import Where, columns, find_items
 from flowrl.evaluation.measure import (
     Cost,
@@ -79,7 +79,7 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     if not items:
         raise UserError(f"{arguments.folder} has no images or videos besides {out}")
     make_output_folder(out)
-    print(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}")
+    print(terminal_text(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}"))
     gallery = Gallery(items, arguments.frames)
     values: dict[str, ScoreColumn] = {}
     costs: dict[str, Cost] = {}
@@ -104,11 +104,11 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
         contact_sheet(
             out / f"sheet_{_file(name)}.png", gallery, name, values[name], arguments.sheet
         )
-    print(summary(values, costs, gallery.abstained))
+    print(terminal_text(summary(values, costs, gallery.abstained)))
     for reason in gallery.broken.values():
-        print(f"not scored: {reason}")
+        print(terminal_text(f"not scored: {reason}"))
     for sentence in gallery.refusals():
-        print(sentence)
+        print(terminal_text(sentence))
     print(
         f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if arguments.sheet else "")
     )

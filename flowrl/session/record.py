@@ -9,7 +9,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 
 from flowrl.bounded_files import bounded_lines, json_object
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.json_text import json_text, not_finite
 from flowrl.session.atomic import reason
 from flowrl.whole_file import flushed, write_whole
@@ -137,8 +137,8 @@ class Terminal:
 
     def say(self, text: str) -> None:
         if self.loud:
-            print(text, flush=True)
+            print(terminal_text(text), flush=True)
 
     def warn(self, text: str) -> None:
         if self.loud:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
+            print(terminal_text(f"warning: {text}"), file=sys.stderr, flush=True)

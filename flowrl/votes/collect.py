@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.measure import Gallery, Item
 from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
@@ -202,7 +202,7 @@ def _copied(
         rows[row] = copies.add(media, item.prompt, item.source.name, source=edited)
     whole = [(a, b) for x, y in pairs if (a := rows[x]) is not None and (b := rows[y]) is not None]
     for reason in gallery.broken.values():
-        print(f"left out: {reason}")
+        print(terminal_text(f"left out: {reason}"))
     if not whole:
         raise UserError(f"vote: no pair of {source} can be read")
     return plan_pairs(copies, kind, source, whole, question)

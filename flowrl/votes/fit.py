@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.agreement import MeanInterval, Resamples, credits
 from flowrl.evaluation.measure import Gallery, check_specs, parse_specs
 from flowrl.evaluation.outputs import make_output_folder
@@ -236,7 +236,7 @@ class FeatureCache:
             part = range(start, min(start + chunk, count))
             self._read_part(gallery, part, rows)
         for sentence in gallery.broken.values():
-            print(f"left out: {sentence}")
+            print(terminal_text(f"left out: {sentence}"))
         width = next((len(row) for row in rows if row is not None), None)
         if width is None:
             raise UserError("fit-reward: no sample can be read")
@@ -320,7 +320,7 @@ def _fitted(
     folder = FittedFolder(columns.sources, head, seen, record)
     values = {"name": label, "lines": lines, "sources": columns.sources, "votes": record["votes"]}
     folder.write(arguments.out, str(from_template("fitted.md", values)))
-    print("\n".join(lines))
+    print(terminal_text("\n".join(lines)))
     if several:
         held_out = HeldOutScores(columns, held_out_heads(pairs))
         report_rewards(

@@ -58,25 +58,43 @@ class Outcome:
     wrong: str = ""
 
 
-def commands(launcher: str, words: list[str]) -> list[list[str]]:
-    """The commands that start a run of two processes, or of one under flowrl's own --restarts."""
+def commands(launcher: str, words: list[str], processes: int) -> list[list[str]]:
+    """The commands that start a run of several processes, or of one under flowrl's own
+    --restarts."""
     flowrl = ["-m", "flowrl", "train", *words]
     if launcher == "supervisor":
         return [[sys.executable, *flowrl, "--restarts", RESTARTS]]
     if launcher == "torchrun":
-        return [[*TORCHRUN, "--standalone", "--nproc-per-node", "2", *flowrl]]
+        return [[*TORCHRUN, "--standalone", "--nproc-per-node", str(processes), *flowrl]]
     if launcher == "accelerate":
         config = str(PROJECT / "configs/accelerate/ddp_cpu_2.yaml")
-        return [[*ACCELERATE, "--config_file", config, *flowrl]]
+        count_of = ["--num_processes", str(processes)]
+        return [[*ACCELERATE, "--config_file", config, *count_of, *flowrl]]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{runs.free_port()}"]
-    agent = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "two", *meeting]
+    agent = [
+        *TORCHRUN,
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        str(processes // 2),
+        "--rdzv-id",
+        "two",
+        *meeting,
+    ]
     return [[*agent, "--local-addr", "127.0.0.1", *flowrl] for _ in range(2)]
 
 
 class Started:
     """The processes of a trial: launchers, and the training processes below them."""
 
-    def __init__(self, launcher: str, words: list[str], out: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        launcher: str,
+        words: list[str],
+        out: Path,
+        env: Mapping[str, str],
+        processes: int,
+    ) -> None:
         self.launcher, self.out = launcher, out
         environment = runs.environment() | {"PYTHONPATH": str(PROJECT), **env}
         self.parents = [
@@ -88,7 +106,7 @@ class Started:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for place, command in enumerate(commands(launcher, words))
+            for place, command in enumerate(commands(launcher, words, processes))
         ]
 
     def below(self) -> Iterator[psutil.Process]:
@@ -126,11 +144,19 @@ def lines_of(folder: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def tried(trial: Trial, place: Path, config: Path, wanted: Path, limit: float, rng) -> Outcome:
+def tried(
+    trial: Trial,
+    place: Path,
+    config: Path,
+    wanted: Path,
+    limit: float,
+    rng: random.Random,
+    processes: int,
+) -> Outcome:
     folder, found, began = place / "run", Outcome(), time.monotonic()
     words, known = [str(config), "--folder", str(folder)], set[int]()
     env = {"FLOWRL_HANG_SECONDS": str(limit), "FLOWRL_MEETING_SECONDS": str(3 * limit)}
-    started = Started(trial.launcher, words, place / "out", env)
+    started = Started(trial.launcher, words, place / "out", env, processes)
     try:
         for hit in range(2):
             meeting = rng.random() < 0.5
@@ -169,18 +195,19 @@ def tried(trial: Trial, place: Path, config: Path, wanted: Path, limit: float, r
     return found
 
 
-def prepared(out: Path) -> Path:
-    """The run's file, beside its ends without any death: in one process, and in two."""
+def prepared(out: Path, processes: int) -> Path:
+    """The run's file, beside its ends without any death: in one process, and in several."""
     out.mkdir(parents=True, exist_ok=True)
     config = out / "tiny.yaml"
     if not config.exists():
         tree = small(runs.write_pipeline(out / "pipeline"), out)
         tree["train"]["iterations"] = 8
+        tree["prompts"]["per_iteration"] = processes
         runs.write(tree, out)
     for name in ("supervisor", "torchrun"):
         whole = out / f"unbroken-{name}"
         if not whole.exists():
-            started = Started(name, [str(config), "--folder", str(whole)], whole, {})
+            started = Started(name, [str(config), "--folder", str(whole)], whole, {}, processes)
             assert [p.wait(FAILED) for p in started.parents] == [0], started.said()
     return config
 
@@ -190,7 +217,7 @@ def trials(given: argparse.Namespace) -> Iterator[Trial]:
     for number in count():
         for how in given.how:
             for launcher in given.only:
-                for rank in (0,) if launcher == "supervisor" else (1, 0):
+                for rank in (0,) if launcher == "supervisor" else (given.processes - 1, 0):
                     if how == "kill" or launcher != "supervisor":  # which waits for its child
                         yield Trial(launcher, rank, how, number)
 
@@ -214,8 +241,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--how", nargs="*", choices=("kill", "stop"), default=("kill", "stop"))
     parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--processes", type=int, default=2, help="an even number; another --out")
     given = parser.parse_args()
-    config = prepared(given.out)
+    config = prepared(given.out, given.processes)
     end = time.monotonic() + 60 * given.minutes
     file = given.out / "trials.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -233,7 +261,7 @@ def main() -> None:
             "unbroken-supervisor" if trial.launcher == "supervisor" else "unbroken-torchrun"
         )
         rng = random.Random(f"{given.seed} {name}")
-        found = tried(trial, place, config, wanted, given.limit, rng)
+        found = tried(trial, place, config, wanted, given.limit, rng, given.processes)
         rows.append(asdict(trial) | asdict(found))
         with file.open("a") as all_of_them:
             all_of_them.write(json.dumps(rows[-1]) + "\n")

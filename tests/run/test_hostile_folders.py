@@ -176,7 +176,7 @@ def test_an_iteration_of_a_far_future_takes_no_memory(tmp_path: Path) -> None:
     said: list[str] = []
     with fuzz.watched():
         cut_back(tmp_path, 10**18, said.append)
-    assert "no line for 1 to 6, 8 to 999999999999999, 1000000000000001 to 10" in said[0]
+    assert "no line for iterations 1 to 6, 8 to 999999999999999, 1000000000000001 to 10" in said[0]
     assert last_iteration(tmp_path / "metrics.jsonl") == 10**15
 
 

@@ -69,6 +69,7 @@ READERS = {  # files of flowrl that call such a reader, and why that is within b
     "drill/same_end.py": "runs of the drill",
     "drill/training.py": "runs of the drill",
     "evaluation/measure.py": "the system's",
+    "run/workers/causes.py": "a count of the system's, and a worker's log within bounds",
     "evaluation/suite_layouts.py": "a cell of a table that was read within bounds",
     "models/peft_version.py": "a file of an installed package",
     "models/adapters.py": "an adapter that `check_saved` has taken",
