@@ -226,15 +226,21 @@ def stages(empty: Path, python: Path, only: str) -> Iterator[list[list[str]]]:
     ]
     new = [f"{line} {SMALL}" if " train " in line else line for line in new]
     runs = [[f"flowrl train {name} {SMALL} --track.training 1"] for name in DEMOS]
-    pages = sorted({smaller(line).split(" > ")[0] for _, line in commands() if not why(line)})
-    chains: dict[str, list[str]] = {}
-    for line in pages:
-        named = re.search(r"runs/\w+", line)
-        chains.setdefault(named[0] if named else line, []).append(line)
+    pages = [smaller(line).split(" > ")[0] for _, line in commands() if not why(line)]
     scripts = [[f"python {name}"] for name in program_files(empty)]
     plans = [[f"cd {name} && flowrl plan block.yaml"] for name in yaml_folders(empty)]
-    for stage in ([["flowrl doctor", *helps], new, *runs, *plans], [*chains.values(), *scripts]):
+    for stage in ([["flowrl doctor", *helps], new, *runs, *plans], [*run_chains(pages), *scripts]):
         yield [[line for line in chain if only in line] for chain in stage]
+
+
+def run_chains(lines: Iterable[str]) -> list[list[str]]:
+    """Different lines by the run that they name first, in the pages' order: a page's first line
+    about a run may be the one that makes it."""
+    chains: dict[str, list[str]] = {}
+    for line in dict.fromkeys(lines):
+        named = re.search(r"runs/\w+", line)
+        chains.setdefault(named[0] if named else line, []).append(line)
+    return list(chains.values())
 
 
 def program_files(empty: Path) -> list[str]:

@@ -295,14 +295,14 @@ def _refuse_owner(owner: str, folder: Path) -> None:
     """Error if a lock file names a process that may train: FolderInUse for one that lives on this
     host, for whose end one can wait, UserError for one on another host, whose end nothing shows."""
     match = OWNER.fullmatch(owner)
-    here = match is not None and match[2] == socket.gethostname()
-    if match is None or (here and not _lives(int(match[1]))):
+    same_host = match is not None and match[2] == socket.gethostname()
+    if match is None or (same_host and not _lives(int(match[1]))):
         return
     reason = (
         f"{folder / LOCK} says that {owner} trains this run, but the file system has no locks to "
         "verify that"
     )
-    if here:
+    if same_host:
         raise FolderInUse(reason, ": if that process is gone, remove the file")
     raise UserError(f"{reason}: if that process is gone, remove the file")
 

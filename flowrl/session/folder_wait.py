@@ -7,7 +7,7 @@ from pathlib import Path
 from flowrl.errors import FolderInUse, WaitEnded
 from flowrl.session.record import clock
 
-POLL_SECONDS = 5.0  # between two looks at the folder
+LOOK_SECONDS = 5.0  # between two looks at the folder
 FIRST_REMINDER, LAST_REMINDER = 60.0, 3600.0  # seconds between two lines: twice as long each time
 
 
@@ -33,7 +33,7 @@ class FolderWait:
             print(f"still waiting, {clock(waited)} so far: {error.reason}", flush=True)
             self.said, self.pause = waited, min(2 * self.pause, LAST_REMINDER)
         try:
-            time.sleep(POLL_SECONDS)
+            time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt as ended:
             raise WaitEnded(
                 f"the wait for {self.folder} has ended; this command changed nothing there"

@@ -68,7 +68,7 @@ def test_a_folder_in_use_is_told_or_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(folder_wait, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(folder_wait, "LOOK_SECONDS", 0.05)
     file, run = written(pipeline, tmp_path, iterations=1), tmp_path / "run"
     line = ("train", file, "--folder", run, *AUTO)
     assert flowrl(*line) == 0

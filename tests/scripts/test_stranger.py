@@ -57,6 +57,17 @@ def test_each_notebook_of_the_examples_runs_in_a_folder_of_its_own(tmp_path, mon
     assert len(seen) == 3 and not stranger.notebooks(tmp_path, tmp_path, tmp_path, "flowrl recipes")
 
 
+def test_a_run_is_made_before_the_lines_that_read_it():
+    lines = [line for _, line in stranger.commands() if not stranger.why(line)]
+    chains = stranger.run_chains([*lines, *lines])
+    assert sorted(line for chain in chains for line in chain) == sorted(set(lines))
+    makers = [line for line in lines if re.search(r"train .*--folder runs/\w+", line)]
+    assert makers
+    for line in makers:
+        (chain,) = [chain for chain in chains if line in chain]
+        assert chain[0] == line, chain
+
+
 @pytest.mark.parametrize("part", stranger.MISSING)
 def test_each_refusal_that_a_bare_wheel_may_meet_is_one_that_flowrl_says(part):
     """A sentence that is reworded would make the suite of an hour fail at its end."""

@@ -196,6 +196,7 @@ _STAND_INS = {  # what needs weights of the hub -> the same class with the demo'
     "steps=8, group=12": "steps=2, group=2",
 }
 NOT_ALONE = {
+    "image_tokens.md": "loads weights of the hub",
     "coming_from.md": "wraps a function of the reader's verl project",
     "your_own_taste.md": "waits for votes of people",
 }
