@@ -33,9 +33,10 @@ def test_a_run_that_ends_first_says_nothing():
 @pytest.mark.parametrize("head_lives", [True, False])
 def test_a_process_that_ends_with_the_head_has_last_words(capfd, head_lives):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = head.LastWords(*server.getsockname(), "the head has ended")
+        words = head.LastWords("127.0.0.1", server.getsockname()[1], "the head has ended")
         if not head_lives:
             server.close()
+        assert words._process.stdin is not None
         words._process.stdin.close()  # as the end of this process would
         assert words._process.wait(20) == 0
     assert capfd.readouterr().err == ("" if head_lives else "the head has ended\n")
@@ -43,6 +44,6 @@ def test_a_process_that_ends_with_the_head_has_last_words(capfd, head_lives):
 
 def test_a_process_that_goes_on_without_ray_has_none(capfd):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = head.LastWords(*server.getsockname(), "the head has ended")
+        words = head.LastWords("127.0.0.1", server.getsockname()[1], "the head has ended")
     words.close()
     assert words._process.returncode == 0 and capfd.readouterr().err == ""

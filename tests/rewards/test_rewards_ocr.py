@@ -136,7 +136,7 @@ def test_without_the_engine_the_way_out_is_told(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "rapidocr", None)
-    with pytest.raises(ValueError, match=r'pip install "flowrl\[ocr\]"'):
+    with pytest.raises(ValueError, match=r"pip install 'flowrl\[ocr\]'"):
         load("ocr")
     for settings, message in (
         ({"kind": "exact"}, "kind: expected 'graded'"),

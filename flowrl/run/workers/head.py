@@ -20,8 +20,8 @@ from rewards.rights import Right, need
 PULSE, LIMIT = 2.0, 15.0  # seconds; Ray waits for 60, and then exits without a word
 STOPPED = 3  # the exit code
 AFTERWARDS = (
-    "the last checkpoint is complete. Start the cluster again if it is not flowrl's own, and resume "
-    "with flowrl train --resume (--restarts does)"
+    "the last checkpoint is complete. Start the cluster again if it is not flowrl's own, and "
+    "resume with flowrl train --resume (--restarts does)"
 )
 
 
