@@ -22,6 +22,7 @@ from flowrl.drill.training import DrilledProgram
 from flowrl.launching.job import LaunchJob
 from flowrl.launching.own_python import python_environment
 from flowrl.paths import PROJECT
+from flowrl.run.workers.head import LastWords
 from rewards.sandbox import run as sandbox
 from rewards.sandbox import templates
 from rewards.sandbox.external import External
@@ -46,6 +47,7 @@ PLACES = {
     "flowrl/launching/on_ray.py": 1,
     "flowrl/launching/slurm.py": 1,  # sbatch
     "flowrl/media/fonts.py": 1,  # fc-match
+    "flowrl/run/workers/head.py": 1,
     "flowrl/session/notices.py": 1,  # the command of the user's configuration
     "rewards/sandbox/external.py": 2,
     "rewards/sandbox/run.py": 1,
@@ -82,7 +84,17 @@ def test_every_place_that_starts_a_program_is_known() -> None:
 def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with modules that note that they were imported."""
     folder = tmp_path / "elsewhere"
-    names = ("torch", "json", "yaml", "sympy", "transformers", "rewards", "accelerate", "shutil")
+    names = (
+        "torch",
+        "json",
+        "yaml",
+        "sympy",
+        "transformers",
+        "rewards",
+        "accelerate",
+        "shutil",
+        "socket",
+    )
     note = f"open({str(tmp_path / 'imported')!r}, 'a').write(__name__ + ' ')\n"
     (folder / "flowrl").mkdir(parents=True)
     for name in (*names, "flowrl/__init__", "flowrl/__main__"):
@@ -203,6 +215,12 @@ def escaping() -> str:
         return programs.run("print(1)")["output"]
 
 
+def last_words() -> str:
+    words = LastWords("127.0.0.1", 9, "the head has ended")
+    words.close()
+    return str(words._process.returncode)
+
+
 STARTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "restarts from Python": restarted,
     "doctor --device on two processes": sharded,
@@ -214,6 +232,7 @@ STARTS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
     "the sandbox": lambda *_: sandboxed(),
     "templates": lambda *_: rendered(),
     "an external sandbox": lambda *_: str(External((sys.executable,)).check()),
+    "a process beside Ray's head": lambda *_: last_words(),
     "a reward's worker": lambda folder, _: answered(folder),
     "doctor --sandbox": lambda *_: escaping(),
     "doctor --sandbox, a process beside": lambda *_: watched_bystander(),
