@@ -24,6 +24,9 @@ from tests.support.iterations import Collected, collect
 from tests.support.runs import opened
 
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
+# the same where an image model's own products of another number of rows round differently, which
+# depends on the processor
+NETWORK_ROUNDING = {"float32": 3e-5, "float64": 1e-12}
 
 
 @pytest.fixture
@@ -238,11 +241,12 @@ def test_no_image_gradient_does_beyond_the_networks_own_rounding(
     open_run, monkeypatch, name, dtype
 ):
     """Two statements. What the loss hands back to the network for a row does not depend on the
-    calls (measured: equal to the bit in float32), and with those gradients kept from the first step
-    the weights' gradient is the same one again (measured: to the bit). So all that is left of a
-    dependence is the network's own backward, which sums a weight's gradient over the rows of a
-    call: 4e-7 to 2e-6 of the norm in float32, since rows of opposite advantages cancel, and 2e-15
-    in float64. Sums over calls in float64 instead of float32 change it by less than 1e-7.
+    calls, and with those gradients kept from the first step the weights' gradient is the same one
+    again. On one processor both are equal to the bit in float32; on another the network's
+    velocities differ with the rows of a call, and what is handed back differs by up to 8e-6 of its
+    norm (DDPO). So all that is left of a dependence is the network's own rounding: its backward
+    sums a weight's gradient over the rows of a call, 4e-7 to 2e-6 of the norm in float32, since
+    rows of opposite advantages cancel, and 2e-15 in float64.
     """
     kept, outputs = open_run(name, dtype, rows_per_call=4), OutputGradients()
     experience = collect(kept, 0)
@@ -256,5 +260,5 @@ def test_no_image_gradient_does_beyond_the_networks_own_rounding(
         for outputs.fixed in (False, True):
             with outputs.watched(monkeypatch):
                 found.append(step_gradients(monkeypatch, kept, same))
-        assert outputs.away**0.5 <= ROUNDING[dtype] * outputs.size**0.5
-        assert norm > 0 and distance(*found) <= ROUNDING[dtype] * norm
+        assert outputs.away**0.5 <= NETWORK_ROUNDING[dtype] * outputs.size**0.5
+        assert norm > 0 and distance(*found) <= NETWORK_ROUNDING[dtype] * norm

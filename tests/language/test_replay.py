@@ -100,7 +100,7 @@ def test_in_half_precision_only_replayed_completions_keep_what_the_sampler_said(
     (rows,) = experience.rows
     moved = kept.algorithm.likelihood.evaluate(experience.policy, rows).logp - rows.old.logp
     fresh = torch.tensor([row not in found for row in range(len(rows.ids))])
-    assert moved[fresh].abs().max() > 0.01, "rounding moves what the sampler said"
+    assert moved[fresh].abs().max() > 0.005, "rounding moves what the sampler said"
     ratios = {}
 
     def listening(learner, experience, rows, equal):

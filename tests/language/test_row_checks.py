@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 
 from flowrl.errors import UserError
 from flowrl.models.image_check import ImageRows
@@ -286,5 +287,5 @@ def test_processes_lags_and_a_resume_leave_out_the_same_rows(model, tmp_path, mo
 
 
 def same_files(a: Path, b: Path) -> bool:
-    first, second = runs.weights(a), runs.weights(b)
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (a, b))
     return all(torch.equal(first[name], second[name]) for name in first)

@@ -113,8 +113,8 @@ def test_ten_steps_away_is_told_and_the_same_weights_in_half_precision_are_accep
     assert int(re.search(r"over (\d+) tokens", same)[1]) >= 1000
     gap, high, noise, high_noise = (float(n) for n in NUMBERS.search(same).groups())
     assert gap < 3 * noise and high < 3 * high_noise and noise > 1e-4
-    gap, _, noise, _ = (float(n) for n in NUMBERS.search(away).groups())
-    assert gap > 10 * noise
+    gap, high, noise, high_noise = (float(n) for n in NUMBERS.search(away).groups())
+    assert gap > 10 * noise or high > 10 * high_noise
 
 
 def test_exactly_the_same_weights_are_far_inside(model, tmp_path, few):

@@ -175,5 +175,5 @@ def test_whole_steps_are_those_of_plain_torch(name, model, tmp_path):
     # the sampler's log of a softmax and a log-softmax differ in their last digit, which AdamW
     # enlarges where a gradient is almost 0
     for ours, own in zip(policy.model.parameters(), other.parameters(), strict=True):  # type: ignore[attr-defined]
-        torch.testing.assert_close(ours, own, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours, own, atol=3e-5, rtol=0)
     assert metrics["ratio_max"] - 1 > 0.02
