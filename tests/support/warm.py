@@ -127,7 +127,8 @@ class Process:
                 os.kill(pid, signal.SIGKILL)
 
     def wait(self) -> list[int | None]:
-        end = time.monotonic() + 120 * (4 if self.launched else 1)
+        # a process whose others die before all have met waits 120 seconds for them
+        end = time.monotonic() + 240 * (2 if self.launched else 1)
         while self.running() and time.monotonic() < end:
             time.sleep(0.01)
         return self.codes()
