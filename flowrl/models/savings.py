@@ -95,8 +95,38 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
 PLAIN_ATTENTION = functional.scaled_dot_product_attention
 
 
+class OwnLayout(torch.autograd.Function):
+    """Hand a tensor on, and give its gradient the tensor's own strides.
+
+    The backward pass of cuDNN's attention returns what is not a gradient where its own comes as a
+    view of a wider tensor (torch 2.11 with cuDNN 9.19 on an H200), as from a block that joins
+    attention with its MLP before one projection.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.strides = tensor.stride()
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if grad.stride() == ctx.strides:
+            return grad
+        return torch.empty_strided(
+            grad.shape, ctx.strides, dtype=grad.dtype, device=grad.device
+        ).copy_(grad)
+
+
 @wraps(PLAIN_ATTENTION)
-def masked_without_cudnn(
+def attention_with_cudnn(*args: Any, **named: Any) -> Tensor:
+    """PyTorch's attention, whose gradient comes in the layout of its output."""
+    out = PLAIN_ATTENTION(*args, **named)
+    return OwnLayout.apply(out) if out.requires_grad else out
+
+
+@wraps(PLAIN_ATTENTION)
+def unmasked_with_cudnn(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -104,9 +134,9 @@ def masked_without_cudnn(
     *rest: Any,
     **named: Any,
 ) -> Tensor:
-    """PyTorch's attention, which leaves cuDNN out of calls with a mask."""
-    if attn_mask is None:
-        return PLAIN_ATTENTION(query, key, value, attn_mask, *rest, **named)
+    """The same, which leaves cuDNN out of calls with a mask or with one query."""
+    if attn_mask is None and query.shape[-2] > 1:
+        return attention_with_cudnn(query, key, value, attn_mask, *rest, **named)
     asked = {
         SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
         SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
@@ -119,9 +149,11 @@ def masked_without_cudnn(
 def cudnn_attention(use: bool | Literal["unmasked"]) -> None:
     """Allow or forbid cuDNN's attention in this process, or allow it in calls without a mask."""
     torch.backends.cuda.enable_cudnn_sdp(use is not False)
-    if use == "unmasked":  # models look it up there in every call
-        functional.scaled_dot_product_attention = masked_without_cudnn
-    elif functional.scaled_dot_product_attention is masked_without_cudnn:
+    chosen = {True: attention_with_cudnn, "unmasked": unmasked_with_cudnn}
+    replaced = functional.scaled_dot_product_attention in chosen.values()
+    if use is not False:  # models look it up there in every call
+        functional.scaled_dot_product_attention = chosen[use]
+    elif replaced:
         functional.scaled_dot_product_attention = PLAIN_ATTENTION
 
 

@@ -8,6 +8,7 @@ import torch
 
 from flowrl.estimate.memory import estimate
 from flowrl.iteration.open import open_stages
+from flowrl.models import savings
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from scripts.benchmarks.network_alone import network_alone
@@ -30,6 +31,7 @@ def whole_iteration(trial: Trial, subject: Subject, repeats: int = 3) -> None:
         held = torch.cuda.memory_allocated() / GIB
         trial.measured("opened", seconds=time.perf_counter() - began, GiB=held)
         frozen, graded = alone(trial, session, repeats)
+        with_cudnn(trial, session, repeats, (frozen, graded))
         torch.cuda.reset_peak_memory_stats()
         found = iteration(trial, session)
         peak = torch.cuda.max_memory_allocated() / GIB
@@ -46,13 +48,27 @@ def whole_iteration(trial: Trial, subject: Subject, repeats: int = 3) -> None:
     forget()
 
 
-def alone(trial: Trial, session: Session, repeats: int) -> tuple[float, float]:
+def alone(
+    trial: Trial, session: Session, repeats: int, what: str = "network"
+) -> tuple[float, float]:
     """Seconds per row of all network calls of a velocity: without gradients, and with backward."""
     rows = session.learner.policy.sizes.rows("sampling", 1)
     frozen, graded = network_alone(session, rows)
-    without = trial.timed("network, without gradients", frozen, repeats=repeats, warm=1, rows=rows)
-    with_them = trial.timed("network, with gradients", graded, repeats=repeats, warm=1, rows=rows)
+    without = trial.timed(f"{what}, without gradients", frozen, repeats=repeats, warm=1, rows=rows)
+    with_them = trial.timed(f"{what}, with gradients", graded, repeats=repeats, warm=1, rows=rows)
     return without / rows, with_them / rows
+
+
+def with_cudnn(trial: Trial, session: Session, repeats: int, before: tuple[float, float]) -> None:
+    """Measure the same calls with cuDNN's attention where no mask is given."""
+    savings.cudnn_attention("unmasked")
+    try:
+        after = alone(trial, session, repeats, "network with cuDNN")
+    finally:
+        savings.cudnn_attention(session.run.model.cudnn_attention)
+    names = ("without gradients", "with gradients")
+    for name, one, other in zip(names, after, before, strict=True):
+        trial.measured(f"cuDNN beside not, {name}", ratio=one / other)
 
 
 def iteration(trial: Trial, session: Session) -> dict[str, float]:
@@ -65,15 +81,22 @@ def iteration(trial: Trial, session: Session) -> dict[str, float]:
 
 
 def two_precisions(trial: Trial, subject: Subject, smaller: Settings) -> None:
-    """Check the first update in bfloat16 beside float32, both of the same random weights."""
+    """Check the first update in bfloat16 beside float32, both of the same random weights, and in
+    bfloat16 with cuDNN's attention."""
     found = dict[str, UpdateFigures]()
-    for dtype in ("bfloat16", "float32"):
-        change = {} if trial.rehearse else smaller
-        with opened(subject, change, {"model": {"dtype": dtype}}, rehearse=trial.rehearse) as opens:
-            found[dtype] = first_update(opens)
+    change = {} if trial.rehearse else smaller
+    for name, model in (
+        ("bfloat16", {"dtype": "bfloat16"}),
+        ("float32", {"dtype": "float32"}),
+        ("cuDNN", {"dtype": "bfloat16", "cudnn_attention": "unmasked"}),
+    ):
+        with opened(subject, change, {"model": model}, rehearse=trial.rehearse) as opens:
+            found[name] = first_update(opens)
         del opens
         forget()
+    by_cudnn = found.pop("cuDNN")
     same_gradients(trial, "first update", found)
+    same_gradients(trial, "first update with cuDNN", {**found, "bfloat16": by_cudnn})
 
 
 def forget() -> None:

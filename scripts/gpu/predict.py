@@ -33,7 +33,7 @@ from scripts.gpu.subjects import FLUX, SD35, WAN, Settings, Subject, settings  #
 from scripts.gpu.trial import GIB, TRACED  # noqa: E402
 
 DEVICE, UTILISATION = "1xH200", 0.4
-IMPORTS, CONTEXT = 10.0, 3.0  # seconds of a process: of Python, and of CUDA
+IMPORTS, CONTEXT = 18.0, 3.0  # seconds of a process: of Python, and of CUDA
 MADE = 8.0  # seconds in which a model of published size is made on the device
 TINY = 5.0  # of the first updates of a tiny model
 COLD = 80.0  # of compiling a block without and with gradients
@@ -85,7 +85,7 @@ def two_precisions(subject: Subject, smaller: Settings) -> float:
         seconds_of(run_of(subject, smaller, {"model": {"dtype": dtype}})) + MADE
         for dtype in ("bfloat16", "float32")
     ]
-    return 1.3 * sum(each)
+    return 1.3 * (sum(each) + each[0])  # once more with cuDNN's attention
 
 
 def full_size(subject: Subject, smaller: Settings, repeats: int) -> Predicted:
@@ -94,7 +94,8 @@ def full_size(subject: Subject, smaller: Settings, repeats: int) -> Predicted:
     rows = run.train.call_sizes["sampling"]
     assert rows != "auto", "the rows per call of a subject are given"
     one, graded, whole = rows * without, rows * with_them, seconds_of(run)
-    calls = (1 + repeats + TRACED) * one + (1 + repeats) * graded  # one of each warms up
+    # one of each warms up; twice, without cuDNN's attention and with it
+    calls = 2 * ((1 + repeats) * one + (1 + repeats) * graded) + TRACED * one
     return {
         "seconds": IMPORTS + CONTEXT + MADE + calls + whole + two_precisions(subject, smaller),
         "network, without gradients seconds": one,
@@ -113,7 +114,7 @@ def attention() -> Predicted:
             found[f"{name}, {backend}, forward seconds"] = 4 * pairs / (share * peak)
             found[f"{name}, {backend}, with gradients seconds"] = 14 * pairs / (share * peak)
     assert {*KERNELS} == {*BACKENDS}
-    return {"seconds": IMPORTS + CONTEXT + TINY + GRID_SECONDS, **found}
+    return {"seconds": IMPORTS + CONTEXT + TINY + 2 * GRID_SECONDS, **found}
 
 
 def beside() -> Predicted:

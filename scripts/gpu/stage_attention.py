@@ -1,14 +1,15 @@
 """Find backends of attention that return a wrong gradient, in the smallest case, and their costs.
 
 First two public cases of cuDNN's backward pass, then the calls of a tiny FLUX.1 whose gradient was
-NaN in bfloat16 on an H200, then a grid of dtypes, widths of heads, lengths, masks and scores. Each
-call is compared with plain attention in float32 on the same inputs. A finding holds for its torch
-and its cuDNN.
+NaN in bfloat16 on an H200, then a grid of dtypes, widths of heads, lengths, masks and scores, and
+one of memory layouts: of the inputs, and of the gradient that comes back. Each call is compared
+with attention in float32 on the same inputs. A finding holds for its torch and its cuDNN.
 """
 
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrl.errors import NotFiniteError
 from flowrl.iteration.open import open_stages
+from flowrl.models.savings import PLAIN_ATTENTION, attention_with_cudnn
 from flowrl.session.progress import Progress
 from scripts.gpu.subjects import FLUX, opened
 from scripts.gpu.trial import Trial
@@ -31,8 +33,12 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "plain": SDPBackend.MATH,
 }
-WRONG = 0.05  # relative error of a gradient; rounding to bfloat16 makes about 0.01
-GRID_SECONDS = 45.0
+CALLS = {  # what is judged: a backend, and the function that calls it
+    **{name: (backend, PLAIN_ATTENTION) for name, backend in BACKENDS.items()},
+    "cuDNN by flowrl": (SDPBackend.CUDNN_ATTENTION, attention_with_cudnn),
+}
+WRONG = 0.05  # relative error of a gradient; rounding to bfloat16 makes about 0.004
+GRID_SECONDS = 25.0  # of each grid
 SHOWN = 20  # wrong cases that a line names
 TENSORS = ("output", "dq", "dk", "dv")
 Mask = str | None
@@ -40,7 +46,8 @@ Mask = str | None
 
 class Case(NamedTuple):
     """A call of attention. `low`: all scores are near -120, as a head with massive activations has
-    them, which is where cuDNN's backward pass has overflowed."""
+    them, which is where cuDNN's backward pass has overflowed. `rows` and `layout` are of the grid
+    of layouts."""
 
     dtype: str
     heads: int
@@ -49,10 +56,12 @@ class Case(NamedTuple):
     width: int
     mask: Mask = None
     low: bool = False
+    rows: int = 1
+    layout: str = ""
 
     @property
     def size(self) -> int:
-        return self.heads * self.queries * self.keys * self.width
+        return self.rows * self.heads * self.queries * self.keys * self.width
 
 
 PUBLIC = {  # by the report
@@ -73,8 +82,8 @@ class Inputs(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`error` is the largest relative error of the output and of the gradients; NaN: not finite.
-    `refused`: the backend has no kernel for the call."""
+    """`error` is the largest error of the output and of the gradients, relative to what rounding
+    acts on; NaN: not finite. `refused`: the backend has no kernel for the call."""
 
     error: float = 0.0
     where: str = ""
@@ -83,6 +92,18 @@ class Verdict(NamedTuple):
     @property
     def wrong(self) -> bool:
         return not self.refused and not self.error <= WRONG
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.error)
+
+
+class Right(NamedTuple):
+    """A tensor in float32, and the size of the terms that it is a sum of: the norm of the root of
+    the sum of their squares, which rounding of each moves it by a share of."""
+
+    tensor: Tensor
+    terms: float
 
 
 def grid(rehearse: bool) -> list[Case]:
@@ -101,12 +122,51 @@ def grid(rehearse: bool) -> list[Case]:
     return sorted(cases, key=lambda case: (case.size, str(case)))
 
 
+# of q, k and v, and of the gradient of the output; heads come before positions, or after them
+STORED = ("heads first", "positions first", "one tensor of q, k and v")
+RETURNED = ("heads first", "positions first", "a part of a wider tensor", "one number expanded")
+
+
+def layouts(rehearse: bool) -> list[Case]:
+    """Cases of each layout of the inputs with each layout of the gradient, the smallest first."""
+    widths, lengths = (16, 64, 128), (32, 333, 1536)
+    if rehearse:
+        widths, lengths = (16,), (32,)
+    cases = [
+        Case("bfloat16", 2, length, length, width, mask, rows=2, layout=f"{stored}; {returned}")
+        for width, length, mask, stored, returned in itertools.product(
+            widths, lengths, MASKS[:2], STORED, RETURNED
+        )
+    ]
+    return sorted(cases, key=lambda case: (case.size, str(case)))
+
+
+def laid_out(case: Case, given: Inputs) -> Inputs:
+    """The same numbers in the memory layout of a case."""
+    stored, _, returned = case.layout.partition("; ")
+    q, k, v, grad = (each.transpose(1, 2).contiguous() for each in (*given[:3], given.grad))
+    if stored == "one tensor of q, k and v":
+        q, k, v = torch.cat([q, k, v], -1).split(case.width, -1)
+    if returned == "a part of a wider tensor":  # as the gradient of a concatenation is
+        beside = torch.zeros(*grad.shape[:2], 4 * case.heads * case.width).to(grad)
+        wider = torch.cat([grad.flatten(2), beside], -1)
+        grad = wider[..., : case.heads * case.width].unflatten(-1, (case.heads, case.width))
+    if returned == "one number expanded":  # as the gradient of a sum is
+        grad = grad[:1, :1, :1, :1].expand(grad.shape)
+    q, k, v, grad = (each.transpose(1, 2) for each in (q, k, v, grad))
+    if stored == "heads first":
+        q, k, v = (each.contiguous() for each in (q, k, v))
+    if returned == "heads first":
+        grad = grad.contiguous()
+    return Inputs(q, k, v, given.mask, grad)
+
+
 def inputs(case: Case) -> Inputs:
     """Random inputs of a case, with a fixed seed."""
     draw = torch.Generator().manual_seed(case.size % 2**31)
 
     def drawn(length: int, scale: float = 1.0) -> Tensor:
-        shape = (1, case.heads, length, case.width)
+        shape = (case.rows, case.heads, length, case.width)
         return scale * torch.randn(shape, generator=draw).to("cuda")
 
     small = 0.1 if case.low else 1.0
@@ -115,7 +175,8 @@ def inputs(case: Case) -> Inputs:
         q[..., 0], k[..., 0] = 1.0, -120 * math.sqrt(case.width)
     dtype = getattr(torch, case.dtype)
     tensors = [each.to(dtype) for each in (q, k, v, drawn(case.queries))]
-    return Inputs(*tensors[:3], masked(case), tensors[3])
+    given = Inputs(*tensors[:3], masked(case), tensors[3])
+    return laid_out(case, given) if case.layout else given
 
 
 def masked(case: Case) -> Tensor | None:
@@ -131,39 +192,52 @@ def masked(case: Case) -> Tensor | None:
     return mask
 
 
-def gradients(given: Inputs) -> tuple[Tensor, ...]:
+def gradients(given: Inputs, attention: Any = PLAIN_ATTENTION) -> tuple[Tensor, ...]:
     """Output of attention, and the gradients of q, k and v."""
     leaves = [each.detach().requires_grad_() for each in given[:3]]
-    out = functional.scaled_dot_product_attention(*leaves, attn_mask=given.mask)
+    out = attention(*leaves, attn_mask=given.mask)
     return (out.detach(), *torch.autograd.grad(out, leaves, given.grad))
 
 
-def reference(given: Inputs) -> tuple[Tensor, ...]:
-    """The same by plain attention in float32."""
-    mask = given.mask
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.float()
-    with sdpa_kernel(SDPBackend.MATH):
-        return gradients(Inputs(*(each.float() for each in given[:3]), mask, given.grad.float()))
+def reference(given: Inputs) -> tuple[Right, ...]:
+    """The same in float32, by the formulas: with P the softmax of the scores S = s Q K', the
+    gradient of S is dS = P (dP - D), where dP = dO V' and D is the row sum of P dP."""
+    q, k, v = (each.float() for each in given[:3])
+    grad, scale = given.grad.float(), q.shape[-1] ** -0.5
+    scores = scale * q @ k.mT
+    if given.mask is not None:
+        mask = given.mask
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    p = scores.softmax(-1)
+    dp = grad @ v.mT
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
+    return (product(p, v), product(ds, k), product(ds.mT, q), product(p.mT, grad))
 
 
-def judged(backend: str, given: Inputs, right: tuple[Tensor, ...]) -> Verdict:
+def product(one: Tensor, other: Tensor) -> Right:
+    whole = one @ other
+    terms = float((one.square() @ other.square()).sum().sqrt())
+    return Right(whole, max(terms, float(whole.norm())))
+
+
+def judged(name: str, given: Inputs, right: tuple[Right, ...]) -> Verdict:
     """Compare a backend's output and gradients with the reference."""
+    backend, attention = CALLS[name]
     try:
-        with sdpa_kernel(BACKENDS[backend]):
-            found = gradients(given)
+        with sdpa_kernel(backend):
+            found = gradients(given, attention)
     except RuntimeError as error:
         if "CUDA error" in str(error):  # which poisons the process
             raise
         return Verdict(refused=" ".join(str(error).split())[:200])
     worst = Verdict()
-    for name, one, other in zip(TENSORS, found, right, strict=True):
+    least = 1e-3 * float(given.grad.float().norm())
+    for tensor, one, other in zip(TENSORS, found, right, strict=True):
         if not bool(one.isfinite().all()):
-            return Verdict(math.nan, name)
-        norm = max(float(other.norm()), 1e-3 * float(given.grad.float().norm()))
-        error = float((one.float() - other).norm()) / norm
+            return Verdict(math.nan, tensor)
+        error = float((one.float() - other.tensor).norm()) / max(other.terms, least)
         if error > worst.error:
-            worst = Verdict(error, name)
+            worst = Verdict(error, tensor)
     return worst
 
 
@@ -172,21 +246,24 @@ def measure(trial: Trial) -> None:
     for name, case in PUBLIC.items():
         one_case(trial, name, inputs(case), case._asdict())
     tiny_flux(trial)
-    wrong = by_grid(trial)
+    wrong = by_grid(trial, "grid", grid(trial.rehearse))
+    wrong += by_grid(trial, "layouts", layouts(trial.rehearse))
     trial.measured("default", setting=default(wrong), wrong=len(wrong))
     costs(trial)
 
 
 def default(wrong: list[Case]) -> str:
-    """The setting `model.cudnn_attention` that follows from cuDNN's wrong cases."""
+    """The setting `model.cudnn_attention` that follows from the cases in which cuDNN is wrong as
+    flowrl calls it; `unmasked` leaves calls with one query out, too."""
     if not wrong:
         return "true"
-    return "false" if any(case.mask is None for case in wrong) else "unmasked"
+    unmasked = any(case.mask is None and case.queries > 1 for case in wrong)
+    return "false" if unmasked else "unmasked"
 
 
 def one_case(trial: Trial, name: str, given: Inputs, about: dict[str, Any]) -> None:
     right = reference(given)
-    for backend in BACKENDS:
+    for backend in CALLS:
         found = judged(backend, given, right)
         trial.measured(f"{name}, {backend}", wrong=found.wrong, **found._asdict(), **about)
 
@@ -205,7 +282,7 @@ def tiny_flux(trial: Trial) -> None:
                 norm = math.nan
     first = next((place for place, call in enumerate(calls) if call.breaks), None)
     trial.measured("tiny FLUX.1", grad_norm=norm, calls=len(calls), first=first)
-    for backend in BACKENDS:
+    for backend in CALLS:
         verdicts = [(judged(backend, c.inputs, reference(c.inputs)), c) for c in calls]
         bad = [(v, c) for v, c in verdicts if v.wrong]
         figures: dict[str, Any] = {"wrong": len(bad), "calls": len(calls)}
@@ -213,6 +290,8 @@ def tiny_flux(trial: Trial) -> None:
             verdict, call = min(bad, key=lambda pair: pair[1].inputs.q.numel())
             figures |= {"smallest": {**verdict._asdict(), "shape": list(call.inputs.q.shape),
                                      "keys": call.inputs.k.shape[-2],
+                                     "strides": list(call.inputs.q.stride()),
+                                     "strides of the gradient": list(call.inputs.grad.stride()),
                                      "mask": call.inputs.mask is not None}}  # fmt: skip
         trial.measured(f"tiny FLUX.1's calls, {backend}", **figures)
 
@@ -252,26 +331,31 @@ def recorded() -> Iterator[list[RecordedCall]]:
             calls.append(RecordedCall(given, fine and any(call["bad"])))
 
 
-def by_grid(trial: Trial) -> list[Case]:
-    """Judge all backends on the grid, for at most `GRID_SECONDS`. Returns cuDNN's wrong cases."""
-    cases, end = grid(trial.rehearse), time.perf_counter() + GRID_SECONDS
-    found: dict[str, list[tuple[Case, Verdict]]] = {backend: [] for backend in BACKENDS}
+def by_grid(trial: Trial, what: str, cases: list[Case]) -> list[Case]:
+    """Judge all backends on cases, for at most `GRID_SECONDS`. Returns those in which cuDNN is
+    wrong as flowrl calls it."""
+    end = time.perf_counter() + GRID_SECONDS
+    found: dict[str, list[tuple[Case, Verdict]]] = {backend: [] for backend in CALLS}
     for case in cases:
         if time.perf_counter() > end:
             break
         given = inputs(case)
         right = reference(given)
-        for backend in BACKENDS:
+        for backend in CALLS:
             found[backend].append((case, judged(backend, given, right)))
     for backend, verdicts in found.items():
         wrong = [(case, verdict) for case, verdict in verdicts if verdict.wrong]
-        shown = [case._asdict() | verdict._asdict() for case, verdict in wrong[:SHOWN]]
+        layout = Counter(case.layout for case, _ in wrong if case.layout)
         trial.measured(
-            f"grid, {backend}", cases=len(verdicts), of=len(cases), wrong=len(wrong),
+            f"{what}, {backend}", cases=len(verdicts), of=len(cases), wrong=len(wrong),
+            not_finite=sum(not verdict.finite for _, verdict in wrong),
             refused=sum(bool(verdict.refused) for _, verdict in verdicts),
-            wrong_without_mask=sum(case.mask is None for case, _ in wrong), smallest=shown,
+            wrong_without_mask=sum(case.mask is None for case, _ in wrong),
+            worst_right=max((v.error for _, v in verdicts if not v.wrong), default=0.0),
+            **({"by_layout": dict(layout)} if layout else {}),
+            smallest=[case._asdict() | verdict._asdict() for case, verdict in wrong[:SHOWN]],
         )  # fmt: skip
-    return [case for case, verdict in found["cuDNN"] if verdict.wrong]
+    return [case for case, verdict in found["cuDNN by flowrl"] if verdict.wrong]
 
 
 def costs(trial: Trial) -> None:

@@ -45,7 +45,7 @@ STAGES = (
         "beside", "SD3.5-medium's size: beside plain loops of its calls, and other trainers", 240
     ),
     Stage("flux", "FLUX.1-dev's size: an iteration, its peak, its densities", 150),
-    Stage("wan", "Wan 2.1 14B's size: an iteration, its peak", 150, call=2),
+    Stage("wan", "Wan 2.1 14B's size: an iteration, its peak", 200, call=2),
     Stage("savings", "rows per call, merged adapters, CUDA graphs at SD3.5-medium's size", 150, 2),
     Stage("compile", "blocks compiled, cold and warm, at SD3.5-medium's size", 120, call=2),
 )

@@ -36,6 +36,7 @@ from scripts.gpu.trial import Trial
 from tests.support import tiny_pipelines_image, tiny_pipelines_video
 from tests.support.tiny_pipelines_parts import TOKENS, tokenizer
 
+DEVICE = "cuda"
 FIXED = Path(__file__).with_name("fixed.py")
 PROMPTS = ("a red ball", "a blue cube on the table")
 LONG = 512  # tokens of prompts, as the published encoders pad them
@@ -55,6 +56,8 @@ class Subject:
     tiny      the pipeline of a rehearsal
     smaller   further changes in a rehearsal
     encoders  builds the scheduler, the encoders and tokenizers at the published width
+    decoder   published numbers of the decoder that the table of public configurations lacks, since
+              no weight's shape depends on them
     """
 
     config: str
@@ -62,6 +65,7 @@ class Subject:
     tiny: Callable[[], Any]
     smaller: Settings
     encoders: Callable[[], dict[str, Any]]
+    decoder: Settings
 
 
 def _sd3_parts() -> dict[str, Any]:
@@ -105,6 +109,7 @@ SD35 = Subject(
     tiny_pipelines_image.sd3,
     {"recipe": {"group": 4, "steps": 3}, "model": SMALL | {"lora": {"targets": None}}},
     _sd3_parts,
+    {"scaling_factor": 1.5305, "shift_factor": 0.0609},
 )
 FLUX = Subject(
     "papers/flow_grpo_flux_pickscore",
@@ -112,6 +117,7 @@ FLUX = Subject(
     tiny_pipelines_image.flux,
     {"recipe": {"group": 4, "steps": 3}, "model": SMALL},
     _flux_parts,
+    {"scaling_factor": 0.3611, "shift_factor": 0.1159},
 )
 WAN = Subject(
     "models/wan21_14b",
@@ -119,6 +125,7 @@ WAN = Subject(
     tiny_pipelines_video.wan,
     {"model": SMALL | {"call": {"num_frames": 5, "max_sequence_length": TOKENS}}},
     _wan_parts,
+    {},
 )
 SUBJECTS = {"sd35": SD35, "flux": FLUX, "wan": WAN}
 
@@ -147,8 +154,9 @@ def built(subject: Subject, run: RunSettings) -> Any:
     """The pipeline of published size, with random weights on the device."""
     described = describe(run.model)
     assert described is not None, "the table of public configurations has each subject"
+    more = {"vae": subject.decoder}
     kinds = {
-        name: (getattr(diffusers, config["_class_name"]), config)
+        name: (getattr(diffusers, config["_class_name"]), {**config, **more.get(name, {})})
         for name, config in described.configs.items()
     }
     return put_together(described.kind, kinds, subject.encoders())
@@ -165,7 +173,7 @@ def built_tiny(subject: Subject) -> Any:
 def put_together(kind: Any, models: Mapping[str, tuple[Any, Any]], parts: Mapping[str, Any]) -> Any:
     """A pipeline on the device, of parts and of models that are made from class and settings."""
     made = {name: random_model(*model) for name, model in models.items()}
-    return kind(**parts, **made).to("cuda")
+    return kind(**parts, **made).to(DEVICE)
 
 
 def random_model(kind: Any, config: Any) -> nn.Module:
@@ -175,7 +183,7 @@ def random_model(kind: Any, config: Any) -> nn.Module:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device("cuda"):
+        with torch.device(DEVICE):
             model = kind.from_config(config)
             for parameter in model.parameters():
                 if parameter.ndim > 1 and not bool(parameter.any()):
@@ -201,7 +209,7 @@ def opened(subject: Subject, *changes: Settings, rehearse: bool) -> Iterator[Ses
     """An opened run whose pipeline is made here and handed over as an object, on the device."""
     AcceleratorState._reset_state(reset_partial_state=True)
     with TemporaryDirectory() as name:
-        folder, given = Path(name), [{"model": {"device": "cuda"}}, *changes]
+        folder, given = Path(name), [{"model": {"device": DEVICE}}, *changes]
         if rehearse:
             made = built_tiny(subject)
             subject.tiny().save_pretrained(folder / "model")  # what estimates read

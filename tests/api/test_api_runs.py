@@ -242,7 +242,7 @@ def test_a_run_restores_the_attention_that_it_replaces() -> None:
     before, attends = functional.scaled_dot_product_attention, cuda.cudnn_sdp_enabled()
     with untouched():
         savings.cudnn_attention("unmasked")
-        assert functional.scaled_dot_product_attention is savings.masked_without_cudnn
+        assert functional.scaled_dot_product_attention is savings.unmasked_with_cudnn
     assert functional.scaled_dot_product_attention is before
     assert cuda.cudnn_sdp_enabled() is attends
 

@@ -1,6 +1,7 @@
 """The kit for a machine with one GPU: what ends early costs only itself, pages are of its lines."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -413,6 +415,9 @@ def test_the_whole_kit_is_rehearsed_and_faults_cost_only_their_stage(tmp_path):
         "cuDNN attention with gradients", "compile", "CUDA graph", "memory statistics"
     }  # fmt: skip
     assert made.state["commit"] == lines[0]["commit"]
+    by_formula = [line["figures"] for line in lines if line["kind"] == "measured"
+                  and line["what"] in ("grid, plain", "layouts, plain")]  # fmt: skip
+    assert [figures["wrong"] for figures in by_formula] == [0, 0]  # the reference is right
 
 
 @pytest.mark.slow
@@ -443,6 +448,36 @@ def test_a_subject_of_published_size_can_be_put_together(name, tmp_path):
     assert pipe.text_encoder is not None and 4096 in widths  # of T5's states
     weights = sum(p.numel() for p in models["transformer"].parameters())
     assert weights > {"sd35": 2e9, "flux": 1e10, "wan": 1.3e10}[name]
+
+
+THIN = {  # depth of each denoiser; all widths, the encoders and the decoder are the published ones
+    "sd35": {"num_layers": 2, "dual_attention_layers": [0]},
+    "flux": {"num_layers": 1, "num_single_layers": 1},
+    "wan": {"num_layers": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", subjects.SUBJECTS)
+def test_a_subject_of_published_width_does_its_first_update(name, monkeypatch):
+    """The parts that stages put together work together: here on the CPU, with one block of each
+    kind, and of small images."""
+    real = subjects.describe
+
+    def thin(model):
+        known = real(model)
+        denoiser = {**known.configs["transformer"], **THIN[name]}
+        return replace(known, configs={**known.configs, "transformer": denoiser})
+
+    monkeypatch.setattr(subjects, "describe", thin)
+    monkeypatch.setattr(subjects, "DEVICE", "cpu")
+    small = {"recipe": {"group": 2, "steps": 2}, "train": {"rows_per_call": 1, "updates": 1},
+             "model": {"height": 64, "width": 64, "dtype": "float32"}}  # fmt: skip
+    if name == "wan":
+        small["model"]["call"] = {"num_frames": 5}
+    with subjects.opened(subjects.SUBJECTS[name], small, rehearse=False) as session:
+        found = subjects.first_update(session)
+    assert found["grad_norm"] > 0 and all(map(math.isfinite, found.values()))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """torch.cuda of the pretended device, in the place of the real one, for this process."""
 
+import math
 import threading
 import time
 from types import SimpleNamespace
@@ -109,6 +110,9 @@ def _attention(
     and there is none."""
     if not torch.backends.cuda.math_sdp_enabled():
         raise RuntimeError("No available kernel: the pretended device has attention's formula only")
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the operation adds its mask
+        added = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = added.masked_fill(~attn_mask, -math.inf)
     return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )[0]
