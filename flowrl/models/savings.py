@@ -90,6 +90,8 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
             denoiser.set_attention_backend(backend)
         except (ValueError, RuntimeError, ImportError) as error:
             raise UserError(f"model.attention: {backend}: {error}") from error
+    if "cudnn" in backend and functional.scaled_dot_product_attention is PLAIN_ATTENTION:
+        functional.scaled_dot_product_attention = attention_with_cudnn
 
 
 PLAIN_ATTENTION = functional.scaled_dot_product_attention
@@ -98,9 +100,11 @@ PLAIN_ATTENTION = functional.scaled_dot_product_attention
 class OwnLayout(torch.autograd.Function):
     """Hand a tensor on, and give its gradient the tensor's own strides.
 
-    The backward pass of cuDNN's attention returns what is not a gradient where its own comes as a
-    view of a wider tensor (torch 2.11 with cuDNN 9.19 on an H200), as from a block that joins
-    attention with its MLP before one projection.
+    torch 2.11 keeps the kernel of cuDNN's backward pass by the layouts of q, k and v alone, built
+    for the layout of the first gradient of the output. Another one's, as that of a block which
+    joins attention with its MLP before one projection, is read with the strides of the first:
+    tiny FLUX.1 had wrong gradients, with and without NaN, on an H200. Later sources of PyTorch keep
+    kernels by this layout, too.
     """
 
     @staticmethod
@@ -137,12 +141,15 @@ def unmasked_with_cudnn(
     """The same, which leaves cuDNN out of calls with a mask or with one query."""
     if attn_mask is None and query.shape[-2] > 1:
         return attention_with_cudnn(query, key, value, attn_mask, *rest, **named)
-    asked = {
+    enabled = {
         SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
         SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
         SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled(),
     }
-    with sdpa_kernel([backend for backend, enabled in asked.items() if enabled]):
+    backends = [backend for backend in enabled if enabled[backend]]
+    if not backends:  # the caller asks for cuDNN alone, as diffusers' own backend of it does
+        return attention_with_cudnn(query, key, value, attn_mask, *rest, **named)
+    with sdpa_kernel(backends):
         return PLAIN_ATTENTION(query, key, value, attn_mask, *rest, **named)
 
 

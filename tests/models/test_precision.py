@@ -24,7 +24,7 @@ from flowrl.session.policies import Policies
 from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.settings.read import dump, run_from, run_of
-from tests.support import iterations, runs
+from tests.support import iterations, runs, tiny_pipelines_image
 from tests.support.iterations import collect, iterate
 
 
@@ -305,9 +305,13 @@ def test_cudnn_attention_may_be_left_out_of_calls_with_a_mask_alone(monkeypatch)
             (attention(q, q, q, attn_mask=mask), plain(q, q, q, mask)),
             (attention(q, q, q, mask, 0.0), plain(q, q, q, mask)),
             (attention(query=q, key=q, value=q), plain(q, q, q)),
+            (attention(q[:, :, :1], q, q), plain(q[:, :, :1], q, q)),
         ):
             assert torch.equal(out, wanted)
-        assert seen == [True, True, False, False, True]
+        assert seen == [True, True, False, False, True, False]
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), pytest.raises(RuntimeError, match="backend"):
+            attention(q, q, q, mask)  # asked for alone, it stays: and a CPU lacks it
+        assert seen[-1]
         with sdpa_kernel(SDPBackend.MATH):  # the caller's choice stays
             attention(q, q, q, mask)
             assert not torch.backends.cuda.flash_sdp_enabled()
@@ -317,6 +321,51 @@ def test_cudnn_attention_may_be_left_out_of_calls_with_a_mask_alone(monkeypatch)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(attends)
+
+
+CUDNN = {  # by `model.cudnn_attention` and `model.attention`
+    "true": (True, None),
+    "unmasked": ("unmasked", None),
+    "diffusers' own": (False, "_native_cudnn"),
+    "off": (False, None),
+}
+
+
+@pytest.mark.parametrize("name", CUDNN)
+def test_gradients_of_attention_come_in_one_layout_where_cudnn_may_compute_them(name, monkeypatch):
+    """torch 2.11 keeps cuDNN's backward pass by the layout of q, k and v, and reads each gradient
+    of the output by the layout of the first. A single block of FLUX.1 returns a part of a wider
+    tensor; without cuDNN it may."""
+    use, backend = CUDNN[name]
+    attends, plain = torch.backends.cuda.cudnn_sdp_enabled(), savings.PLAIN_ATTENTION
+    network = tiny_pipelines_image.flux().transformer
+    layouts = set[tuple[int, ...]]()
+
+    def real(*args, **named):
+        with sdpa_kernel(SDPBackend.MATH):
+            out = plain(*args, **named)
+        out.register_hook(lambda grad: layouts.add(grad.stride()))
+        return out
+
+    monkeypatch.setattr(savings, "PLAIN_ATTENTION", real)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", real)  # restores it
+    config = network.config
+    channels, width = config.in_channels, config.joint_attention_dim
+    hidden = torch.randn(2, 16, channels, requires_grad=True)
+    try:
+        savings.cudnn_attention(use)
+        if backend:
+            monkeypatch.setattr(type(network), "set_attention_backend", lambda *_: None)
+            savings.attention([network], backend)  # the backend itself is CUDA's alone
+        out = network(
+            hidden, torch.randn(2, 16, width), torch.randn(2, config.pooled_projection_dim),
+            torch.ones(2), torch.zeros(16, 3), torch.zeros(16, 3), torch.ones(2), return_dict=False,
+        )[0]  # fmt: skip
+        out.square().sum().backward()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(attends)
+    assert len(layouts) == (2 if name == "off" else 1)
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
 
 
 @pytest.mark.slow

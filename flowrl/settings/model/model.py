@@ -24,10 +24,12 @@ class ModelSettings(Settings):
     """On CUDA, round the inputs of float32 products and convolutions to TF32 (10 bits), which is
     faster; null: torch's default (only convolutions). It applies to the whole process."""
     cudnn_attention: bool | Literal["unmasked"] = False
-    """On CUDA, let PyTorch's attention use cuDNN, its default on newer GPUs; unmasked: in calls
-    without a mask alone, since its backward pass has returned NaN for some lengths with one
-    (PyTorch's issue 196678). Off until a GPU has shown which calls are right. It applies to the
-    whole process."""
+    """On CUDA, let PyTorch's attention use cuDNN, its default on newer GPUs; unmasked: only in
+    calls without a mask and with more than one query, since its backward pass has returned NaN for
+    some lengths with a mask (PyTorch's issue 196678) and for one query (cudnn-frontend's 1072).
+    Off, because torch 2.11 also returned wrong gradients where one model's come in two layouts, as
+    FLUX.1's do: both other values now bring them into one, which no GPU has run yet. It applies to
+    the whole process."""
     device: str = "auto"
     lora: Annotated[
         Lora | None,
