@@ -5,15 +5,24 @@ denoiser, of the decoder or of the language model, at a row's own size; a multip
 addition are two operations. Denoisers with unknown inputs are estimated instead:
 
     2 in out tokens for each linear layer in the blocks, and 4 tokens^2 width for each attention
+
+Beside these, the same call's other kernels are counted: how many, and the bytes that they read and
+write. Attention is one kernel, as it is on a GPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from flowrl.estimate.sizes import PROMPT, TEXT_MODULES, RowShape, rows_per_state
 from flowrl.models.description import Description
@@ -27,6 +36,27 @@ UNCOUNTABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, Attribu
 Inputs = dict[str, Any]
 
 
+VIEWS = {  # no kernel
+    "view", "_unsafe_view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "permute",
+    "detach", "alias", "as_strided", "split", "split_with_sizes", "chunk", "squeeze", "unbind",
+    "empty", "empty_like", "new_empty", "empty_strided", "reshape", "_reshape_alias", "unflatten",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of one row's call.
+
+    launched    all of them, products and attention included
+    operations  of products and attention
+    moved       bytes that the others read and write
+    """
+
+    launched: int
+    operations: float
+    moved: float
+
+
 @dataclass(frozen=True)
 class FlopCount:
     """Operations of one call.
@@ -36,6 +66,7 @@ class FlopCount:
     trained  the same at the guidance of training
     decode   one sample; None if not counted
     counted  False: from a formula with the numbers of weights and tokens
+    kernels  of one row's pass, without guidance rows; None if not counted
     """
 
     state: float
@@ -43,29 +74,75 @@ class FlopCount:
     decode: float | None
     counted: bool
     network: str
+    kernels: Kernels | None = None
 
 
-def counted(model: nn.Module, *args: Any, **inputs: Any) -> float:
-    """Count the floating-point operations of one model call on the meta device."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(*args, **inputs)
-    return float(counter.get_total_flops())
+class KernelCounter(TorchDispatchMode):
+    """Counts kernels, and the bytes that those without operations of their own move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched, self.moved, self.inside = 0, 0.0, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.inside or func._schema.name.split("::")[1] in VIEWS:
+            return out
+        self.launched += 1
+        if func._overloadpacket not in flop_registry:
+            tensors = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
+            self.moved += sum(t.numel() * t.element_size() for t in tensors)
+        return out
+
+    @contextmanager
+    def attention_as_one(self) -> Iterator[None]:
+        """Count a call of PyTorch's attention as one kernel whose time is that of its products: on
+        the meta device it is computed by its formula."""
+        formula = functional.scaled_dot_product_attention
+
+        def attention(*args: Any, **named: Any) -> Tensor:
+            self.launched, self.inside = self.launched + 1, True
+            try:
+                return formula(*args, **named)
+            finally:
+                self.inside = False
+
+        with patch.object(functional, "scaled_dot_product_attention", attention):
+            yield
 
 
-def text_flops(described: Description, length: int) -> FlopCount:
+def counted(model: nn.Module, dtype: torch.dtype, **inputs: Any) -> tuple[float, Kernels]:
+    """Count the floating-point operations and the kernels of one model call on the meta device,
+    with weights and inputs of a dtype."""
+    model = nn.Module.to(deepcopy(model), dtype)  # what is described is kept and shared
+    cast = {
+        name: value.to(dtype)
+        if isinstance(value, Tensor) and value.is_floating_point() and not name.endswith("_ids")
+        else value
+        for name, value in inputs.items()
+    }
+    kernels, operations = KernelCounter(), FlopCounterMode(display=False)
+    with torch.no_grad(), kernels.attention_as_one(), kernels, operations:
+        model(**cast)
+    total = float(operations.get_total_flops())
+    return total, Kernels(kernels.launched, total, kernels.moved)
+
+
+def text_flops(described: Description, length: int, dtype: torch.dtype) -> FlopCount:
     """Operations of a language model on a prompt and its completion."""
     model: Any = described.language_model()
     tokens = PROMPT + length
     ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
     mask = _meta(1, 1, tokens, tokens)  # whole, since a mask cannot be made of tokens without data
+    kernels: Kernels | None = None
     try:
-        count, exact = counted(model, input_ids=ids, attention_mask=mask, use_cache=False), True
+        count, kernels = counted(model, dtype, input_ids=ids, attention_mask=mask, use_cache=False)
     except UNCOUNTABLE:
         c = model.config.get_text_config()
         attention = 4.0 * tokens**2 * c.hidden_size * c.num_hidden_layers
         weights = sum(p.numel() for p in model.parameters())
-        count, exact = 2.0 * weights * tokens + attention, False
-    return FlopCount(count, count, None, exact, type(model).__name__)
+        count = 2.0 * weights * tokens + attention
+    return FlopCount(count, count, None, kernels is not None, type(model).__name__, kernels)
 
 
 def image_token_flops(
@@ -94,25 +171,30 @@ def pipeline_flops(described: Description, m: PipelineSettings, steps: int) -> F
     denoiser = described.first
     name = type(denoiser).__name__
     tokens = text_tokens(described, m, name)
-    row = _counted_row(denoiser, shape, tokens)
-    exact = row is not None
-    if row is None:
-        if shape.tokens is None:
-            return None
-        row = formula(denoiser, shape.tokens, tokens)
+    by_call = _counted_row(denoiser, shape, tokens, getattr(torch, m.dtype))
+    if by_call is None and shape.tokens is None:
+        return None
+    if by_call is not None:
+        row, kernels = by_call
+    else:
+        assert shape.tokens is not None
+        row, kernels = formula(denoiser, shape.tokens, tokens), None
     scales = m.guidance.sample, m.guidance.train
     counts = [rows_per_state(described, scale, steps) for scale in scales]
     sample, train = (row * sum(rows) / len(rows) for rows in counts)
-    return FlopCount(sample, train, _decode(described, shape), exact, name)
+    decode = _decode(described, shape)
+    return FlopCount(sample, train, decode, by_call is not None, name, kernels)
 
 
-def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | None:
-    """Operations of one row; None for a denoiser that takes inputs outside INPUTS."""
+def _counted_row(
+    denoiser: nn.Module, shape: RowShape, text: int, dtype: torch.dtype
+) -> tuple[float, Kernels] | None:
+    """Operations and kernels of one row; None for a denoiser that takes inputs outside INPUTS."""
     make = INPUTS.get(type(denoiser).__name__)
     if make is None:
         return None
     try:
-        return counted(denoiser, **make(denoiser, shape, text))
+        return counted(denoiser, dtype, **make(denoiser, shape, text))
     except UNCOUNTABLE:
         return None
 

@@ -12,11 +12,13 @@ startup, communication, and kernel launches, which dominate for small models.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from flowrl.credit.values import REFERENCE
 from flowrl.estimate import flops, sizes
 from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.devices import DeviceGroup
-from flowrl.estimate.flops import FlopCount
+from flowrl.estimate.flops import FlopCount, Kernels
 from flowrl.estimate.memory import BYTES, rows_per_call
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.pathwise import Pathwise
@@ -26,6 +28,7 @@ from samplers import Plan, evaluations
 from samplers.completions import TextPlan
 
 LEFT_OUT = "text encoders, rewards, startup, communication, kernel launches"
+LAUNCH = 8e-6  # seconds of a kernel's launch from Python, as an H200 has shown it
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("min", 60.0))
 
 
@@ -114,7 +117,7 @@ def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCou
         return flops.pipeline_flops(described, m, length)
     if isinstance(m, LanguageSettings) and m.image is not None:
         return flops.image_token_flops(described, m.image, length)
-    return flops.text_flops(described, length)
+    return flops.text_flops(described, length, getattr(torch, m.dtype))
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,8 @@ def time_report(
         lines.append(f"  an evaluation: about {duration(estimated.evaluation)}")
     lines.append(f"  all {t.iterations} iterations: about {duration(whole)}")
     lines.append(f"  {_counting(run, estimated.count)}")
+    if estimated.count.kernels is not None:
+        lines.append(f"  {_shares(run, devices, estimated.count, estimated.count.kernels)}")
     left = (
         LEFT_OUT
         if estimated.count.decode is not None or run.writes_texts
@@ -249,9 +254,24 @@ def _counting(run: RunSettings, count: FlopCount) -> str:
     return f"{count.state / 1e12:.3g} TFLOP for {subject} of {count.network} ({how}){decode}"
 
 
+def _shares(run: RunSettings, devices: DeviceGroup, count: FlopCount, kernels: Kernels) -> str:
+    """The least that a row's pass through the network takes, by what its kernels do: a GPU that
+    reaches these figures has nothing left that flowrl could save there."""
+    moved = kernels.moved / (devices.kind.bandwidth * 1e12)
+    return (
+        f"a row of {count.network} without gradients and adapters, at the peak: "
+        f"{duration(kernels.operations / devices.peak(run.model.dtype))} of products, "
+        f"{duration(moved)} for what its other kernels read and write at "
+        f"{devices.kind.bandwidth:g} TB/s (norms, activations: not flowrl's; `model.compile` "
+        f"merges some); launching its {kernels.launched} kernels takes "
+        f"{duration(kernels.launched * LAUNCH)} a call, of any number of rows"
+    )
+
+
 def duration(seconds: float) -> str:
     """Seconds as "0.4 s", "12 min", "3.2 hours" or "1.5 days"."""
-    for name, unit in _UNITS:
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.2g} {name}"
-    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
+    for name, unit in (*_UNITS, ("s", 1.0)):
+        if seconds >= 2 * unit or unit == 1:
+            number = seconds / unit
+            return f"{number:.2g} {name}" if number < 99.5 else f"{number:.0f} {name}"
+    raise AssertionError("the last unit takes all")

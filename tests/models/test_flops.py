@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,6 +47,32 @@ def test_the_count_is_that_of_a_real_call(family: str, tmp_path: Path) -> None:
     count = flops.pipeline_flops(described, run.model, 4)
     assert count is not None and count.counted
     assert count.trained == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+class Block(torch.nn.Module):
+    """A product, attention, and two kernels that are neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8, device="meta")
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        heads = functional.gelu(self.linear(hidden_states)).view(1, 5, 2, 4).transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(heads, heads, heads)
+        return attended.transpose(1, 2).reshape(5, 8) + hidden_states
+
+
+@pytest.mark.parametrize("dtype, size", [(torch.bfloat16, 2), (torch.float32, 4)])
+def test_kernels_are_counted_with_the_bytes_that_they_move(dtype: torch.dtype, size: int) -> None:
+    """gelu reads and writes 40 numbers, the sum reads twice 40 and writes 40; attention, by its
+    formula on the meta device, is one kernel; the reshape after it is a copy there of 40."""
+    operations, kernels = flops.counted(
+        Block(), dtype, hidden_states=torch.empty(5, 8, device="meta")
+    )
+    assert operations == 2 * 5 * 8 * 8 + 2 * 2 * 2 * 5 * 5 * 4 == kernels.operations
+    copied = kernels.launched - 4  # whether attention's output lies as the reshape wants it
+    assert copied in (0, 1)
+    assert kernels.moved == size * (2 * 40 + 3 * 40 + copied * 2 * 40)
 
 
 def public(name: str, **call: Any) -> tuple[Description, PipelineSettings]:
@@ -139,7 +166,7 @@ def test_texts_are_counted_too(tmp_path: Path) -> None:
     run = run_from(text_runs.tree(folder, tmp_path, text_runs.GRPO), "test")
     described = describe(run.model)
     assert described is not None
-    count = flops.text_flops(described, 6)
+    count = flops.text_flops(described, 6, torch.float32)
     model = described.language_model()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
     tokens = sizes.PROMPT + 6

@@ -458,6 +458,13 @@ THIN = {  # depth of each denoiser; all widths, the encoders and the decoder are
 }
 
 
+SHORT = {  # arguments of the pipeline's call
+    "sd35": {"max_sequence_length": 32},
+    "flux": {"max_sequence_length": 32},
+    "wan": {"max_sequence_length": 32, "num_frames": 5},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", subjects.SUBJECTS)
 def test_a_subject_of_published_width_does_its_first_update(name, monkeypatch):
@@ -472,10 +479,11 @@ def test_a_subject_of_published_width_does_its_first_update(name, monkeypatch):
 
     monkeypatch.setattr(subjects, "describe", thin)
     monkeypatch.setattr(subjects, "DEVICE", "cpu")
-    small = {"recipe": {"group": 2, "steps": 2}, "train": {"rows_per_call": 1, "updates": 1},
-             "model": {"height": 64, "width": 64, "dtype": "float32"}}  # fmt: skip
-    if name == "wan":
-        small["model"]["call"] = {"num_frames": 5}
+    small = {
+        "recipe": {"group": 2, "steps": 3},
+        "train": {"rows_per_call": 1, "updates": 1},
+        "model": {"height": 64, "width": 64, "dtype": "float32", "call": SHORT[name]},
+    }
     with subjects.opened(subjects.SUBJECTS[name], small, rehearse=False) as session:
         found = subjects.first_update(session)
     assert found["grad_norm"] > 0 and all(map(math.isfinite, found.values()))
