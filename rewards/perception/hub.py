@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import check_texts_beside
 from rewards.rights import Right, need
 
@@ -40,9 +41,10 @@ def model_path(model: str) -> str:
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places, or if a folder's configuration or tokenizer is not what its name says.
     """
-    if (folder := folder_of_model(model)) is not None:
-        check_texts_beside(folder)
-        return str(folder)
+    with reachable(model, Path(model)):
+        if (folder := folder_of_model(model)) is not None:
+            check_texts_beside(folder)
+            return str(folder)
     return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -59,12 +61,13 @@ def check_model_name(place: str, model: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if (folder := folder_of_model(model)) is not None:
-        try:
-            check_texts_beside(folder)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        return
+    with reachable(place, Path(model)):
+        if (folder := folder_of_model(model)) is not None:
+            try:
+                check_texts_beside(folder)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            return
     try:
         validate_repo_id(model)
     except HFValidationError as error:
@@ -104,9 +107,10 @@ def weights_file(reward: str, setting: str, file: str | None, published: tuple[s
 
     if file is not None:
         need(Right.FILES, file, path=Path(file))
-        if not Path(file).is_file():
-            raise ValueError(f"{reward}: no such file: {file}")
-        return file
+        with reachable(f"{reward}: {setting}", Path(file)):
+            if not Path(file).is_file():
+                raise ValueError(f"{reward}: no such file: {file}")
+            return file
     repository, name = published
     cached = try_to_load_from_cache(repository, name)
     if isinstance(cached, str):
