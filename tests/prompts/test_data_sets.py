@@ -488,6 +488,20 @@ def test_lines_end_as_on_any_system(tmp_path, end):
     assert PromptSet.read(str(tmp_path / "p.jsonl"), "prompt", "x").texts == ("a", "b")
 
 
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_what_python_calls_a_line_end_is_none_of_a_file(tmp_path, inside):
+    """Signs at which `str.splitlines` cuts, unescaped within a prompt."""
+    prompt = f"a hen{inside}on grass"
+    assert len(prompt.splitlines()) == 2
+    (tmp_path / "p.txt").write_text(f"{prompt}\na cow\n", encoding="utf-8", newline="")
+    assert PromptSet.read(str(tmp_path / "p.txt"), "prompt", "x").texts == (prompt, "a cow")
+    rows = [{"prompt": prompt if ord(inside) > 0x7F else "a hen"}, {"prompt": "a cow"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
+    (tmp_path / "p.jsonl").write_text(lines, encoding="utf-8", newline="")
+    read = PromptSet.read(str(tmp_path / "p.jsonl"), "prompt", "x").texts
+    assert read == (rows[0]["prompt"], "a cow")
+
+
 @pytest.mark.parametrize(
     ("cells", "values"),
     [
