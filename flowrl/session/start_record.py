@@ -119,7 +119,7 @@ class StartRecord:
 
 @cache
 def _kinds() -> Mapping[str, TypeAdapter[Any]]:
-    """What each field of a record holds. Anybody may have written a checkpoint's file."""
+    """Types of the fields of a record. Anybody may have written a checkpoint's file."""
     return {name: TypeAdapter(kind) for name, kind in get_type_hints(StartRecord).items()}
 
 

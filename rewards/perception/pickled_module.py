@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._utils import _rebuild_tensor_v2
 
-from rewards.perception.reachable import AGAIN, reachable
+from rewards.perception.reachable import DOWNLOAD_AGAIN, reachable
 from rewards.perception.weight_files import check_file
 
 
@@ -97,7 +97,8 @@ def _tensors_of(reward: str, file: Path) -> dict[str, Tensor]:
         whole = torch.load(file, map_location="cpu", pickle_module=_AS_MODULE, weights_only=False)
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"{reward}: {file} is not a complete file of torch.save (torch 1.6 or newer): " + AGAIN
+            f"{reward}: {file} is not a complete file of torch.save (torch 1.6 or newer): "
+            + DOWNLOAD_AGAIN
         ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]

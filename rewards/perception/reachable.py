@@ -1,5 +1,5 @@
-"""What keeps the files of a model from being read, beside damage: a folder that is gone, rights,
-and a disk that does not answer. Another download helps against damage alone.
+"""Reasons beside damage for which the files of a model cannot be read: a folder that is gone,
+rights, a disk that does not answer. Another download helps against damage alone.
 """
 
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-AGAIN = "download it again"
+DOWNLOAD_AGAIN = "download it again"
 _RIGHTS = (errno.EACCES, errno.EPERM)
 _DISK = (  # of a failing disk, and of a network's disk that is away
     errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT,
@@ -29,7 +29,7 @@ def way_to_read(file: Path, error: BaseException) -> str:
         return "its disk does not answer; mount it again, or copy the folder to another disk"
     if _is_absent(_fault(file.parent)):
         return f"{file.parent} is no longer there: {_GONE}"
-    return AGAIN
+    return DOWNLOAD_AGAIN
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
 from rewards.perception.gguf_files import gguf_damage
-from rewards.perception.reachable import AGAIN, reachable, way_to_read
+from rewards.perception.reachable import DOWNLOAD_AGAIN, reachable, way_to_read
 from rewards.perception.torch_files import TORCH_ERRORS, check_within, torch_damage
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
@@ -86,14 +86,14 @@ def damage_of(file: Path) -> str:
         if (damage := unlike_its_name(file.name, begin)) is not None:
             return damage
         if not size:
-            return f"is empty: {AGAIN}"
+            return f"is empty: {DOWNLOAD_AGAIN}"
         if file.suffix == ".safetensors":
             damage = _safetensors_damage(file, opened, size)
         elif file.suffix == ".gguf":
             damage = gguf_damage(opened, size)
         elif file.suffix in TORCH_SUFFIXES:
             damage = torch_damage(opened, size)
-    return f"{damage}: {AGAIN}" if damage else ""
+    return f"{damage}: {DOWNLOAD_AGAIN}" if damage else ""
 
 
 def _safetensors_damage(file: Path, opened: IO[bytes], size: int) -> str:
@@ -154,12 +154,15 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
     index = f"{first['stem']}.{first['suffix']}.index.json"
     if not (folder / index).is_file():
         raise ValueError(
-            f"{folder} has {first[0]}, but no {index}, which says where each tensor is: {AGAIN}"
+            f"{folder} has {first[0]}, but no {index}, which says where each tensor is: "
+            + DOWNLOAD_AGAIN
         )
     listed = shard_index(folder / index)
     named = set(listed.values())
     if lacking := sorted(named - {path.name for path in folder.iterdir()}):
-        raise ValueError(f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {AGAIN}")
+        raise ValueError(
+            f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {DOWNLOAD_AGAIN}"
+        )
     if unnamed := sorted(set(shards) - named):
         raise ValueError(
             f"{folder} has {unnamed[0]}, which {index} does not name: remove it if it is another "
@@ -170,7 +173,7 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
         absent = sorted({tensor for tensor, file in listed.items() if file == name} - inside)
         if absent:
             raise ValueError(
-                f"{folder / name} lacks {absent[0]}, which {index} says is in it: {AGAIN}"
+                f"{folder / name} lacks {absent[0]}, which {index} says is in it: {DOWNLOAD_AGAIN}"
             )
 
 
@@ -187,10 +190,12 @@ def shard_index(file: Path) -> dict[str, str]:
         ) from error
     listed = index_content.get("weight_map") if isinstance(index_content, dict) else None
     if not isinstance(listed, dict) or not listed:
-        raise ValueError(f"{file} names no weights (weight_map): {AGAIN}")
+        raise ValueError(f"{file} names no weights (weight_map): {DOWNLOAD_AGAIN}")
     for name in listed.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{file} names {name!r:.80}, which is no file beside it: {AGAIN}")
+            raise ValueError(
+                f"{file} names {name!r:.80}, which is no file beside it: {DOWNLOAD_AGAIN}"
+            )
     return listed
 
 
@@ -220,13 +225,15 @@ def adapter_damage(file: Path) -> str:
     header = safetensors_header(file) or {}
     header.pop("__metadata__", None)
     if not header:
-        return f"holds no tensors: {AGAIN}"
+        return f"holds no tensors: {DOWNLOAD_AGAIN}"
     for name, entry in header.items():
         other = other_half(name)
         if other is not None and other not in header:
-            return f"lacks {other}: {AGAIN}"
+            return f"lacks {other}: {DOWNLOAD_AGAIN}"
         if other is not None and not entry["dtype"].startswith(("F", "BF")):
-            return f"has {name} as {entry['dtype']}, not as floating-point numbers: {AGAIN}"
+            return (
+                f"has {name} as {entry['dtype']}, not as floating-point numbers: {DOWNLOAD_AGAIN}"
+            )
     return ""
 
 
@@ -292,9 +299,9 @@ def _check_json(file: Path) -> None:
             f"{file} cannot be read ({_reason(error)}): {way_to_read(file, error)}"
         ) from error
     if _OBJECTS.fullmatch(file.name) and not isinstance(content, dict):
-        raise ValueError(f"{file} does not hold a JSON object: {AGAIN}")
+        raise ValueError(f"{file} does not hold a JSON object: {DOWNLOAD_AGAIN}")
     if file.name == "tokenizer.json" and not content:
-        raise ValueError(f"{file} is empty: {AGAIN}")
+        raise ValueError(f"{file} is empty: {DOWNLOAD_AGAIN}")
 
 
 def check_loaded_weights(folder: Path) -> None:
@@ -329,7 +336,7 @@ def stored_in(reward: str, file: Path) -> Any:
             return stored
         except (SafetensorError, *TORCH_ERRORS) as error:
             raise ValueError(
-                f"{reward}: {file} cannot be read: {_short(error)}; {AGAIN}"
+                f"{reward}: {file} cannot be read: {_short(error)}; {DOWNLOAD_AGAIN}"
             ) from error
 
 

@@ -162,7 +162,7 @@ ROWS = (
     ("kind-contents-cut", "rewards/perception/weight_files.py", "    if whole != size:\n",
      "    if False:\n", "models/test_damaged_weights.py"),
     ("kind-contents-empty", "rewards/perception/weight_files.py",
-     '            return f"is empty: {AGAIN}"\n', '            return ""\n',
+     '            return f"is empty: {DOWNLOAD_AGAIN}"\n', '            return ""\n',
      "rewards/test_weight_files.py::test_a_damaged_file_of_weights_is_one_sentence"),
     ("kind-explaining", "flowrl/errors.py",
      'second).__name__}: {second}")\n        return otherwise\n',

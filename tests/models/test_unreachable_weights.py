@@ -24,7 +24,7 @@ from flowrl.settings.checks.machine import check_model, reading_model
 from flowrl.settings.read import run_from
 from rewards import load
 from rewards.perception.hub import check_model_name, model_path
-from rewards.perception.reachable import AGAIN, reachable, way_to_read
+from rewards.perception.reachable import DOWNLOAD_AGAIN, reachable, way_to_read
 from tests.models.test_damaged_weights import saved
 from tests.rewards.test_weight_files import READERS as OF_REWARDS
 from tests.rewards.test_weight_files import TINY
@@ -171,7 +171,7 @@ def test_the_way_to_read_a_file_is_a_download_for_damage_alone(tmp_path: Path) -
     assert "is no longer there" in way_to_read(file, damage)
     file.parent.mkdir()
     absent = FileNotFoundError(errno.ENOENT, "No such file", str(file))
-    assert way_to_read(file, absent) == way_to_read(file, damage) == AGAIN
+    assert way_to_read(file, absent) == way_to_read(file, damage) == DOWNLOAD_AGAIN
     assert way_to_read(file, PermissionError(errno.EACCES, "x")).startswith("change its rights")
     assert "mount it again" in way_to_read(file, OSError(errno.ESTALE, "x"))
 
