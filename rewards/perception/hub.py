@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from rewards.perception.reachable import reachable
+from rewards.perception.reachable import chain_of, reachable
 from rewards.perception.weight_files import check_texts_beside
 from rewards.rights import Right, need
 
@@ -125,6 +125,43 @@ def weights_file(reward: str, setting: str, file: str | None, published: tuple[s
     return fetched(reward, subject, way_out, lambda: hf_hub_download(repository, name))
 
 
+def answer_of_hub(error: BaseException, repository: str) -> str | None:
+    """A clause on what the hub has answered, with what a user can do; None if it did not answer, or
+    lacks one file. The answer may be anywhere among the errors that led to this one."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+    )
+
+    for raised in chain_of(error):
+        if isinstance(raised, GatedRepoError):
+            return (
+                f"{repository} is gated: accept its licence on the hub, and log in (hf auth login)"
+            )
+        answered = raised.response.status_code if isinstance(raised, HfHubHTTPError) else 0
+        lacks_file = isinstance(raised, EntryNotFoundError)
+        if isinstance(raised, RepositoryNotFoundError) or (answered == 404 and not lacks_file):
+            return (
+                f"the hub has no {repository}: check the name, or log in if it is private (hf auth "
+                "login)"
+            )
+        if answered in (401, 403):
+            return (
+                f"the hub refuses {repository} ({answered}): accept its licence on the hub, and "
+                "log in (hf auth login)"
+            )
+        if answered == 429:
+            return (
+                f"the hub has had too many requests (429) to give {repository}: try again in some "
+                "minutes, or log in (hf auth login), which it limits less"
+            )
+        if answered >= 500:
+            return f"the hub is in trouble ({answered}) and gives no {repository}: try again later"
+    return None
+
+
 def of_network(error: Exception) -> bool:
     """Whether the hub's client or its HTTP library (which depends on the version) raised this
     error."""
@@ -141,9 +178,10 @@ def fetched(reward: str, subject: str, way_out: str, fetch: Callable[[], str]) -
         if not of_network(error):
             raise
         reason = " ".join(str(error).split())[:200]
+        said = answer_of_hub(error, subject.rpartition(" of ")[2])
         raise ValueError(
-            f"{reward}: {subject} could not be fetched; {way_out} ({type(error).__name__}: "
-            f"{reason})"
+            f"{reward}: {subject} could not be fetched; {way_out} "
+            f"({said or f'{type(error).__name__}: {reason}'})"
         ) from error
 
 

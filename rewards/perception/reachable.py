@@ -49,7 +49,7 @@ def reachable(place: str, path: Path, kind: type[ValueError] = ValueError) -> It
 
 def _cause(path: Path, error: BaseException, existed: bool) -> str | None:
     now = _fault(path)
-    raised = [e for e in (*_chain(error), now) if isinstance(e, OSError) and _within(e, path)]
+    raised = [e for e in (*chain_of(error), now) if isinstance(e, OSError) and _within(e, path)]
     if _is_absent(now):
         # a reader that misses a file in it has seen the folder before
         gone = existed or any(_is_absent(fault) for fault in raised if fault is not now)
@@ -74,10 +74,10 @@ def _is_absent(fault: OSError | None) -> bool:
     return fault is not None and fault.errno in _ABSENT
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those that led to it, the first one first."""
     if error is not None:
-        yield from _chain(error.__cause__ or error.__context__)
+        yield from chain_of(error.__cause__ or error.__context__)
         yield error
 
 

@@ -304,20 +304,20 @@ def check_hub(m: ModelSettings) -> None:
         return
     wanted = m.configuration
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+    from huggingface_hub.errors import EntryNotFoundError
+
+    from rewards.perception.hub import answer_of_hub
 
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
         url = huggingface_hub.hf_hub_url(source, wanted)
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-    except GatedRepoError as error:
-        raise UserError(
-            f"{place}: {source} is gated: accept its licence on the hub, and log in (hf auth login)"
-        ) from error
-    except HfHubHTTPError as error:
+    except EntryNotFoundError as error:
         raise UserError(f"{place}: {source} on the hub has no file {wanted}") from error
     except Exception as error:  # whatever the installed HTTP library raises
+        if (answer := answer_of_hub(error, source)) is not None:
+            raise UserError(f"{place}: {answer}") from error
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UserError(
             f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
