@@ -21,14 +21,14 @@ _GONE = "it was moved, renamed, removed or unmounted; give its present place"
 
 def way_to_read(file: Path, error: BaseException) -> str:
     """A clause on what helps after an error of reading a file: another download for damage, and for
-    a file that its folder lacks."""
+    a file that its folder lacks. Whether the model's whole folder is gone, `reachable` finds."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _RIGHTS:
         return "change its rights, or those of its folder"
     if number in _DISK:
         return "its disk does not answer; mount it again, or copy the folder to another disk"
     if _is_absent(_fault(file.parent)):
-        return f"{file.parent} is no longer there: {_GONE}"
+        return f"there is no folder {file.parent}: give its present place, or {DOWNLOAD_AGAIN}"
     return DOWNLOAD_AGAIN
 
 

@@ -95,7 +95,7 @@ ROWS = (
      "return class_writes_adapters(type(pipe), list(denoisers))", "return True",
      "models/test_lora_everywhere.py::test_adapters_train_and_come_back"),
     ("kind-peer-word", "flowrl/settings/words/names.py",
-     "| num_generations | rollout.n |", "| generations | rollout.n |",
+     "| actor.ppo_mini_batch_size |", "| actor.mini_batch_size |",
      "settings/test_words.py::test_a_word_of_another_library_leads_to_ours"),
     ("kind-peer-leaf", "flowrl/settings/words/names.py", "| lora_r, peft_config.r |",
      "| lora_s, peft_config.r |",
