@@ -93,7 +93,7 @@ ROWS = (
      "cli/test_new_families.py::test_a_local_folder_of_a_family_has_its_settings"),
     ("kind-families-lora", "flowrl/models/diffusers/lora/lora.py",
      "return class_writes_adapters(type(pipe), list(denoisers))", "return True",
-     "models/test_lora_everywhere.py::test_adapters_train_and_come_back"),
+     "models/test_lora_everywhere.py"),
     ("kind-peer-word", "flowrl/settings/words/names.py",
      "| actor.ppo_mini_batch_size |", "| actor.mini_batch_size |",
      "settings/test_words.py::test_a_word_of_another_library_leads_to_ours"),

@@ -233,7 +233,7 @@ def test_a_data_set_of_the_hub_has_config_split_and_revision(monkeypatch):
     assert hub.asked[-1] == ("openai/gsm8k", None, "train", None, None)
     assert_in("a/b, row 1, level: the prompt is 0", refused({"source": "a/b", "column": "level"}))
     assert_in("no column 'lev' .where.", refused({"source": "a/b", "where": {"lev": 1}}))
-    assert_in("doesn't exist; run `hf download --repo-type dataset no/where`", refused("no/where"))
+    assert_in("doesn't exist: check the name, or accept its licence", refused("no/where"))
     asked, hub.file = len(hub.asked), "/etc/passwd"
     assert_in("it names /etc/passwd, which is no file of its own", refused("openai/gsm8k"))
     assert len(hub.asked) == asked

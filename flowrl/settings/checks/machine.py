@@ -351,10 +351,11 @@ def check_language(source: str, gguf_file: str | None) -> None:
 def check_pipeline(source: str, form: PipelineForm = "classic") -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
-    if not (folder := find(source)).is_dir():
-        _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
-        return
+    folder = find(source)
     with reachable("model.pipeline", folder, UserError):
+        if not folder.is_dir():
+            _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+            return
         check_index(folder, source, form)
         check_pipeline_files(folder, form)
 
