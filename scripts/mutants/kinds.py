@@ -57,6 +57,9 @@ ROWS = (
      "if repeated_floor(learner, training) > REPEATED * floor:", "if False:",
      "iteration/test_ratio_causes.py"
      "::test_a_random_forward_is_named_and_recomputing_is_not_advised"),
+    ("kind-one-cause-hub", "rewards/perception/hub.py",
+     "    for raised in chain_of(error):\n", "    for raised in ():\n",
+     "prompts/test_hub_answers.py::test_an_answer_of_the_hub_is_said_with_the_way_out"),
     ("kind-cannot-learn", "flowrl/iteration/learning_check.py",
      "if facts.signal and not facts.taught:", "if False:",
      "run/test_learning.py"
