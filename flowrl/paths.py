@@ -44,6 +44,11 @@ def find(path: str) -> Path:
         shipped, exists = own_file(near), near.exists()  # raises for a name that is too long
         return shipped if shipped is not None and not exists and shipped.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
+        from rewards.perception.reachable import NO_DAMAGE, way_to_read  # torch comes with it
+
+        if isinstance(error, OSError) and error.errno in NO_DAMAGE:
+            reason, way = str(error.strerror).lower(), way_to_read(near, error)
+            raise UserError(f"{path[:100]!r} cannot be looked up ({reason}): {way}") from error
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
 
 

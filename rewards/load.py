@@ -21,6 +21,8 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -40,6 +42,7 @@ from rewards.combine import ByScore
 from rewards.perception.contents import file_unlike_its_name
 from rewards.perception.hub import check_model_name, is_hub_name, model_path
 from rewards.perception.packages import REWARD_PACKAGES
+from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import check_file, check_texts_beside
 from rewards.rights import CODE_FILE, Mark, Right, limits, marks, need, texts_in
 from rewards.types import NEEDED_COLUMN, Judge, Reward
@@ -176,20 +179,24 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
                 check_files(*spec, "judge" if kind is Judge else "load")
         elif any(mark.path and not mark.hub for mark in marks(annotation)):
             for text in texts_in(value):
-                existing = next((path for path in _places(text) if path.exists()), None)
-                if existing is None:
-                    raise ValueError(
-                        f"reward {name!r}: {setting}: no such file or folder: {text}; paths are "
-                        f"relative to {Path.cwd()}"
-                    )
-                need(Right.FILES, text, path=existing)
-                try:
-                    check_file(existing) if existing.is_file() else check_texts_beside(existing)
-                except ValueError as error:
-                    raise ValueError(f"reward {name!r}: {setting}: {error}") from error
+                with reachable(f"reward {name!r}: {setting}", Path(text).expanduser()):
+                    _check_named_file(f"reward {name!r}: {setting}", text)
         elif is_hub_name(annotation) and isinstance(value, str):
             if settings.get("library", "transformers") == "transformers":
                 check_model_name(f"reward {name!r}: {setting}", value)
+
+
+def _check_named_file(place: str, text: str) -> None:
+    existing = next((path for path in _places(text) if path.exists()), None)
+    if existing is None:
+        raise ValueError(
+            f"{place}: no such file or folder: {text}; paths are relative to {Path.cwd()}"
+        )
+    need(Right.FILES, text, path=existing)
+    try:
+        check_file(existing) if existing.is_file() else check_texts_beside(existing)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _places(text: str) -> tuple[Path, Path]:
@@ -241,6 +248,26 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         for setting, value in settings.items()
     }
     module, function = _found(name)
+    with _reachable_files(name, parameters, settings):
+        return _made_of(module, function, built, want)
+
+
+@contextmanager
+def _reachable_files(
+    name: str, parameters: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
+) -> Iterator[None]:
+    """`reachable` for the files and models that a reward's settings name."""
+    with ExitStack() as stack:
+        for setting, value in settings.items():
+            annotation = parameters[setting].annotation
+            if is_hub_name(annotation) or any(mark.path for mark in marks(annotation)):
+                for path in chain.from_iterable(map(_places, texts_in(value))):
+                    stack.enter_context(reachable(f"reward {name!r}: {setting}", path))
+        yield
+
+
+def _made_of(module: ModuleType, function: str | None, built: Mapping[str, Any], want: Want) -> Any:
+    """Call what makes a reward or a judge with its settings, whose inner rewards are built."""
     if function is not None:
         named, shows = vars(module)[function], vars(module).get("examples")
         judges = is_judge(named)

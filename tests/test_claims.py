@@ -10,6 +10,7 @@ from flowrl.recipes import RECIPES
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.settings.sections.joint import JOINT
 from rewards.load import names
+from scripts.mutants.run import MUTANTS
 
 PAGES = ("README.md", "docs/index.md", "CHANGELOG.md", "docs/choosing.md")
 IMAGES, TEXTS = len(IMAGE_RECIPES), len(TEXT_RECIPES)
@@ -69,9 +70,36 @@ def test_the_page_of_the_architecture_lists_every_room():
             assert listed, f"docs/architecture.md lacks the room {path.name}/"
 
 
-def test_every_test_that_the_page_for_contributors_names_is_there():
-    named = set(
-        re.findall(r"`((?:tests|scripts)/[\w/.]+)`", (PROJECT / "CONTRIBUTING.md").read_text())
-    )
+KINDS = PROJECT / "docs" / "kinds_of_faults.md"
+
+
+def test_every_test_that_the_pages_for_contributors_name_is_there():
+    pages = (PROJECT / "CONTRIBUTING.md").read_text() + KINDS.read_text()
+    named = set(re.findall(r"`((?:tests|scripts)/[\w/.]+)`", pages))
     assert len(named) > 50
     assert [name for name in sorted(named) if not (PROJECT / name).exists()] == []
+
+
+def kinds() -> dict[str, dict[str, str]]:
+    """The lines of each kind of faults, by its heading."""
+    _, *sections = re.split(r"^### ", KINDS.read_text(), flags=re.MULTILINE)
+    return {
+        section.partition("\n")[0]: dict(re.findall(r"^\* \*\*(\w+):\*\* (.+)$", section, re.M))
+        for section in sections
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_kind_of_faults_says_how_it_is_searched_for_and_what_breaks_it(kind):
+    lines = kinds()[kind]
+    assert [*lines] == ["Members", "Search", "Tests", "Breaks"]
+    tests = set(re.findall(r"`tests/([\w/.]+)`", lines["Tests"]))
+    broken = {row[0]: row for row in MUTANTS if row.name.startswith("kind-")}
+    for name in re.findall(r"`(kind-[\w-]+)`", lines["Breaks"]):
+        judged = {test.partition("::")[0] for test in broken[name].tests.split()}
+        assert judged <= tests, f"{name} is judged by {judged}, which the kind does not name"
+
+
+def test_every_break_of_a_kind_stands_on_the_page():
+    named = set(re.findall(r"`(kind-[a-z-]+)`", KINDS.read_text()))
+    assert named == {row.name for row in MUTANTS if row.name.startswith("kind-")}

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError
 
 from flowrl.errors import UserError
+from rewards.perception.hub import answer_of_hub, of_network
 
 
 def downloaded_run(repository: str) -> Path:
@@ -18,8 +19,10 @@ def downloaded_run(repository: str) -> Path:
         raise UserError(
             f"{place}: {repository[:100]!r} is neither a folder nor owner/name of a repository"
         ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # whatever the installed HTTP library raises
+        if not of_network(error):
+            raise
+        reason = answer_of_hub(error, repository) or " ".join(str(error).split())[:200]
         raise UserError(f"{place}: {repository} cannot be read from the hub: {reason}") from error
     if not (folder / "run.yaml").is_file():
         raise UserError(

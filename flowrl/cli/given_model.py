@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError
 
 from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy, whole_at_evaluation
@@ -298,8 +298,7 @@ def is_pipeline(source: str) -> bool:
     try:
         check_hub(PipelineSettings(pipeline=source))
     except UserError as error:
-        gated = isinstance(error.__cause__, GatedRepoError)
-        if isinstance(error.__cause__, HfHubHTTPError) and not gated:  # it has no such file
+        if isinstance(error.__cause__, EntryNotFoundError):  # it has no such file
             check_hub(LanguageSettings(language=source))
             return False
         raise

@@ -34,6 +34,7 @@ from flowrl.models.open import (
     text_use,
 )
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
+from flowrl.settings.checks.machine import reading_model
 from flowrl.settings.checks.model_files import pipeline_index, read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
 
@@ -43,12 +44,14 @@ TRIED = 64  # prompts of a file that its chat template renders before a start
 def check_before_weights(run: RunSettings) -> None:
     """UserError for a model that this run could not drive or train, in the words of its load.
     Checks nothing of a model whose configuration is not on this machine."""
-    if isinstance(run.model, PipelineSettings):
-        _check_pipeline(run, run.model)
-    elif isinstance(run.model, LanguageSettings):
-        if run.model.image is None:
-            refuse_images(run, run.model.language)
-        _check_language(run, run.model)
+    m = run.model
+    with reading_model(m):
+        if isinstance(m, PipelineSettings):
+            _check_pipeline(run, m)
+        elif isinstance(m, LanguageSettings):
+            if m.image is None:
+                refuse_images(run, m.language)
+            _check_language(run, m)
     if run.prompt_writer is not None:
         check_before_weights(run.prompt_writer)
 

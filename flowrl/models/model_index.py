@@ -12,11 +12,9 @@ from typing import Any
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    RepositoryNotFoundError,
 )
 
 from flowrl.errors import UserError
@@ -26,7 +24,7 @@ from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
-from rewards.perception.hub import of_network
+from rewards.perception.hub import answer_of_hub, of_network
 
 INDEX_SECONDS = 20.0  # for all files together
 ETAG_SECONDS = 5.0
@@ -175,22 +173,12 @@ def _meaning(error: Exception, source: str) -> Exception:
     """The error that says what one of the hub's client means to the user."""
     if isinstance(error, UserError):
         return error
-    if isinstance(error, GatedRepoError):
-        return UserError(
-            f"{source} is gated: accept its licence on the hub, and log in (hf auth login)"
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return UserError(
-            f"the hub has no {source}: check the name, or log in if it is private (hf auth login)"
-        )
     if isinstance(error, HFValidationError):
         return UserError(no_such_model(source))
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-    if status in (401, 403):
-        return UserError(
-            f"the hub refuses {source} ({status}): accept its licence on the hub, and log in "
-            "(hf auth login)"
-        )
+    if (answer := answer_of_hub(error, source)) is not None:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        waits = status == 429 or status >= 500  # it may answer the next time
+        return HubSilent(answer) if waits else UserError(answer)
     if not of_network(error) and not isinstance(error, json.JSONDecodeError):
         return error
     reason = " ".join(str(error).split())[:100]

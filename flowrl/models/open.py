@@ -24,7 +24,7 @@ from flowrl.settings import (
     PipelineSettings,
     RunSettings,
 )
-from flowrl.settings.checks.machine import check_model
+from flowrl.settings.checks.machine import check_model, reading_model
 from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
@@ -51,6 +51,11 @@ def open_model(run: RunSettings, device: torch.device, folder: Path | None = Non
     engine. UserError, before anything loads, for files that are missing or damaged."""
     check_model(run.model)
     set_kernels(device, tf32=run.model.tf32, cudnn_attention=run.model.cudnn_attention)
+    with reading_model(run.model):
+        return _loaded(run, device, folder)
+
+
+def _loaded(run: RunSettings, device: torch.device, folder: Path | None) -> Policy:
     m = run.model
     if isinstance(m, PipelineSettings):
         return _pipeline(run, m, device, folder)

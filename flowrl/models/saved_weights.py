@@ -16,6 +16,7 @@ from torch import Tensor
 from flowrl.bounded_files import parsed_json
 from flowrl.errors import UserError
 from flowrl.settings.checks.model_files import ANOTHER, check_saved
+from rewards.perception.reachable import reachable
 from rewards.perception.torch_files import TORCH_ERRORS
 
 _LIBRARIES = (SafetensorError, *TORCH_ERRORS, ImportError, NotImplementedError)
@@ -27,7 +28,8 @@ def reading(place: Path | str, setting: str) -> Iterator[None]:
     """Turn what libraries raise for weights that they cannot read, or that do not fit the model,
     into a UserError that begins with `setting`."""
     try:
-        yield
+        with reachable(setting, Path(place), UserError):
+            yield
     except Exception as error:
         expected = isinstance(error, _LIBRARIES)
         if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:

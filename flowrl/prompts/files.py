@@ -581,7 +581,8 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     at = f"{place}: {data.source}"
     way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
     # the cache recognizes a file by its time alone, and two runs may start at once
-    with _reading(at, "" if Path(name).is_dir() else way), TemporaryDirectory() as cache:
+    on_hub = "" if Path(name).is_dir() else name
+    with _reading(at, way if on_hub else "", on_hub), TemporaryDirectory() as cache:
         if not Path(name).is_dir():
             _check_hub(name, data, at)
         data_set: Any = load_dataset(
@@ -614,11 +615,13 @@ def _check_hub(name: str, data: DataSource, at: str) -> None:
 
 
 @contextmanager
-def _reading(at: str, way: str) -> Iterator[None]:
-    """Turn the errors of `datasets` into UserErrors that begin with `at` and end with `way`, and
-    silence its bars."""
-    from datasets.exceptions import DatasetsError
+def _reading(at: str, way: str, on_hub: str = "") -> Iterator[None]:
+    """Turn the errors of `datasets` into UserErrors that begin with `at` and end with `way`, or
+    with what the hub has answered for the data set `on_hub`, and silence its bars."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from httpx import HTTPError
+
+    from rewards.perception.hub import answer_of_hub
 
     # of the library, its files' readers, the hub's client and file systems that are not installed
     errors = (DatasetsError, HTTPError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
@@ -628,6 +631,13 @@ def _reading(at: str, way: str) -> Iterator[None]:
     except UserError:
         raise
     except (*errors, RuntimeError, ImportError) as error:
+        if on_hub and (answer := answer_of_hub(error, on_hub)) is not None:
+            raise UserError(f"{at} cannot be read: {answer}") from error
+        if isinstance(error, DatasetNotFoundError):
+            raise UserError(
+                f"{at} cannot be read: {_short(error)}: check the name, or accept its licence on "
+                "the hub and log in (hf auth login)"
+            ) from error
         raise UserError(f"{at} cannot be read: {_short(error)}{way}") from error
 
 

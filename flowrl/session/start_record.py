@@ -8,8 +8,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
 
 import rewards
 from flowrl.credit.trackers import NoTracker
@@ -104,14 +107,20 @@ class StartRecord:
         """Read the record of a checkpoint; None if it is missing or unreadable."""
         try:
             record = cls(**read_state(checkpoint)["origin"])
+            for name, kind in _kinds().items():
+                kind.validate_python(getattr(record, name), strict=True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        tables = ("settings", "base", "prompts", "sources", "named_files")
-        sound = all(isinstance(getattr(record, name), dict) for name in tables)
-        return record if sound else None
+        return record
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@cache
+def _kinds() -> Mapping[str, TypeAdapter[Any]]:
+    """Types of the fields of a record. Anybody may have written a checkpoint's file."""
+    return {name: TypeAdapter(kind) for name, kind in get_type_hints(StartRecord).items()}
 
 
 def source_digests(run: RunSettings) -> dict[str, str]:

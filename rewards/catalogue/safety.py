@@ -36,6 +36,7 @@ from rewards.perception.embedding import (
 )
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
+from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, Kind, Reward, Samples
 
@@ -127,11 +128,12 @@ def checker_weights(model: str) -> dict[str, Tensor]:
     """Read `model.safetensors` or `pytorch_model.bin`."""
     from transformers.utils.hub import cached_file
 
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-        if file is not None:
-            return weights_of_file("safety", Path(file))
-    raise ValueError(f"safety: {model} has neither model.safetensors nor pytorch_model.bin")
+    with reachable("safety", Path(model)):
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            file = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+            if file is not None:
+                return weights_of_file("safety", Path(file))
+        raise ValueError(f"safety: {model} has neither model.safetensors nor pytorch_model.bin")
 
 
 def load_tower(model: str, tower: Any, state: dict[str, Tensor]) -> Any:

@@ -27,6 +27,7 @@ from rewards.fitted.davidson import VoteModel
 from rewards.fitted.heads import LinearHead
 from rewards.perception.features import FeatureReward
 from rewards.perception.files import READER
+from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import damage_of
 from rewards.types import parts_of
 
@@ -120,6 +121,11 @@ class FittedFolder:
     def read(cls, folder: Path) -> "FittedFolder":
         """Read a folder. ValueError, which names the file, for anything that `write` does not
         write."""
+        with reachable("fitted", folder):
+            return cls._read(folder)
+
+    @classmethod
+    def _read(cls, folder: Path) -> "FittedFolder":
         record = _record(folder / RECORD)
         head = record.get("head")
         wanted = record.get("features")

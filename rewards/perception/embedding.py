@@ -21,6 +21,7 @@ from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
+from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import READ_ERRORS, check_loaded_weights
 from rewards.types import Samples
 
@@ -56,13 +57,14 @@ class Placement:
 def loaded_with_info(load: Callable[..., Any], source: str) -> tuple[Any, Mapping[str, Any]]:
     """Load a model by its `from_pretrained`, with what it says of its weights. ValueError if its
     files are damaged, or belong to another model."""
-    if (folder := Path(source)).is_dir():
-        check_loaded_weights(folder)
-    try:
-        return load(source, output_loading_info=True)
-    except (*READ_ERRORS, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source} cannot be loaded: {reason}") from error
+    with reachable(source, folder := Path(source)):
+        if folder.is_dir():
+            check_loaded_weights(folder)
+        try:
+            return load(source, output_loading_info=True)
+        except (*READ_ERRORS, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{source} cannot be loaded: {reason}") from error
 
 
 def complete(load: Callable[..., Any], source: str) -> Any:

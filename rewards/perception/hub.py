@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from rewards.perception.reachable import chain_of, reachable
 from rewards.perception.weight_files import check_texts_beside
 from rewards.rights import Right, need
 
@@ -40,9 +41,10 @@ def model_path(model: str) -> str:
     If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places, or if a folder's configuration or tokenizer is not what its name says.
     """
-    if (folder := folder_of_model(model)) is not None:
-        check_texts_beside(folder)
-        return str(folder)
+    with reachable(model, Path(model)):
+        if (folder := folder_of_model(model)) is not None:
+            check_texts_beside(folder)
+            return str(folder)
     return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -59,12 +61,13 @@ def check_model_name(place: str, model: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    if (folder := folder_of_model(model)) is not None:
-        try:
-            check_texts_beside(folder)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        return
+    with reachable(place, Path(model)):
+        if (folder := folder_of_model(model)) is not None:
+            try:
+                check_texts_beside(folder)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            return
     try:
         validate_repo_id(model)
     except HFValidationError as error:
@@ -104,9 +107,10 @@ def weights_file(reward: str, setting: str, file: str | None, published: tuple[s
 
     if file is not None:
         need(Right.FILES, file, path=Path(file))
-        if not Path(file).is_file():
-            raise ValueError(f"{reward}: no such file: {file}")
-        return file
+        with reachable(f"{reward}: {setting}", Path(file)):
+            if not Path(file).is_file():
+                raise ValueError(f"{reward}: no such file: {file}")
+            return file
     repository, name = published
     cached = try_to_load_from_cache(repository, name)
     if isinstance(cached, str):
@@ -119,6 +123,43 @@ def weights_file(reward: str, setting: str, file: str | None, published: tuple[s
         )
     subject = f"{name} of {repository}"
     return fetched(reward, subject, way_out, lambda: hf_hub_download(repository, name))
+
+
+def answer_of_hub(error: BaseException, repository: str) -> str | None:
+    """A clause on what the hub has answered, with what a user can do; None if it did not answer, or
+    lacks one file. The answer may be anywhere among the errors that led to this one."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+    )
+
+    for raised in chain_of(error):
+        if isinstance(raised, GatedRepoError):
+            return (
+                f"{repository} is gated: accept its licence on the hub, and log in (hf auth login)"
+            )
+        answered = raised.response.status_code if isinstance(raised, HfHubHTTPError) else 0
+        lacks_file = isinstance(raised, EntryNotFoundError)
+        if isinstance(raised, RepositoryNotFoundError) or (answered == 404 and not lacks_file):
+            return (
+                f"the hub has no {repository}: check the name, or log in if it is private (hf auth "
+                "login)"
+            )
+        if answered in (401, 403):
+            return (
+                f"the hub refuses {repository} ({answered}): accept its licence on the hub, and "
+                "log in (hf auth login)"
+            )
+        if answered == 429:
+            return (
+                f"the hub has had too many requests (429) to give {repository}: try again in some "
+                "minutes, or log in (hf auth login), which it limits less"
+            )
+        if answered >= 500:
+            return f"the hub is in trouble ({answered}) and gives no {repository}: try again later"
+    return None
 
 
 def of_network(error: Exception) -> bool:
@@ -137,9 +178,10 @@ def fetched(reward: str, subject: str, way_out: str, fetch: Callable[[], str]) -
         if not of_network(error):
             raise
         reason = " ".join(str(error).split())[:200]
+        said = answer_of_hub(error, subject.rpartition(" of ")[2])
         raise ValueError(
-            f"{reward}: {subject} could not be fetched; {way_out} ({type(error).__name__}: "
-            f"{reason})"
+            f"{reward}: {subject} could not be fetched; {way_out} "
+            f"({said or f'{type(error).__name__}: {reason}'})"
         ) from error
 
 

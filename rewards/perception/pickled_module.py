@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._utils import _rebuild_tensor_v2
 
+from rewards.perception.reachable import DOWNLOAD_AGAIN, reachable
 from rewards.perception.weight_files import check_file
 
 
@@ -80,6 +81,11 @@ def tensors_of(reward: str, file: Path) -> dict[str, Tensor]:
 
     ValueError, one sentence, if the file is damaged or holds no module.
     """
+    with reachable(reward, file):
+        return _tensors_of(reward, file)
+
+
+def _tensors_of(reward: str, file: Path) -> dict[str, Tensor]:
     try:
         check_file(file)
     except ValueError as error:
@@ -92,7 +98,7 @@ def tensors_of(reward: str, file: Path) -> dict[str, Tensor]:
     except zipfile.BadZipFile as error:
         raise ValueError(
             f"{reward}: {file} is not a complete file of torch.save (torch 1.6 or newer): "
-            "download it again"
+            + DOWNLOAD_AGAIN
         ) from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]

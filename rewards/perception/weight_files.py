@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rewards.perception.contents import FIRST_BYTES, file_unlike_its_name, unlike_its_name
 from rewards.perception.gguf_files import gguf_damage
+from rewards.perception.reachable import DOWNLOAD_AGAIN, reachable, way_to_read
 from rewards.perception.torch_files import TORCH_ERRORS, check_within, torch_damage
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
@@ -37,7 +38,6 @@ _LOADED = tuple(  # the first that a folder has is the one that transformers rea
     for name, suffix in (("model", "safetensors"), ("pytorch_model", "bin"))
 )
 _SHARD = re.compile(r"(?P<stem>.+)-\d+-of-\d+\.(?P<suffix>safetensors|bin)")
-_AGAIN = "download it again"
 # of readers of weights; a library's own checks of shapes and settings raise the last ones
 READ_ERRORS = (
     SafetensorError,
@@ -86,14 +86,14 @@ def damage_of(file: Path) -> str:
         if (damage := unlike_its_name(file.name, begin)) is not None:
             return damage
         if not size:
-            return f"is empty: {_AGAIN}"
+            return f"is empty: {DOWNLOAD_AGAIN}"
         if file.suffix == ".safetensors":
             damage = _safetensors_damage(file, opened, size)
         elif file.suffix == ".gguf":
             damage = gguf_damage(opened, size)
         elif file.suffix in TORCH_SUFFIXES:
             damage = torch_damage(opened, size)
-    return f"{damage}: {_AGAIN}" if damage else ""
+    return f"{damage}: {DOWNLOAD_AGAIN}" if damage else ""
 
 
 def _safetensors_damage(file: Path, opened: IO[bytes], size: int) -> str:
@@ -154,12 +154,15 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
     index = f"{first['stem']}.{first['suffix']}.index.json"
     if not (folder / index).is_file():
         raise ValueError(
-            f"{folder} has {first[0]}, but no {index}, which says where each tensor is: {_AGAIN}"
+            f"{folder} has {first[0]}, but no {index}, which says where each tensor is: "
+            + DOWNLOAD_AGAIN
         )
     listed = shard_index(folder / index)
     named = set(listed.values())
     if lacking := sorted(named - {path.name for path in folder.iterdir()}):
-        raise ValueError(f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {_AGAIN}")
+        raise ValueError(
+            f"{folder} lacks {', '.join(lacking[:3])}, which {index} names: {DOWNLOAD_AGAIN}"
+        )
     if unnamed := sorted(set(shards) - named):
         raise ValueError(
             f"{folder} has {unnamed[0]}, which {index} does not name: remove it if it is another "
@@ -170,7 +173,7 @@ def check_shards(folder: Path, files: Sequence[str]) -> None:
         absent = sorted({tensor for tensor, file in listed.items() if file == name} - inside)
         if absent:
             raise ValueError(
-                f"{folder / name} lacks {absent[0]}, which {index} says is in it: {_AGAIN}"
+                f"{folder / name} lacks {absent[0]}, which {index} says is in it: {DOWNLOAD_AGAIN}"
             )
 
 
@@ -182,14 +185,17 @@ def shard_index(file: Path) -> dict[str, str]:
             raise ValueError(f"more than {MOST_HEADER} bytes")
         index_content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else _short(error)
-        raise ValueError(f"{file} cannot be read ({reason}): {_AGAIN}") from error
+        raise ValueError(
+            f"{file} cannot be read ({_reason(error)}): {way_to_read(file, error)}"
+        ) from error
     listed = index_content.get("weight_map") if isinstance(index_content, dict) else None
     if not isinstance(listed, dict) or not listed:
-        raise ValueError(f"{file} names no weights (weight_map): {_AGAIN}")
+        raise ValueError(f"{file} names no weights (weight_map): {DOWNLOAD_AGAIN}")
     for name in listed.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{file} names {name!r:.80}, which is no file beside it: {_AGAIN}")
+            raise ValueError(
+                f"{file} names {name!r:.80}, which is no file beside it: {DOWNLOAD_AGAIN}"
+            )
     return listed
 
 
@@ -219,13 +225,15 @@ def adapter_damage(file: Path) -> str:
     header = safetensors_header(file) or {}
     header.pop("__metadata__", None)
     if not header:
-        return f"holds no tensors: {_AGAIN}"
+        return f"holds no tensors: {DOWNLOAD_AGAIN}"
     for name, entry in header.items():
         other = other_half(name)
         if other is not None and other not in header:
-            return f"lacks {other}: {_AGAIN}"
+            return f"lacks {other}: {DOWNLOAD_AGAIN}"
         if other is not None and not entry["dtype"].startswith(("F", "BF")):
-            return f"has {name} as {entry['dtype']}, not as floating-point numbers: {_AGAIN}"
+            return (
+                f"has {name} as {entry['dtype']}, not as floating-point numbers: {DOWNLOAD_AGAIN}"
+            )
     return ""
 
 
@@ -247,6 +255,11 @@ def absent(folder: Path, model: Mapping[str, Tensor]) -> list[str]:
     return sorted(model.keys() - stored) if files and stored <= model.keys() else []
 
 
+def _reason(error: BaseException) -> str:
+    """Why a file cannot be read, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or _short(error)
+
+
 def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
@@ -257,7 +270,9 @@ def check_file(file: Path) -> None:
     try:
         damage = damage_of(file) if file.suffix in WEIGHT_SUFFIXES else file_unlike_its_name(file)
     except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        raise ValueError(
+            f"{file} cannot be read ({_reason(error)}): {way_to_read(file, error)}"
+        ) from error
     if damage:
         raise ValueError(f"{file} cannot be read: it {damage}")
 
@@ -280,11 +295,13 @@ def _check_json(file: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read ({_short(error)}): {_AGAIN}") from error
+        raise ValueError(
+            f"{file} cannot be read ({_reason(error)}): {way_to_read(file, error)}"
+        ) from error
     if _OBJECTS.fullmatch(file.name) and not isinstance(content, dict):
-        raise ValueError(f"{file} does not hold a JSON object: {_AGAIN}")
+        raise ValueError(f"{file} does not hold a JSON object: {DOWNLOAD_AGAIN}")
     if file.name == "tokenizer.json" and not content:
-        raise ValueError(f"{file} is empty: {_AGAIN}")
+        raise ValueError(f"{file} is empty: {DOWNLOAD_AGAIN}")
 
 
 def check_loaded_weights(folder: Path) -> None:
@@ -305,19 +322,22 @@ def stored_in(reward: str, file: Path) -> Any:
     if the file is damaged."""
     from safetensors.torch import load_file
 
-    try:
-        check_file(file)
-    except ValueError as error:
-        raise ValueError(f"{reward}: {error}") from error
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        mapped = zipfile.is_zipfile(file)  # the form before torch 1.6 cannot be mapped
-        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-        check_within(stored, file.stat().st_size)
-        return stored
-    except (SafetensorError, *TORCH_ERRORS) as error:
-        raise ValueError(f"{reward}: {file} cannot be read: {_short(error)}; {_AGAIN}") from error
+    with reachable(reward, file):
+        try:
+            check_file(file)
+        except ValueError as error:
+            raise ValueError(f"{reward}: {error}") from error
+        try:
+            if file.suffix == ".safetensors":
+                return load_file(file)
+            mapped = zipfile.is_zipfile(file)  # the form before torch 1.6 cannot be mapped
+            stored = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+            check_within(stored, file.stat().st_size)
+            return stored
+        except (SafetensorError, *TORCH_ERRORS) as error:
+            raise ValueError(
+                f"{reward}: {file} cannot be read: {_short(error)}; {DOWNLOAD_AGAIN}"
+            ) from error
 
 
 def weights_of_file(reward: str, file: Path, inside: str = "model") -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 # the search finds their words after those of the guides
 BEHIND_GUIDES = (
     *("reference.md", "changelog.md", "contributing.md", "architecture.md"),
-    *("security.md", "log.md", "files.md"),
+    *("security.md", "log.md", "files.md", "kinds_of_faults.md"),
 )
 
 DOCSTRING = re.compile(r"(?<=\n)<p>([^<]*(?:<(?!/p>)[^<]*)*)</p>")  # at the start of a line

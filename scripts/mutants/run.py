@@ -34,6 +34,7 @@ sys.path.insert(0, str(PROJECT))
 
 from scripts.mutants.alarms import ROWS as ALARM_ROWS  # noqa: E402
 from scripts.mutants.edges import ROWS as EDGE_ROWS  # noqa: E402
+from scripts.mutants.kinds import ROWS as KIND_ROWS  # noqa: E402
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
@@ -352,7 +353,7 @@ MUTANTS = [Mutant(*row) for row in (
     *PROCESS_ROWS,
     *TEXT_ROWS,
     *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS, *SOUND_ROWS, *THROUGH_ROWS,
-    *EDGE_ROWS, *VOTE_ROWS, *TRUST_ROWS, *SANDBOX_ROWS,
+    *EDGE_ROWS, *KIND_ROWS, *VOTE_ROWS, *TRUST_ROWS, *SANDBOX_ROWS,
 )]
 # fmt: on
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from flowrl.cli.families import family_of
 from flowrl.cli.new import New, write_new_run
 from flowrl.errors import UserError
 from flowrl.models import model_index
@@ -168,3 +169,5 @@ def test_a_local_folder_of_a_family_has_its_settings(tmp_path: Path) -> None:
         (folder / place).write_text(text, encoding="utf-8")
     index = read_index(str(folder))
     assert index.kind == "QwenImageEditPlusPipeline" and index.denoiser["zero_cond_t"]
+    family = family_of(index)
+    assert family is not None and family.file == "configs/models/qwen_image_edit.yaml"

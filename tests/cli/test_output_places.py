@@ -40,6 +40,12 @@ def read_only(folder: Path) -> Path:
     return folder / "x"
 
 
+def itself_read_only(folder: Path) -> Path:
+    (folder / "inside").mkdir()
+    (folder / "inside").chmod(0o555)
+    return folder / "inside"
+
+
 def hidden(folder: Path) -> Path:
     folder.chmod(0)
     return folder / "x"
@@ -67,6 +73,7 @@ def looped(folder: Path) -> Path:
 
 CONDITIONS: dict[str, Callable[[Path], Path]] = {
     "read only": read_only,
+    "itself read only": itself_read_only,
     "hidden": hidden,
     "below a file": below_a_file,
     "at a file": at_a_file,
@@ -76,7 +83,7 @@ CONDITIONS: dict[str, Callable[[Path], Path]] = {
     "a long path": lambda folder: folder.joinpath(*["n" * 200] * 25),
     "NUL": lambda folder: folder / "a\0b",
 }
-WAYS = ("choose another", "choose a shorter", "choose a new", "give a folder", "change its rights")
+WAYS = ("choose another", "choose a shorter", "choose a new", "give a f", "change its rights")
 
 
 @pytest.fixture(scope="module")

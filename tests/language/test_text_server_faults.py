@@ -220,12 +220,12 @@ def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):
     assert fingerprint(policy.model) != first
 
 
-@pytest.mark.quick_cases("lambda>0")
 @pytest.mark.parametrize("spoiled", [put(token_ids=[]), put(finish_reason="abort")])
 def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, spoiled):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
         want, left = only(collect(kept, 0).rows), [1, 1, 1]
+        whole = len(server.bodies)
 
         def spoil(choice):
             if left:
@@ -234,6 +234,7 @@ def test_a_completion_that_was_broken_off_is_asked_for_again(model, tmp_path, sp
 
         server.spoil = spoil
         assert torch.equal(only(collect(kept, 0).rows).ids, want.ids) and not left
+        assert len(server.bodies) > 2 * whole  # its words alone do not show that it was asked again
 
 
 @pytest.mark.slow

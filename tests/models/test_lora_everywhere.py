@@ -69,12 +69,13 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     made = built(name)
     base = velocity(made)
     made.add_lora(rank=2, alpha=6, targets=None, seed=0)
-    assert torch.equal(velocity(made), base)
+    # a product of part of a tensor rounds by where that lies in memory (EasyAnimate: 1.4e-6)
+    torch.testing.assert_close(velocity(made), base, atol=1e-5, rtol=0)
     optimizer = torch.optim.AdamW(made.trainable().values(), lr=0.05)
     velocity(made, gradient=True).square().mean().backward()
     optimizer.step()
     want = velocity(made)
-    assert not torch.allclose(want, base, atol=1e-6)
+    assert not torch.allclose(want, base, atol=1e-5)
 
     made.save(tmp_path)
     assert {each.scale for each in read_adapter(tmp_path / LORA_FILE).values()} == {3.0}

@@ -233,7 +233,7 @@ def test_a_data_set_of_the_hub_has_config_split_and_revision(monkeypatch):
     assert hub.asked[-1] == ("openai/gsm8k", None, "train", None, None)
     assert_in("a/b, row 1, level: the prompt is 0", refused({"source": "a/b", "column": "level"}))
     assert_in("no column 'lev' .where.", refused({"source": "a/b", "where": {"lev": 1}}))
-    assert_in("doesn't exist; run `hf download --repo-type dataset no/where`", refused("no/where"))
+    assert_in("doesn't exist: check the name, or accept its licence", refused("no/where"))
     asked, hub.file = len(hub.asked), "/etc/passwd"
     assert_in("it names /etc/passwd, which is no file of its own", refused("openai/gsm8k"))
     assert len(hub.asked) == asked
@@ -486,6 +486,20 @@ def test_lines_end_as_on_any_system(tmp_path, end):
     assert found.texts == ("a", "b\u2028c", "d")
     (tmp_path / "p.jsonl").write_bytes(f'{{"prompt": "a"}}{end}{{"prompt": "b"}}{end}'.encode())
     assert PromptSet.read(str(tmp_path / "p.jsonl"), "prompt", "x").texts == ("a", "b")
+
+
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_what_python_calls_a_line_end_is_none_of_a_file(tmp_path, inside):
+    """Signs at which `str.splitlines` cuts, unescaped within a prompt."""
+    prompt = f"a hen{inside}on grass"
+    assert len(prompt.splitlines()) == 2
+    (tmp_path / "p.txt").write_text(f"{prompt}\na cow\n", encoding="utf-8", newline="")
+    assert PromptSet.read(str(tmp_path / "p.txt"), "prompt", "x").texts == (prompt, "a cow")
+    rows = [{"prompt": prompt if ord(inside) > 0x7F else "a hen"}, {"prompt": "a cow"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
+    (tmp_path / "p.jsonl").write_text(lines, encoding="utf-8", newline="")
+    read = PromptSet.read(str(tmp_path / "p.jsonl"), "prompt", "x").texts
+    assert read == (rows[0]["prompt"], "a cow")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.serving.answers import retry_seconds
 from rewards.serving.client import Client
-from rewards.serving.requests import Ask, Failure, Patience
+from rewards.serving.requests import Again, Ask, Failure, Patience, Refused
 from rewards.types import reports
 from tests.rewards.test_judge import compare, images
 from tests.support import runs
@@ -120,6 +120,26 @@ def test_a_request_that_is_refused_fails_alone_and_all_of_them_say_why():
             Client(server.url, patience=QUICK).ask(asks(3), words)
         with pytest.raises(ValueError, match="nothing at this address"):
             Client(server.url.replace("/v1", "/v2"), patience=QUICK).get("/nowhere/404")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "kind"),
+    [
+        ((408, 425, 429, 500, 502, 503, 504, 529), Again),
+        ((301, 400, 409, 413, 415, 422), Refused),
+        ((401, 403, 404), ValueError),  # of every request: the run cannot go on
+    ],
+)
+def test_a_server_in_trouble_is_asked_again_and_a_refusal_is_not(statuses, kind):
+    import httpx
+
+    client = Client("http://127.0.0.1:1")
+    for status in statuses:
+        answer = httpx.Response(status, request=httpx.Request("POST", client.url), text="so")
+        with pytest.raises((Again, Refused, ValueError)) as told:
+            client._check(answer)
+        assert type(told.value) is kind, status
+    client._check(httpx.Response(200, request=httpx.Request("POST", client.url)))
 
 
 def test_retry_after_is_waited_for():

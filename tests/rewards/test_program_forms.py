@@ -211,6 +211,12 @@ os.mkfifo('a')
 print(1)""",
     'timer': """import threading
 t=threading.Timer(0.01,lambda: print(1)); t.start()""",
+    'bytes of the input': """import sys
+print(int(sys.stdin.buffer.read().split()[0]))""",
+    'the input by its number': """print(open(0).read().split()[0])""",
+    "a reader in input's place": """import sys
+input=sys.stdin.readline
+print(int(input()))""",
     'stdin reopen': """import sys
 sys.stdin=open(0)
 print(sys.stdin.readline().strip())""",

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ import yaml
 from pydantic import BaseModel
 from safetensors.torch import load_file, save_file
 
+from flowrl.json_text import exact_text
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
 from flowrl.session import start_record as origin
+from flowrl.session.state_file import STATE_FILE
 from flowrl.settings import RunSettings
 from flowrl.settings.base import OnResume, Settings
 from tests.support import runs
@@ -245,3 +247,25 @@ def test_kinds_of_settings_name_fields(place):
     assert origin.on_resume(run, ("track", "with")) is OnResume.FREE
     assert origin.on_resume(run, ("recipe", "name")) is OnResume.NEVER
     assert origin.on_resume(run, ("recipe", "kl")) is OnResume.SAID
+
+
+FIELDS = get_type_hints(origin.StartRecord)
+OF_NO_FIELD = (2.5, float("nan"), [], ["a"], {"a": 1}, {"a": None})
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_another_kind_makes_a_record_unreadable(tmp_path, name):
+    """Of every field: anybody may have written a checkpoint's file."""
+    whole = {"settings": {}, "processes": 1, "revision": None, "base": {}, "prompts": {}}
+    whole |= {"sources": {"a": "b"}, "revisions": {"a": "b"}, "named_files": {}}
+
+    def read(record: dict[str, Any]) -> origin.StartRecord | None:
+        (tmp_path / STATE_FILE).write_text(exact_text({"origin": record}))
+        return origin.StartRecord.read(tmp_path)
+
+    assert read(whole) is not None
+    for value in OF_NO_FIELD:
+        if name == "settings" and isinstance(value, dict):  # they may hold anything
+            assert read(whole | {name: value}) is not None
+        else:
+            assert read(whole | {name: value}) is None, value

@@ -6,6 +6,8 @@ trial needs. A new message is in none of them, and fails `test_every_advice_is_l
 """
 
 import copy
+import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ class Advice(NamedTuple):
 
 
 DROP = object()
+SET = re.compile(r"\b(?:set|or) ([a-z_]+(?:\.[a-z_]+)*): ([\w.{\[-]*\w|[{\[])")  # of a message
 UNTRIED = Path(__file__).with_name("advice_untried.txt")  # what a trial needs, and the messages
 IMAGES = {
     "recipe": {"name": "flow_grpo"},
@@ -72,6 +75,16 @@ CASES = [
         "to the advantage, or leave out what reads them",
         {"recipe.loss": {"anchors": [{"weight": 0.1, "gated": True}]}},
         {"recipe.loss": {"anchors": [{"weight": 0.1}]}},
+    ),
+    Advice(
+        "train.{}: {} has neither ratio nor clip, and its proof is for one on-policy step",
+        LM | {"recipe": {"name": "text_opo"}, "train.updates": 2},
+        {"train.updates": 1},
+    ),
+    Advice(
+        "train.{}: {} has neither ratio nor clip, and its proof is for one on-policy step",
+        LM | {"recipe": {"name": "text_opo"}, "train.epochs": 2},
+        {"train.epochs": 1},
     ),
     Advice("eta has no effect", {"model.call": {"eta": 1.0}}, {"model.call": {}}),
     Advice(
@@ -196,7 +209,7 @@ CASES = [
     Advice(
         "server.sync: lora sends adapters",
         LM | {"model.server": SERVER | {"sync": "lora"}, "model.lora": None},
-        {"model.server": SERVER | {"sync": "none"}},
+        {"model.server": SERVER | {"sync": "weights"}},
     ),
     Advice(
         "server.sync: weights sends all weights",
@@ -708,6 +721,21 @@ def put(tree: dict[str, Any], setting: str, value: Any) -> None:
         tree[last] = copy.deepcopy(value)
 
 
+def leaves(tree: Any, at: str = "") -> dict[str, str]:
+    """Settings by their whole names, as a message writes their values."""
+    if not isinstance(tree, dict):
+        return {at: tree if isinstance(tree, str) else json.dumps(tree)}
+    return {k: v for name, inner in tree.items() for k, v in leaves(inner, f"{at}.{name}").items()}
+
+
+def followed_by(settings: dict[str, str], name: str, value: str) -> bool:
+    """Whether one of the settings is the advised one, whose first sections may be left out."""
+    names = (name, f"{name}.name")  # a recipe or a reward alone is its name
+    return any(
+        v == value and k.endswith(tuple(f".{n}" for n in names)) for k, v in settings.items()
+    )
+
+
 def refusal(tree: dict[str, Any]) -> str:
     """The first refusal of the settings alone; empty if there is none."""
     try:
@@ -732,6 +760,11 @@ def test_following_the_advice_ends_the_refusal(case: Advice) -> None:
         assert part in said
     for setting, value in case.follow.items():
         put(tree, setting, value)
+    advised = [pair for pair in SET.findall(said) if pair[1][0] not in "{["]
+    followed = leaves(tree)
+    assert not advised or any(followed_by(followed, *pair) for pair in advised), (
+        f"it says {advised}, and the trial does something else: {case.follow}"
+    )
     after = refusal(tree)
     assert not all(part in after for part in fixed_parts(case.says)), after
     assert "ray" in after.lower() or not after, after  # Ray may be missing here

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from safetensors import SafetensorError
 
 from flowrl.errors import UserError
 from flowrl.models.complete_weights import OF_CONSTRUCTORS
+from rewards.hub_names import names_repository
 from rewards.perception.hub import of_network
 
 # otherwise transformers asks on the terminal whether to run a model's own code
@@ -33,6 +35,12 @@ def check_numbers(model: Any, tokenizer: Any, source: str) -> None:
             )
 
 
+def _way(source: str) -> str:
+    if Path(source).exists() or names_repository(source):
+        return "download it again if its files are damaged"
+    return "give the folder's present place"
+
+
 @contextmanager
 def read_errors(source: str) -> Iterator[None]:
     """Turns errors of files that transformers cannot read into UserErrors."""
@@ -49,6 +57,5 @@ def read_errors(source: str) -> Iterator[None]:
         elif isinstance(error, ValueError | ImportError | OSError):
             words = " ".join(str(error).split())[:300]
         raise UserError(
-            f"model.language: {source} cannot be loaded: {words}; download it again if its files "
-            "are damaged"
+            f"model.language: {source} cannot be loaded: {words}; {_way(source)}"
         ) from error

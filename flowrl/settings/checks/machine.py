@@ -1,6 +1,7 @@
 """Checks of a run against this machine and its packages, before any weights are read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +32,7 @@ from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
 from rewards.hub_names import names_repository
+from rewards.perception.reachable import reachable
 from samplers import Plan
 from samplers.scheduler import unbound
 
@@ -284,6 +286,17 @@ def check_model(m: ModelSettings) -> None:
             raise AssertionError(m)
 
 
+@contextmanager
+def reading_model(m: ModelSettings) -> Iterator[None]:
+    """Read the model's own folder in the body. UserError if it is gone meanwhile, its rights do not
+    let it be read, or its disk does not answer, whatever its readers raise then."""
+    if isinstance(m, OwnSettings):  # code, whose weights' file has a check of its own
+        yield
+        return
+    with reachable(f"model.{m.KIND}", find(m.source), UserError):
+        yield
+
+
 def check_hub(m: ModelSettings) -> None:
     """UserError, within seconds, for a hub name whose model is neither cached nor reachable."""
     place, source = f"model.{m.KIND}", m.source
@@ -291,20 +304,20 @@ def check_hub(m: ModelSettings) -> None:
         return
     wanted = m.configuration
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+    from huggingface_hub.errors import EntryNotFoundError
+
+    from rewards.perception.hub import answer_of_hub
 
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
     try:
         url = huggingface_hub.hf_hub_url(source, wanted)
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-    except GatedRepoError as error:
-        raise UserError(
-            f"{place}: {source} is gated: accept its licence on the hub, and log in (hf auth login)"
-        ) from error
-    except HfHubHTTPError as error:
+    except EntryNotFoundError as error:
         raise UserError(f"{place}: {source} on the hub has no file {wanted}") from error
     except Exception as error:  # whatever the installed HTTP library raises
+        if (answer := answer_of_hub(error, source)) is not None:
+            raise UserError(f"{place}: {answer}") from error
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UserError(
             f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot "
@@ -324,24 +337,27 @@ def check_optimizer(name: str) -> None:
 def check_language(source: str, gguf_file: str | None) -> None:
     """UserError for a value that is neither a transformers folder nor a hub name, and for a folder
     without whole weights."""
-    _check_source(source, gguf_file or "config.json", "model.language", "transformers")
     folder = find(source)
-    if gguf_file is not None and folder.is_dir():
-        check_saved(folder / gguf_file, "model.gguf_file")
-    elif folder.is_dir():
-        check_text_files(folder, "model.language")
-        check_no_own_code(folder, "model.language")
-        check_weights(folder, "model.language")
+    with reachable("model.language", folder, UserError):
+        _check_source(source, gguf_file or "config.json", "model.language", "transformers")
+        if gguf_file is not None and folder.is_dir():
+            check_saved(folder / gguf_file, "model.gguf_file")
+        elif folder.is_dir():
+            check_text_files(folder, "model.language")
+            check_no_own_code(folder, "model.language")
+            check_weights(folder, "model.language")
 
 
 def check_pipeline(source: str, form: PipelineForm = "classic") -> None:
     """UserError for a value that is neither a diffusers folder nor a hub name, and for a folder
     without whole weights."""
-    if not (folder := find(source)).is_dir():
-        _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
-        return
-    check_index(folder, source, form)
-    check_pipeline_files(folder, form)
+    folder = find(source)
+    with reachable("model.pipeline", folder, UserError):
+        if not folder.is_dir():
+            _check_source(source, PIPELINE_INDEX, "model.pipeline", "diffusers")
+            return
+        check_index(folder, source, form)
+        check_pipeline_files(folder, form)
 
 
 def _check_source(source: str, wanted: str, place: str, library: str) -> None:

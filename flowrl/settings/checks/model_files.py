@@ -10,6 +10,7 @@ from flowrl.bounded_files import bounded_bytes, parsed_json
 from flowrl.errors import UserError
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX, PipelineForm
 from rewards.perception.contents import FIRST_BYTES, unlike_its_name
+from rewards.perception.reachable import reachable, way_to_read
 from rewards.perception.weight_files import (
     adapter_damage,
     check_shards,
@@ -43,7 +44,8 @@ def read_json(file: Path, place: str) -> dict[str, Any]:
         content = parsed_json(data) if damage is None else {}
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{place}: {file} cannot be read ({reason}): download it again") from error
+        way = way_to_read(file, error)
+        raise UserError(f"{place}: {file} cannot be read ({reason}): {way}") from error
     if damage is not None:
         raise UserError(f"{place}: {file} cannot be read: it {damage}")
     if not isinstance(content, dict):
@@ -182,6 +184,11 @@ def check_saved(saved: Path, setting: str) -> None:
     """UserError, which begins with `setting`, for a file of weights, or a folder with one, that is
     missing or damaged as far as headers and configurations show. Other names than files are left to
     their reader."""
+    with reachable(setting, saved, UserError):
+        _check_saved(saved, setting)
+
+
+def _check_saved(saved: Path, setting: str) -> None:
     if saved.is_file():
         _check_files([saved], setting)
         return
@@ -207,6 +214,8 @@ def _check_files(files: list[Path], setting: str) -> None:
             if not wrong and file.suffix == ".safetensors":
                 wrong = adapter_damage(file)
         except OSError as error:
-            raise UserError(f"{setting}: {file} cannot be read ({error.strerror})") from error
+            raise UserError(
+                f"{setting}: {file} cannot be read ({error.strerror}): {way_to_read(file, error)}"
+            ) from error
         if wrong:
             raise UserError(f"{setting}: {file} {wrong}, or {ANOTHER}")
