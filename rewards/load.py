@@ -48,6 +48,7 @@ from rewards.user_function import (
     function_settings,
     is_judge,
     judge_settings,
+    object_reward,
     user_reward,
 )
 
@@ -246,7 +247,7 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         judges = is_judge(named)
         loaded: Any
         if inspect.isclass(named):
-            loaded = named(**built)
+            loaded = object_reward(named(**built), name)
         else:
             loaded = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
         return ByScore(loaded) if want == "judge" and not judges else loaded
