@@ -9,13 +9,16 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
-from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
+from flowrl.cli.recipe_text import in_yaml, part_rows, readable, recipe_rows
 from flowrl.recipes import RECIPES
 from flowrl.recipes.meanings import recipe_words
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
 from flowrl.settings.model.kinds import MODEL_KINDS
+from flowrl.settings.parts.meanings import part_words
+from flowrl.settings.parts.names import part_name
+from flowrl.settings.parts.own_parts import parts_of_recipes
 from flowrl.settings.words.names import BASE_KEY, WORDS
 from flowrl.settings.words.sentences import fields_of, kinds_at
 from flowrl.settings.words.short_forms import FOR_A_SECTION
@@ -40,6 +43,10 @@ def make_schema() -> dict[str, Any]:
                 "settings": recipe_rows(name, parts=True),
             }
             for name, recipe in RECIPES.items()
+        },
+        "parts": {
+            part_name(kind): {"about": part_words(kind), "settings": part_rows(kind)}
+            for kind in parts_of_recipes()
         },
         "rewards": {name: _reward(name) for name in names()},
         "words": [asdict(word) for word in WORDS],
