@@ -285,9 +285,9 @@ class HighEntropy:
 
         weight = 1 if H >= bound else 0
 
-    share  in (0, 1]: `bound` is the (1 - share) quantile of the entropies H of the iteration's tokens in the
-           loss, under the policy that sampled them: the update marks these tokens
-           in the column UNCERTAIN. Rows without marks are treated as the whole iteration
+    share  in (0, 1]: `bound` is the (1 - share) quantile of the entropies H of the iteration's
+           tokens in the loss, under the policy that sampled them: the update marks these tokens in
+           the column UNCERTAIN. Rows without marks are treated as the whole iteration
     floor  at least 0: `bound` is this many nats, and H is the entropy of the policy being trained
     """
 

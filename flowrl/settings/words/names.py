@@ -64,16 +64,15 @@ recipe.group: samples per prompt that are compared with each other
 recipe.steps: denoising steps of a training sample (num inference steps)
     sample.num_steps | sampling_steps | train.num_inference_steps | | | num_inference_steps
 recipe.length: most tokens of a completion
-    | | | max_completion_length, max_new_tokens, response_length |
-    data.max_response_length | max_new_tokens
+    | | | max_completion_length, max_new_tokens | data.max_response_length | max_new_tokens
 recipe.eta: noise of a sampling step
     sample.noise_level | eta | scheduler.noise_level | | | eta
 recipe.fraction: share of the steps that are trained
     train.timestep_fraction | timestep_fraction | | | |
 recipe.kl: weight of the KL divergence from the start (KL coefficient)
-    train.beta | kl_coeff | train.kl_beta | beta, kl_coef | actor.kl_loss_coef |
+    train.beta | kl_coeff | train.kl_beta | beta | actor.kl_loss_coef |
 recipe.clip: clip range of the ratio: [1 - clip, 1 + clip]
-    train.clip_range | clip_range | train.clip_range | epsilon, cliprange | actor.clip_ratio_low,
+    train.clip_range | clip_range | train.clip_range | epsilon | actor.clip_ratio_low,
     actor.clip_ratio_high |
 recipe.temperature: temperature of text
     | | | temperature | rollout.temperature |
@@ -132,8 +131,8 @@ train.gradient_checkpointing: compute activations again for gradients, to save m
 train.seed: seed of the noise and of the prompts' order
     seed | seed | train.seed | seed | | generator, seed
 rewards: what scores the samples, with settings and weights
-    reward_fn | reward_model | reward_model | reward_funcs, reward_model_path,
-    reward_model_name_or_path | reward_model, custom_reward_function |
+    reward_fn | reward_model | reward_model | reward_funcs, reward_model_path | reward_model,
+    custom_reward_function |
 evaluate.every: iterations between evaluations
     eval_freq | | eval.eval_freq | eval_steps | trainer.test_freq |
 evaluate.steps: denoising steps of an evaluation

@@ -13,6 +13,10 @@ FORMS: tuple[tuple[str, str], ...] = (
         "the range above 1 is recipe.high of the recipes that have it, such as text_dapo, else "
         "recipe.loss: {high: 0.28}",
     ),
+    ("cliprange", "the clip range is recipe.clip"),
+    ("kl_coef", "the weight of the divergence is recipe.kl"),
+    ("response_length", "the most tokens of a completion are recipe.length"),
+    ("reward_model_name_or_path", "what scores is named in rewards (docs/rewards.md)"),
     (
         "loss_type",
         "a loss is a recipe (recipe.name: text_dapo, text_dr_grpo, ...), and its mean is "
