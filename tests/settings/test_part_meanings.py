@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowrl.api.commands import recipes_command
-from flowrl.cli.make_schema import make_schema
+from flowrl.cli.make_schema import make_schema, run_schema
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.meanings import SHARED, part_meanings
@@ -103,6 +104,29 @@ def test_the_command_and_editors_say_the_meaning(capsys: pytest.CaptureFixture[s
     rows = {row.name: row for row in make_schema()["parts"]["pass_at_k"]["settings"]}
     assert rows["k"].meaning == meaning
     assert "`flowrl recipes PART`" in recipe_page("text_grpo", capsys)
+
+
+def test_an_editor_explains_the_settings_of_the_part_that_a_file_names() -> None:
+    definitions = run_schema()["$defs"]
+    for place, part, setting in (
+        ("loss", "surrogate", "dual"),
+        ("advantage", "standardize", "trim"),
+        ("likelihood", "matching", "paired"),
+        ("plan", "window", "position"),
+        ("tracker", "prompt_values", "keep"),
+        ("kernel", "flow_sde", "eta"),
+        ("solver", "sa", "noise"),
+    ):
+        recipe = "nft" if place == "solver" else "flow_grpo"
+        assert f"#/$defs/part of {place}" in json.dumps(definitions[recipe]["properties"][place])
+        rules = definitions[f"part of {place}"]["allOf"]
+        chosen = [r["then"] for r in rules if r["if"]["properties"]["name"]["const"] == part]
+        kind = parts_named_at(part)
+        assert chosen[0]["properties"][setting]["description"] == part_meanings(kind)[setting]
+
+
+def parts_named_at(name: str) -> type:
+    return next(kind for kind in KINDS if part_name(kind) == name)
 
 
 def recipe_page(name: str, capsys: pytest.CaptureFixture[str]) -> str:
