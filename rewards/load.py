@@ -247,7 +247,8 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         judges = is_judge(named)
         loaded: Any
         if inspect.isclass(named):
-            loaded = object_reward(named(**built), name)
+            instance: Any = named(**built)
+            loaded = object_reward(instance, name)
         else:
             loaded = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
         return ByScore(loaded) if want == "judge" and not judges else loaded

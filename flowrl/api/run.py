@@ -227,8 +227,8 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             if name in vars(type(self)):  # a property, whose own error this is
                 return object.__getattribute__(self, name)
-            here = _METHODS_ELSEWHERE.get(name)
-            near = [here] if here else get_close_matches(name, dir(type(self)), n=1)
+            method = _METHODS_ELSEWHERE.get(name)
+            near = [method] if method else get_close_matches(name, dir(type(self)), n=1)
             hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
             raise AttributeError(f"flowrl.Run has no attribute {name!r}{hint}")
 

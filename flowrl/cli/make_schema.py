@@ -182,14 +182,14 @@ def _definition(place: str) -> str:
 def _refer(forms: list[dict[str, Any]], definition: str) -> bool:
     """Put a reference in place of the mapping of any keys among the forms of a setting, also of a
     list's entries. Returns whether there was one."""
-    there = False
+    replaced = False
     for i, form in enumerate(forms):
         if form == _ANY_MAPPING:
             forms[i] = {"$ref": definition}
-            there = True
+            replaced = True
         else:
-            there |= _refer(form.get("items", {}).get("anyOf", []), definition)
-    return there
+            replaced |= _refer(form.get("items", {}).get("anyOf", []), definition)
+    return replaced
 
 
 def _part_schema(parts: Mapping[str, type]) -> dict[str, Any]:

@@ -140,12 +140,12 @@ def part_or_value(annotation: Any) -> str:
 
 def _default_of(kind: type, parameter: inspect.Parameter) -> str:
     if parameter.default is not parameter.empty:
-        made = parameter.default
-        if type(made).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
+        value = parameter.default
+        if type(value).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
             field = next(f for f in dataclasses.fields(kind) if f.name == parameter.name)
             assert field.default_factory is not dataclasses.MISSING
-            made = field.default_factory()
-        return in_yaml(written_part(made))
+            value = field.default_factory()
+        return in_yaml(written_part(value))
     return "required"
 
 

@@ -103,7 +103,7 @@ class PromptValues:
                success rate (scores in 0..1), instead of in turn
 
     keep   share of the evidence that stays at a new use of a prompt, in [0, 1)
-    prior  value of a prompt while none is known, any number, in units of the rewards
+    prior  value of a prompt before any prompt has one, any number, in units of the rewards
     """
 
     keep: float = 0.9

@@ -62,8 +62,8 @@ class OneOfSteps:
     `first` and `stop` are shares of the steps. One step is drawn per iteration, for all of its
     draws.
 
-    first  share of the steps before which none is drawn, any number; meant for [0, 1)
-    stop   share of the steps from which none is drawn, any number; meant for (0, 1]
+    first  share of the steps before which no step is drawn, any number; meant for [0, 1)
+    stop   share of the steps from which no step is drawn, any number; meant for (0, 1]
     """
 
     group: int

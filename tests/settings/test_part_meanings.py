@@ -13,7 +13,7 @@ from flowrl.api.commands import recipes_command
 from flowrl.cli.make_schema import make_schema, run_schema
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_kind
-from flowrl.settings.parts.meanings import SHARED, part_meanings
+from flowrl.settings.parts.meanings import SHARED_MEANINGS, part_meanings
 from flowrl.settings.parts.names import part_name
 from flowrl.settings.parts.own_parts import parts_of_recipes
 from rewards.checks.settings import function_parameters
@@ -43,15 +43,15 @@ AT_THE_PLAN = {  # refused where the steps or the group are known, which tests o
 
 def instances() -> dict[type, Any]:
     """A part of each class: with its defaults, or as a recipe has it."""
-    made = dict[type, Any]()
+    parts_made = dict[type, Any]()
     for name in RECIPES:
         for part in _inside(recipe_kind(name)(name=name).algorithm()):
-            made.setdefault(type(part), part)
+            parts_made.setdefault(type(part), part)
     for kind in KINDS:
         parameters = function_parameters(kind).values()
-        if kind not in made and all(p.default is not p.empty for p in parameters):
-            made[kind] = kind()
-    return made
+        if kind not in parts_made and all(p.default is not p.empty for p in parameters):
+            parts_made[kind] = kind()
+    return parts_made
 
 
 def _inside(part: Any) -> Iterator[Any]:
@@ -72,25 +72,25 @@ def test_each_setting_has_a_meaning(kind: type) -> None:
 
 def test_each_shared_meaning_is_read() -> None:
     shown = {meaning for kind in KINDS for meaning in part_meanings(kind).values()}
-    assert [name for name, meaning in SHARED.items() if meaning not in shown] == []
+    assert [name for name, meaning in SHARED_MEANINGS.items() if meaning not in shown] == []
 
 
 def test_a_number_outside_of_its_stated_range_is_refused() -> None:
-    made, tried = instances(), 0
+    parts_made, tried = instances(), 0
     for kind in KINDS:
         for name, parameter in function_parameters(kind).items():
             if parameter.annotation not in NUMBERS or (kind.__name__, name) in AT_THE_PLAN:
                 continue
             meaning, whole = part_meanings(kind)[name], "int" in str(parameter.annotation)
-            wrong = outside_of(meaning, whole)
-            said = wrong or re.search(
+            numbers = outside_of(meaning, whole)
+            stated = numbers or re.search(
                 r"any number|whole number|above `low`|above 1 \+ high", meaning
             )
-            assert said, f"{kind.__name__}.{name}: say its range: {meaning}"
-            for number in wrong if kind in made else []:
+            assert stated, f"{kind.__name__}.{name}: say its range: {meaning}"
+            for number in numbers if kind in parts_made else []:
                 value = int(number) if whole else number
                 with pytest.raises(ValueError):
-                    dataclasses.replace(made[kind], **{name: value})
+                    dataclasses.replace(parts_made[kind], **{name: value})
                     pytest.fail(f"{kind.__name__}({name}={value}) is taken: {meaning}")
                 tried += 1
     assert tried > 80

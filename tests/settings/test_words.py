@@ -13,7 +13,7 @@ from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.command_line.options import option_names
 from flowrl.settings.read import override, run_from
 from flowrl.settings.words.names import PEERS, WORDS, flowrl_words, words_table
-from flowrl.settings.words.other_forms import FORMS, other_form
+from flowrl.settings.words.other_forms import OTHER_FORMS, other_form
 
 TREE = {
     "recipe": {"name": "flow_grpo"},
@@ -153,7 +153,7 @@ def test_each_argument_of_trl_is_answered_by_a_setting_or_what_stands_for_it():
 
 def test_other_forms_name_settings_and_recipes_that_exist():
     settings = {name for kind in RECIPE_SETTINGS.values() for name in option_names(kind)}
-    for _, advice in FORMS:
+    for _, advice in OTHER_FORMS:
         for word in re.findall(r"\b(?:recipe|model|train|evaluate|checkpoint|track)\.\w+", advice):
             assert any(name == word or name.startswith(f"{word}.") for name in settings), advice
         for word in re.findall(r"\btext_\w+(?!\.md)\b", advice):

@@ -189,9 +189,9 @@ def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _read(d: RunDraft) -> None:
     """Fill the draft from the leaves of a file, of the known release or of a later layout."""
-    given = d.given
-    names = {later: name for later, name in _ONE_ENTRY.items() if _is_single(later, given)}
-    d.given = {names.get(name, name): value for name, value in given.items()}
+    leaves = d.given
+    names = {later: name for later, name in _ONE_ENTRY.items() if _is_single(later, leaves)}
+    d.given = {names.get(name, name): value for name, value in leaves.items()}
     if names:
         d.notes.append(
             "data.datasets and optimizers are a layout of releases after "
@@ -201,17 +201,17 @@ def _read(d: RunDraft) -> None:
             if name.partition(".0.")[0] in {later.partition(".0.")[0] for later in names}:
                 d.lose(name, reason, effect=False)
     _read_known(d)
-    d.given = given
+    d.given = leaves
     for later, name in names.items():
         if name in d.lines:
             d.lines[later] = replace(d.lines.pop(name), name=later)
 
 
-def _is_single(later: str, given: Mapping[str, Any]) -> bool:
+def _is_single(later: str, leaves: Mapping[str, Any]) -> bool:
     """Whether a leaf is there, in a list of one entry, and the known release's own is not."""
     start, _, _ = later.partition(".0.")
-    several = any(name.startswith(f"{start}.1.") for name in given)
-    return later in given and _ONE_ENTRY[later] not in given and not several
+    several = any(name.startswith(f"{start}.1.") for name in leaves)
+    return later in leaves and _ONE_ENTRY[later] not in leaves and not several
 
 
 def _read_known(d: RunDraft) -> None:

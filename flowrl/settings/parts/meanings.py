@@ -12,7 +12,7 @@ import re
 from rewards.checks.settings import function_parameters
 
 _LINE = re.compile(r"(\w+)  +(\S.*)")
-SHARED = {
+SHARED_MEANINGS = {
     "kernel": "noise of the noisy steps: a part, NAME, {name: NAME, ...settings} or FILE.py:NAME",
     "solver": (
         "sampler of the steps without noise: a part, NAME, {name: NAME, ...settings} or "
@@ -57,19 +57,21 @@ def part_meanings(kind: type) -> dict[str, str]:
     for base in reversed(kind.__mro__):
         described |= _described(vars(base).get("__doc__") or "", kind)
     if kind.__module__.split(".")[0] in ("flowrl", "samplers"):
-        described = SHARED | described
+        described = SHARED_MEANINGS | described
     return {name: described[name] for name in function_parameters(kind) if name in described}
 
 
 def part_words(kind: type) -> str:
     """A part's docstring without the lines that describe its settings."""
-    names, kept, inside = function_parameters(kind), list[str](), False
+    names, lines_kept, in_setting = function_parameters(kind), list[str](), False
     for line in inspect.cleandoc(kind.__doc__ or "").splitlines():
         begun = _LINE.fullmatch(line)
-        inside = (begun is not None and begun[1] in names) or (inside and line.startswith(" "))
-        if not inside:
-            kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+        in_setting = (begun is not None and begun[1] in names) or (
+            in_setting and line.startswith(" ")
+        )
+        if not in_setting:
+            lines_kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines_kept)).strip()
 
 
 def _described(docstring: str, kind: type) -> dict[str, str]:

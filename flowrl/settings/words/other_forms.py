@@ -7,7 +7,7 @@ nothing corresponds to; it says so, so that nobody looks for them.
 from fnmatch import fnmatchcase
 
 # (names, of which some end in *, the advice)
-FORMS: tuple[tuple[str, str], ...] = (
+OTHER_FORMS: tuple[tuple[str, str], ...] = (
     (
         "epsilon_high",
         "the range above 1 is recipe.high of the recipes that have it, such as text_dapo, else "
@@ -137,8 +137,8 @@ FORMS: tuple[tuple[str, str], ...] = (
 
 
 def other_form(name: str) -> str | None:
-    """What stands for TRL's argument `name`, as a clause; None for any other name."""
-    for names, advice in FORMS:
+    """The clause that says what stands for TRL's argument `name`; None for any other name."""
+    for names, advice in OTHER_FORMS:
         if any(fnmatchcase(name, pattern) for pattern in names.split()):
             return advice
     return None
