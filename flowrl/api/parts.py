@@ -154,14 +154,31 @@ def _label(reward: Any) -> str:
     return str(inner.__name__ if is_function else type(inner).__name__).strip("<>")  # of <lambda>
 
 
+class _NamedPartial(functools.partial[Any]):
+    """A partial with a name. Two of the same partial are equal, so that it may be a reward of
+    training and of evaluations."""
+
+    @classmethod
+    def of(cls, original: functools.partial[Any]) -> "_NamedPartial":
+        named = cls(original.func, *original.args, **original.keywords)
+        vars(named).update(__name__=_label(original), original=original)
+        return named
+
+    def __eq__(self, other: object) -> bool:
+        same_kind = isinstance(other, _NamedPartial)
+        return same_kind and vars(self)["original"] is vars(other)["original"]
+
+    def __hash__(self) -> int:
+        return id(vars(self)["original"])
+
+
 def _reward(reward: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
     """A callable as a reward: a function by its signature, other objects unchanged."""
     if inspect.isclass(reward):
         raise UserError(f"{place}: {reward.__name__} is a class; pass an instance of it")
     function = reward.func if isinstance(reward, functools.partial) else reward
     if isinstance(reward, functools.partial):  # messages need its name
-        reward = functools.partial(reward.func, *reward.args, **reward.keywords)
-        vars(reward)["__name__"] = _label(reward)
+        reward = _NamedPartial.of(reward)
     if not inspect.isroutine(function):
         if settings:
             raise UserError(
