@@ -51,6 +51,7 @@ from rewards.user_function import (
     function_settings,
     is_judge,
     judge_settings,
+    object_reward,
     user_reward,
 )
 
@@ -273,7 +274,8 @@ def _made_of(module: ModuleType, function: str | None, built: Mapping[str, Any],
         judges = is_judge(named)
         loaded: Any
         if inspect.isclass(named):
-            loaded = named(**built)
+            instance: Any = named(**built)
+            loaded = object_reward(instance, name)
         else:
             loaded = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
         return ByScore(loaded) if want == "judge" and not judges else loaded

@@ -14,8 +14,8 @@ A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[
 that a[i] is preferred.
 
 The remaining parameters are settings; with TRL's signature they may also be columns of the prompt
-file. A class with `__call__(self, samples)` is a reward too; its constructor's arguments are its
-settings.
+file. A class whose `__call__` takes one of these, after self, is a reward too; its constructor's
+arguments are its settings.
 """
 
 import ast
@@ -207,7 +207,7 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
     if inspect.isclass(function):
         if "__call__" not in vars(function):
             raise ValueError(f"{name} is a class without __call__(self, samples)")
-        _check_body(name, vars(function)["__call__"], 1)
+        _check_body(name, vars(function)["__call__"], None if _has_other_form(function) else 1)
         return dict(parameters)
     if not parameters:
         raise ValueError(
@@ -320,6 +320,45 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
         ):
             yield child
             yield from _own_nodes(child)
+
+
+class _ObjectCall:
+    """The call of an object as a function with a name, which messages need. Two of the same object
+    are equal."""
+
+    def __init__(self, reward: Callable[..., Any], name: str) -> None:
+        self.reward = reward
+        self.__name__ = name
+        self.__signature__ = inspect.signature(reward)
+        self.per = per_of(reward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.reward(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ObjectCall) and self.reward is other.reward
+
+    def __hash__(self) -> int:
+        return id(self.reward)
+
+
+def object_reward(reward: Callable[..., Any], name: str) -> Reward:
+    """An object with `__call__` as a reward: unchanged if it takes samples, else wrapped by the
+    signature of its `__call__`, as a function is. ValueError as of `function_settings`."""
+    if not _has_other_form(type(reward)):
+        return reward
+    call = _ObjectCall(reward, name)
+    function_settings(name, call)
+    return user_reward(call, {}, getattr(reward, "examples", None))
+
+
+def _has_other_form(kind: type) -> bool:
+    """Whether instances of a class are called as functions of Flow-GRPO or of TRL are."""
+    own_call = getattr(kind, "__call__", None)  # noqa: B004 its signature is read
+    if not inspect.isfunction(own_call):
+        return False
+    names = list(function_parameters(own_call))[1:]  # without self
+    return tuple(names[:2]) == _FLOW_GRPO or "completions" in names
 
 
 def user_reward(

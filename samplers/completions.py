@@ -119,7 +119,12 @@ class TextPlan:
 @dataclass(frozen=True)
 class Completions:
     """Independent completions: a tree that branches only at its root. `greedy` adds one greedy
-    completion to the group."""
+    completion to the group.
+
+    exact   whether completions are sampled with the current weights alone, and not on a server that
+            may hold older ones
+    greedy  whether the last sample of a group takes the likeliest tokens
+    """
 
     group: int
     temperature: float = 1.0
@@ -143,6 +148,9 @@ class Segments:
     """A tree: `roots` completions, each of which branches into `branch` after `at` tokens each.
 
     Tree-structured rollouts of language models: arXiv:2505.23564 (SPO), arXiv:2506.11902 (TreeRL).
+
+    branch  completions of a node, at least 2
+    at      tokens after which a completion branches, increasing, at least 1
     """
 
     roots: int
@@ -164,7 +172,10 @@ class Segments:
 
 @dataclass(frozen=True)
 class Forks:
-    """`roots` completions, each forked where the model was most uncertain."""
+    """`roots` completions, each forked where the model was most uncertain.
+
+    forking  where completions fork: {top: ..., branch: ..., rounds: 1, by: entropy}
+    """
 
     roots: int
     forking: Forking

@@ -21,11 +21,12 @@ class Forking:
     """Rounds of forks, as in EPTree (TreeRL, arXiv:2506.11902). Its (M, N, L, T) are the roots,
     `top`, `rounds` and `branch`.
 
-    top     number of positions at which each tree forks per round: the most uncertain tokens of all
-            its completions, excluding earlier forks
-    branch  number of completions that continue from each position, starting with a new draw of that
-            token
-    by the uncertainty of a token: the `entropy` of its distribution, or its `surprise`,
+    top     number of positions, at least 1, at which each tree forks per round: the most uncertain
+            tokens of all its completions, excluding earlier forks
+    branch  number of completions, at least 1, that continue from each position, starting with a new
+            draw of that token
+    rounds  rounds of forks, at least 1; each forks all completions so far
+    by      the uncertainty of a token: the `entropy` of its distribution, or its `surprise`,
             minus its log-probability, as the published code has it
     """
 

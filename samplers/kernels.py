@@ -173,6 +173,8 @@ class FlowSDE(AnyLevels):
     At sigma = 1, where g is infinite, 1 - sigma is taken at the next level, as published: the
     std is then eta exactly. The same is done just below 1 (`PURE_NOISE`), where the formula would
     draw noise of many times the data's size.
+
+    eta  noise of a step, at least 0; more explores more, and makes samples rougher
     """
 
     affine = True
@@ -192,6 +194,8 @@ class ConstantSDE(AnyLevels):
 
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = eta
+
+    eta  noise of a step, g itself, at least 0; more explores more, and makes samples rougher
     """
 
     affine = True
@@ -213,6 +217,8 @@ class WanSDE:
     noise_hat = x + (1 - sigma) v, g = sigma_max sigma
 
     There is no noise level to set. A call raises a ValueError before `bound` has set `sigma_max`.
+
+    sigma_max  factor of the noise, in [0, 1]; null, as a run needs it, is the list's second level
     """
 
     affine = True
@@ -245,6 +251,8 @@ class CPS(AnyLevels):
     The std is largest at eta = 1, falls again up to eta = 2, and would be negative above.
     The level of x_next is sigma_next whatever eta, but this is no SDE: its noise does not shrink
     with the step, and the samples' variance stays short of the data's however many steps there are.
+
+    eta  noise of a step, in [0, 2]; largest at 1
     """
 
     affine = True
@@ -279,6 +287,8 @@ class DDIM(AnyLevels):
 
     States are the flow's, x / (alpha + sigma): see `adapt.py`. DDPO (arXiv:2305.13301) and
     DanceGRPO's diffusion path use eta = 1.
+
+    eta  noise of a step, at least 0; 0 is deterministic, 1 is DDPM's small variance
     """
 
     affine = True
@@ -298,6 +308,9 @@ class DDPM(AnyLevels):
 
     "small" is the posterior's own variance, which is DDIM at eta = 1; "large" is that of the
     forward step, 1 - abar / abar_next. States are the flow's, as in `DDIM`.
+
+    variance  variance of a step's noise: the posterior's own (`small`), or the forward step's
+              (`large`)
     """
 
     affine = True

@@ -19,7 +19,12 @@ def first_steps(sigmas: Sequence[float], share: float) -> int:
 @dataclass(frozen=True)
 class Scattered:
     """SDE in `count` steps, chosen at random from the first `share` of the steps in each iteration,
-    and ODE elsewhere: Flow-DPPO (arXiv:2606.11025). All draws of an iteration share the choice."""
+    and ODE elsewhere: Flow-DPPO (arXiv:2606.11025). All draws of an iteration share the choice.
+
+    count  noisy and trained steps, drawn in each iteration, at least 1; more train more of each
+           sample, and cost more
+    share  share of the steps, from the first on, that they are drawn from, in (0, 1]
+    """
 
     kernel: Kernel
     group: int

@@ -42,6 +42,8 @@ class Ode:
     """A deterministic plan, for evaluation and for losses that need only clean samples.
 
     With a `kernel`, the kernel's steps replace the solver's: for few-step models (`Scheduler`).
+
+    kernel  noise whose steps replace the solver's, for few-step models: a part; null: the solver's
     """
 
     group: int = 1
@@ -63,6 +65,10 @@ class Chain:
     The last step is never trained on, as in the published code: std is tiny there, so ratios
     explode. `noisy_last` makes it noisy anyway. All draws of an iteration share the choice of steps
     (DanceGRPO's code chooses for each sample).
+
+    fraction    share of the noisy steps that is trained, drawn in each iteration, in (0, 1];
+                smaller makes updates cheaper
+    noisy_last  whether the last step has noise; it is never trained
     """
 
     kernel: Kernel
@@ -102,6 +108,8 @@ class Flash:
     With n steps and a window that ends with step m, int((n - m) ratio) levels replace those after
     the window, evenly spaced on the unshifted grid. Where that is 1, the published code takes no
     step at all and scores a noisy latent; here one step is taken.
+
+    ratio  share of the steps after the window that remains, in (0, 1]
     """
 
     ratio: float = 0.4
@@ -125,6 +133,12 @@ class Window:
     `position` moves it with the iteration. As in MixGRPO's code, it never covers the last two
     steps. With `shared_noise` a draw's samples start from the same noise, and the steps before the
     window are computed once. Flow-GRPO-Fast is `position=Random(0, steps // 2)`.
+
+    size      noisy and trained steps in a row, at least 1; more train more of each sample, and cost
+              more
+    position  where the window stands in an iteration: a part, such as `progressive` or {name:
+              random, low: 0, high: 5}
+    flash     fewer steps after the window, {ratio: 0.4}; null takes all of them
     """
 
     kernel: Kernel
@@ -157,6 +171,9 @@ class Fork:
 
     One plan per step: leaves of a plan differ only in that step (and their root), so their rewards
     are its credit. The trunk is computed once. `at=None` is every step but the last.
+
+    branch  children that leave the trunk at a step, at least 2; they are compared with each other
+    at      steps at which they leave, from 0; null is every step but the last
     """
 
     kernel: Kernel
@@ -184,6 +201,13 @@ class Tree:
 
     `branch` is one number, or one for each step of `at`. `split` correlates siblings' noise
     (`Plan`). `stripes` keeps only some steps noisy beside the splits (its Mix variant).
+
+    at       steps at which each node branches, from 0, increasing
+    branch   children of a node, one number or one for each step of `at`, at least 2
+    split    spread of siblings' noise around their parent's, relative to its size, above 0; larger
+             makes siblings differ more, null: independent noise
+    stripes  steps that stay noisy beside the splits, `stripes` or `moving`; null: all
+    prune    steps that are not trained, {steps: [...], ...}; null: none
     """
 
     kernel: Kernel

@@ -27,6 +27,10 @@ class Scheduler:
     A run measures the three numbers with the pipeline's own scheduler (`bound_to`). Until then the
     step counts as x' = (1 - s') x0 + s' noise, s' = sigma_next. The last step draws no noise, so it
     has no density.
+
+    coefficients  (a, b, c) of each step; null, as a run needs it, are measured with the pipeline's
+                  scheduler
+    sigmas        levels of these steps, from 1 down; null, as a run needs it, are the pipeline's
     """
 
     affine = True

@@ -148,6 +148,9 @@ class DPM2M(Plain):
 
     Formula: x' = (s' / s) x + (1 - s') (1 - e^-h) (x0 + (x0 - x0_before) / (2 r)), h the step in
     log-SNR, r the previous step over h
+
+    heun  whether the second-order term has the weight of its exact integral; else that of the
+          midpoint
     """
 
     heun: bool = False
@@ -184,6 +187,10 @@ class SA(Plain):
     previous step with the prediction at its end and the same noise; the first step is not
     corrected, and the last step returns the predicted clean sample. AWM's rollouts
     (arXiv:2509.25050) use it.
+
+    noise  noise of the steps that end in [low, high], at least 0; 0 is deterministic
+    low    lowest level, in [0, 1], at which a noisy step ends
+    high   highest level, in [0, 1], at which a noisy step ends, at least `low`
     """
 
     noise: float = 0.4

@@ -19,6 +19,10 @@ class TableSDE:
     noise_hat = x + (1 - sigma) v, g = table[step]
 
     The table has a number for each step but the last. `sigmas` are the levels to which it is bound.
+
+    table   list of g, one number above 0 for each step but the last; `flowrl calibrate` finds them
+    sigmas  levels that the table belongs to, from 1 down; null, as a run needs it, are the
+            pipeline's
     """
 
     affine = True

@@ -8,7 +8,11 @@ from samplers.windows import Progressive, WindowPosition
 
 @dataclass(frozen=True)
 class Stripes:
-    """Steps k with k % every < size: BranchGRPO's mixed mode (its code uses size 4, every 30)."""
+    """Steps k with k % every < size: BranchGRPO's mixed mode (its code uses size 4, every 30).
+
+    size   noisy steps at the start of a stripe, at least 0
+    every  steps from one stripe to the next, at least 1
+    """
 
     size: int = 4
     every: int = 30
@@ -23,7 +27,11 @@ class Stripes:
 
 @dataclass(frozen=True)
 class Moving:
-    """Steps in a window of `size` that moves with the iteration: the paper's mixed mode."""
+    """Steps in a window of `size` that moves with the iteration: the paper's mixed mode.
+
+    size      noisy steps in a row, at least 1
+    position  where they stand in an iteration: a part, such as `progressive`
+    """
 
     size: int = 4
     position: WindowPosition = Progressive(30)
@@ -44,6 +52,12 @@ class Prune:
     the step `stop`; from iteration `until` on nothing is pruned. A `move` below 0
     goes to earlier steps. The paper's window of 4 starts at the last split and moves deeper
     (move = 1); its code's moves to earlier steps (move = -1).
+
+    steps  steps that are not trained at first, from 0
+    every  iterations between moves, at least 0; 0: they stay
+    move   steps by which they move, a whole number; below 0 to earlier steps
+    stop   step at which they stop, at least 0; null: the last that they can reach
+    until  iteration from which nothing is pruned, at least 0; null: always pruned
     """
 
     steps: tuple[int, ...]

@@ -34,6 +34,10 @@ class Progressive:
     arXiv:2507.21802.
 
     `stride=None` moves by the window's size: no overlap.
+
+    every      iterations that the window stays, at least 1
+    stride     steps by which it moves, at least 1; null is its size
+    roll_back  whether it begins again at the first step after the last; else it stays there
     """
 
     every: int = 25
@@ -58,6 +62,11 @@ class Decaying:
 
     At start l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l /
     limit. `least=None` is max(1, every // 4). Without `roll_back` it ends at the last window.
+
+    every      iterations that the window stays at the start, at least 1
+    least      iterations that it stays at the end, at least 1; null is a quarter of `every`
+    stride     steps by which it moves, at least 1; null is its size
+    roll_back  whether it begins again at the first step after the last; else it stays there
     """
 
     every: int = 25
@@ -85,6 +94,12 @@ class ExponentiallyDecaying:
     """A progressive window that stays for exp(-rate) of the time per step from step `after` on.
 
     At start l it stays ceil(every exp(-rate max(0, l - after))) iterations.
+
+    every      iterations that the window stays at the start, at least 1
+    rate       decay of that time per step, at least 0; 0 is none
+    after      step from which the time decays, at least 0
+    stride     steps by which it moves, at least 1; null is its size
+    roll_back  whether it begins again at the first step after the last; else it stays there
     """
 
     every: int = 25
@@ -114,6 +129,9 @@ class Random:
 
     Flow-GRPO-Fast uses low = 0 and high = steps / 2. Here all processes share the start (its code
     draws one per process, and MixGRPO's draws without a seed).
+
+    low   first step at which the window may start, at least 0
+    high  step before which it starts, at least 1; null is the last possible
     """
 
     low: int = 0
@@ -135,7 +153,10 @@ class Random:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A window that always starts at `start`: MixGRPO-Flash*."""
+    """A window that always starts at `start`: MixGRPO-Flash*.
+
+    start  step at which the window starts, at least 0
+    """
 
     start: int = 0
 

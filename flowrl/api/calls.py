@@ -12,11 +12,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, Union, get_args, get_origi
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypeAliasType
 
 from flowrl.errors import UserError
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.read import Overrides
 from flowrl.settings.words.names import flowrl_words, unknown_name
+from flowrl.settings.words.other_forms import other_form
 from flowrl.settings.words.sentences import plain_message
 from flowrl.settings.words.values import short_repr
 
@@ -148,6 +150,8 @@ def _instead(name: str, names: Sequence[str]) -> str:
             written.append(f"the setting {setting}")
     if written:
         return f"did you mean {' or '.join(dict.fromkeys(written))}?"
+    if name not in names and (form := other_form(name)):
+        return form
     near = get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
 
@@ -158,8 +162,11 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return get_args(annotation) if is_union else (annotation,)
+    if isinstance(annotation, TypeAliasType):
+        return _members(annotation.__value__)
+    if get_origin(annotation) not in (Union, UnionType):
+        return (annotation,)
+    return tuple(inner for member in get_args(annotation) for inner in _members(member))
 
 
 def _wanted(annotation: Any, value: object) -> str:

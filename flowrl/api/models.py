@@ -126,14 +126,18 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
             f"flowrl.train: {kind.__name__} is a part of a pipeline: pass the whole pipeline, such "
             "as DiffusionPipeline.from_pretrained(...), in which it is trained"
         )
-    if kind.__init__ is not nn.Module.__init__ and len(inspect.signature(kind).parameters):
+    named = _own_named(kind)
+    has_arguments = kind.__init__ is not nn.Module.__init__
+    if has_arguments and (arguments := list(inspect.signature(kind).parameters)):
+        listed = ", ".join(f"{name!r}: ..." for name in arguments)
         raise UserError(
-            f"flowrl.train: {kind.__name__} takes arguments, which a run file must list: save its "
-            f"weights (safetensors.torch.save_model), and pass {{'own': {{'name': "
-            f"'FILE.py:{kind.__name__}', ...arguments}}, 'weights': FILE}}"
+            f"flowrl.train: {kind.__name__} takes arguments ({', '.join(arguments)}), which a run "
+            "file must list: save its weights with safetensors.torch.save_model(model, "
+            f"'weights.safetensors'), and pass {{'own': {{'name': {named!r}, {listed}}}, "
+            "'weights': 'weights.safetensors'}"
         )
     saved = files / "weights.safetensors"
-    settings = {"own": _own_named(kind), "weights": str(saved), "dtype": _dtype(model)}
+    settings = {"own": named, "weights": str(saved), "dtype": _dtype(model)}
     save_model(model, str(saved))
     return settings
 

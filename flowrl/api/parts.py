@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageOps
+from typing_extensions import TypeAliasType
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
@@ -19,12 +20,14 @@ from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.checks.settings import check_names
 from rewards.perception.media import to_rgb
-from rewards.user_function import Own, function_settings, user_reward
+from rewards.user_function import Own, function_settings, object_reward, user_reward
 
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
+_WITH_SETTINGS = "{'name': function, 'weight': 1.0}, and its settings beside them"
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
-GivenReward = str | Path | Mapping[str, Any] | Callable[..., Any]
-SomeRewards = GivenReward | Sequence[GivenReward]  # one, or a list
+# aliases with names, so that `help` shows the names
+GivenReward = TypeAliasType("GivenReward", str | Path | Mapping[str, Any] | Callable[..., Any])
+SomeRewards = TypeAliasType("SomeRewards", GivenReward | Sequence[GivenReward])  # one, or a list
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class PromptSources:
     words: tuple[str, ...]
 
 
-GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
+GivenPrompts = TypeAliasType(
+    "GivenPrompts", str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class GivenRewards:
         UserErrors begin with `place`.
         """
         if isinstance(rewards, Mapping) and "name" not in rewards:  # as `rewards: {pickscore: 1.0}`
+            if callables := [key for key, value in rewards.items() if callable(value)]:
+                raise UserError(
+                    f"{place}: {callables[0]!r:.100} has a function where a weight stands; write "
+                    f"{_WITH_SETTINGS}"
+                )
             rewards = [{"name": name, "weight": weight} for name, weight in rewards.items()]
         elif isinstance(rewards, str | Path | Mapping) or callable(rewards):
             rewards = [rewards]
@@ -61,6 +71,11 @@ class GivenRewards:
             )
         specs, objects = [], dict[str, Reward]()
         for one in rewards:
+            if isinstance(one, Mapping) and "name" not in one:
+                raise UserError(
+                    f"{place}: a mapping of {', '.join(map(repr, one)) or 'nothing'} has no "
+                    f"`name`: write {_WITH_SETTINGS}"
+                )
             spec = texts_of_paths(one if isinstance(one, Mapping) else {"name": one})
             named = spec.get("name")
             if callable(named):
@@ -139,21 +154,41 @@ def _label(reward: Any) -> str:
     return str(inner.__name__ if is_function else type(inner).__name__).strip("<>")  # of <lambda>
 
 
+class _NamedPartial(functools.partial[Any]):
+    """A partial with a name. Two of the same partial are equal, so that it may be a reward of
+    training and of evaluations."""
+
+    @classmethod
+    def of(cls, original: functools.partial[Any]) -> "_NamedPartial":
+        named = cls(original.func, *original.args, **original.keywords)
+        vars(named).update(__name__=_label(original), original=original)
+        return named
+
+    def __eq__(self, other: object) -> bool:
+        same_kind = isinstance(other, _NamedPartial)
+        return same_kind and vars(self)["original"] is vars(other)["original"]
+
+    def __hash__(self) -> int:
+        return id(vars(self)["original"])
+
+
 def _reward(reward: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
     """A callable as a reward: a function by its signature, other objects unchanged."""
     if inspect.isclass(reward):
         raise UserError(f"{place}: {reward.__name__} is a class; pass an instance of it")
     function = reward.func if isinstance(reward, functools.partial) else reward
     if isinstance(reward, functools.partial):  # messages need its name
-        reward = functools.partial(reward.func, *reward.args, **reward.keywords)
-        vars(reward)["__name__"] = _label(reward)
+        reward = _NamedPartial.of(reward)
     if not inspect.isroutine(function):
         if settings:
             raise UserError(
                 f"{place}: {_label(reward)} is an object, which takes no settings "
                 f"({', '.join(settings)}): pass them to its constructor"
             )
-        return reward
+        try:
+            return object_reward(reward, _label(reward))
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from error
     try:
         check_names(_label(reward), function_settings(_label(reward), reward), settings)
     except ValueError as error:

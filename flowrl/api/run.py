@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from inspect import iscoroutinefunction, signature
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from PIL.Image import Image
+from typing_extensions import TypeAliasType
 
 from flowrl.api.calls import checked_arguments, public_call, public_calls, setting_words
 from flowrl.api.given import Given
@@ -74,7 +76,24 @@ from flowrl.settings.words.short_forms import REWARDS
 from rewards import Reward, Samples
 
 RUN_FILE = "run.yaml"
-GivenLora = int | Mapping[str, Any] | bool | Any  # Any: peft.LoraConfig, which is not imported here
+# Any: peft.LoraConfig, which is not imported here
+GivenLora = TypeAliasType("GivenLora", int | Mapping[str, Any] | bool | Any)
+# methods and attributes of TRL, transformers and diffusers, and the name here
+_METHODS_ELSEWHERE = {
+    "save_pretrained": "export",
+    "save_model": "export",
+    "save_lora_weights": "export",
+    "push_to_hub": "push",
+    "generate": "sample",
+    "predict": "sample",
+    "fit": "train",
+    "log_history": "metrics",
+    "history": "metrics",
+    "state": "metrics",
+    "model": "weights",
+    "args": "settings",
+    "config": "settings",
+}
 
 
 class Best(NamedTuple):
@@ -179,8 +198,16 @@ class Run:
         """The run of a folder, or of a repository of the hub that has one: a run's folder that was
         uploaded whole. UserError for a repository with weights alone, which diffusers, peft and
         transformers load."""
-        if Path(source).expanduser().is_dir():
-            return cls.open(Path(source).expanduser(), trust=trust)
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            if not (folder / RUN_FILE).is_file() and any(folder.glob("*.safetensors")):
+                raise UserError(
+                    f"flowrl.Run.from_pretrained: {folder} has weights and no run.yaml, so it is "
+                    "not the folder of a run: diffusers loads an adapter by "
+                    "pipe.load_lora_weights(FOLDER), and flowrl.Run.of_model(MODEL, FOLDER) "
+                    "samples and evaluates it"
+                )
+            return cls.open(folder, trust=trust)
         from flowrl.api.hub import downloaded_run  # the hub's client takes a second to import
 
         return cls.open(downloaded_run(str(source)), trust=trust)
@@ -194,6 +221,16 @@ class Run:
         run = cls(settings=settings)
         run._untrained = str(model), None if adapter is None else Path(adapter)
         return run
+
+    if not TYPE_CHECKING:  # with it, a checker would take any attribute for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            if name in vars(type(self)):  # a property, whose own error this is
+                return object.__getattribute__(self, name)
+            method = _METHODS_ELSEWHERE.get(name)
+            near = [method] if method else get_close_matches(name, dir(type(self)), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
+            raise AttributeError(f"flowrl.Run has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
         if self._untrained is not None:
@@ -895,7 +932,8 @@ def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callbac
         if fault:
             raise UserError(
                 f"flowrl.train: callbacks must be functions of an event, and {function!r:.80} "
-                f"{fault}"
+                f"{fault}: write `def callback(event): ...`, which asks by event.stop(), "
+                "event.save() or event.evaluate()"
             )
     return functions
 

@@ -77,7 +77,8 @@ def train(  # noqa: PLR0913 one call has all of a run
     recipe            a name, or `flowrl.recipe(name, ...)`
     lora              rank of the adapters, True for the default rank, 16, a mapping of all their
                       settings, or a `peft.LoraConfig`, of which each field is honoured or refused
-                      by name; False trains all weights; None: as in `settings`
+                      by name; False trains all weights; None: as in `settings`, whose
+                      default is rank 16
     tokenizer         the tokenizer of a live language model
     settings          all other settings, {"train": {"updates": 2}, ...}, or a run's file. The
                       arguments above take precedence

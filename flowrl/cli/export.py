@@ -218,6 +218,8 @@ def check_upload(repository: str) -> None:
         validate_repo_id(repository)
     except HFValidationError as error:
         reason = " ".join(str(error).split())[:200]
+        if Path(repository).is_absolute() or repository.startswith((".", "~")):
+            reason = "to write a folder, leave it out and set --out (`out=` of Run.export)"
         raise UserError(
             f"push to the hub: {repository[:100]!r} is not owner/name: {reason}"
         ) from error

@@ -2,20 +2,23 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
-from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
+from flowrl.cli.recipe_text import in_yaml, part_rows, readable, recipe_rows
 from flowrl.recipes import RECIPES
 from flowrl.recipes.meanings import recipe_words
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import field_types, word_fields
 from flowrl.settings.command_line.options import Option
 from flowrl.settings.model.kinds import MODEL_KINDS
+from flowrl.settings.parts.meanings import part_words
+from flowrl.settings.parts.names import part_name, parts_named
+from flowrl.settings.parts.own_parts import KINDS, RECIPE_PARTS, parts_of_recipes
 from flowrl.settings.words.names import BASE_KEY, WORDS
 from flowrl.settings.words.sentences import fields_of, kinds_at
 from flowrl.settings.words.short_forms import FOR_A_SECTION
@@ -40,6 +43,10 @@ def make_schema() -> dict[str, Any]:
                 "settings": recipe_rows(name, parts=True),
             }
             for name, recipe in RECIPES.items()
+        },
+        "parts": {
+            part_name(kind): {"about": part_words(kind), "settings": part_rows(kind)}
+            for kind in parts_of_recipes()
         },
         "rewards": {name: _reward(name) for name in names()},
         "words": [asdict(word) for word in WORDS],
@@ -140,6 +147,7 @@ def run_schema() -> dict[str, Any]:
         if "oneOf" in part:
             part["anyOf"] = part.pop("oneOf")
             part.pop("discriminator")
+    _describe_parts(schema["$defs"])
     for section, short in FOR_A_SECTION.items():
         whole_section = schema["properties"][section]
         schema["properties"][section] = {"anyOf": [whole_section, short]}
@@ -148,3 +156,50 @@ def run_schema() -> dict[str, Any]:
         **schema["properties"],
     }
     return schema | {"if": {"not": {"required": [BASE_KEY]}}, "then": whole}
+
+
+def _describe_parts(definitions: dict[str, Any]) -> None:
+    """Describe the settings of parts where recipes take them, for editors: once `name` is written,
+    they complete and explain the settings of that part. Other names stay allowed."""
+    kinds = RECIPE_PARTS | {kind.word: kind for kind in KINDS if kind.word in _PARTS_OF_PARTS}
+    for place, kind in kinds.items():
+        used = False
+        for name in RECIPES:
+            setting = definitions[name]["properties"].get(place, {})
+            used |= _refer(setting.get("anyOf", []), f"#/$defs/{_definition(place)}")
+        if used:
+            definitions[_definition(place)] = _part_schema(parts_named(kind.protocol).plain)
+
+
+_PARTS_OF_PARTS = ("kernel", "solver")  # which recipes take as settings of their own
+_ANY_MAPPING = {"additionalProperties": True, "type": "object"}
+
+
+def _definition(place: str) -> str:
+    return f"part of {place}"
+
+
+def _refer(forms: list[dict[str, Any]], definition: str) -> bool:
+    """Put a reference in place of the mapping of any keys among the forms of a setting, also of a
+    list's entries. Returns whether there was one."""
+    replaced = False
+    for i, form in enumerate(forms):
+        if form == _ANY_MAPPING:
+            forms[i] = {"$ref": definition}
+            replaced = True
+        else:
+            replaced |= _refer(form.get("items", {}).get("anyOf", []), definition)
+    return replaced
+
+
+def _part_schema(parts: Mapping[str, type]) -> dict[str, Any]:
+    """The schema of `{name: NAME, ...settings}`."""
+    names = {"type": "string", "description": f"{', '.join(parts)}, or FILE.py:NAME"}
+    chosen = [
+        {
+            "if": {"required": ["name"], "properties": {"name": {"const": name}}},
+            "then": {"properties": {r.name: {"description": r.meaning} for r in part_rows(kind)}},
+        }
+        for name, kind in parts.items()
+    ]
+    return _ANY_MAPPING | {"properties": {"name": names}, "allOf": chosen}

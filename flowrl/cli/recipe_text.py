@@ -1,5 +1,6 @@
 """`flowrl recipes`: the recipes by evidence, and one recipe with its settings."""
 
+import dataclasses
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,14 @@ from flowrl.recipes.meanings import recipe_words
 from flowrl.recipes.table import OWN_RECIPES
 from flowrl.settings import recipe_function, recipe_kind
 from flowrl.settings.command_line.arguments import Word
-from flowrl.settings.parts.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
+from flowrl.settings.parts.meanings import part_meanings, part_words
+from flowrl.settings.parts.names import item_of, part_name, parts_named, written_part
+from flowrl.settings.parts.own_parts import (
+    FILE_AND_NAME,
+    RECIPE_PARTS,
+    parts_of_recipes,
+    parts_written,
+)
 from flowrl.settings.sections.joint import JOINT, JointSettings
 from rewards.checks.settings import function_parameters
 
@@ -38,7 +46,8 @@ class Recipes:
     of its settings."""
 
     names: Word[tuple[str, ...]] = ()
-    """A recipe, or FILE.py:FUNCTION; without one, all are listed."""
+    """A recipe, FILE.py:FUNCTION, or a part of recipes, such as `standardize`; without one, all
+    recipes are listed."""
     all: bool = False
     """Also list contributed recipes, which work like the others."""
 
@@ -71,9 +80,13 @@ def recipe_list(contributed: bool) -> str:
 
 
 def recipe_text(name: str) -> str:
-    """A recipe's docstring, evidence, settings and parts. UserError for an unknown one."""
+    """A recipe's docstring, evidence, settings and parts; or a part's docstring and settings.
+    UserError for an unknown name."""
     if name == JOINT:
         return f"{name}: {inspect.cleandoc(JointSettings.__doc__ or '')}"
+    parts = {part_name(kind): kind for kind in parts_of_recipes()}
+    if name in parts and name not in RECIPES:
+        return part_text(parts[name])
     try:
         recipe = recipe_function(name)
     except UserError as error:
@@ -90,8 +103,50 @@ def recipe_text(name: str) -> str:
     lines += ["", f"Its parts, each of which a run file can replace by {FORMS}:", ""]
     algorithm = recipe_kind(name)(name=name).algorithm()
     lines += [f"  {key}: {in_yaml(part)}" for key, part in parts_written(algorithm).items()]
+    lines += ["", "`flowrl recipes PART`, such as `flowrl recipes standardize`: a part's settings."]
     average = "" if algorithm.behaviour == "current" else ", an average of the weights"
     return "\n".join([*lines, "", f"Policy that samples: {algorithm.behaviour}{average}."])
+
+
+def part_text(kind: type) -> str:
+    """A part's docstring without the lines of its settings, and its settings."""
+    lines = [f"{part_name(kind)}: {part_words(kind)}", ""]
+    for row in part_rows(kind):
+        lines.append(f"  {row.name}  {row.default}  ({row.kind})")
+        lines += textwrap.wrap(
+            row.meaning, WIDTH, initial_indent="      ", subsequent_indent="      "
+        )
+    return "\n".join(lines).rstrip()
+
+
+def part_rows(kind: type) -> list[RecipeRow]:
+    """The settings of a part."""
+    meanings = part_meanings(kind)
+    return [
+        RecipeRow(name, part_or_value(p.annotation), _default_of(kind, p), meanings.get(name, ""))
+        for name, p in function_parameters(kind).items()
+    ]
+
+
+def part_or_value(annotation: Any) -> str:
+    """The type of a part's setting in words; FORMS where it is a part."""
+    item = item_of(annotation)
+    if parts_named(annotation):
+        return "part or null" if type(None) in get_args(annotation) else "part"
+    if item is not None and parts_named(item):
+        return "list of parts"
+    return readable(annotation)
+
+
+def _default_of(kind: type, parameter: inspect.Parameter) -> str:
+    if parameter.default is not parameter.empty:
+        value = parameter.default
+        if type(value).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
+            field = next(f for f in dataclasses.fields(kind) if f.name == parameter.name)
+            assert field.default_factory is not dataclasses.MISSING
+            value = field.default_factory()
+        return in_yaml(written_part(value))
+    return "required"
 
 
 def evidence_line(name: str) -> str:

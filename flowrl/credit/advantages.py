@@ -48,6 +48,8 @@ class Sum:
     others of its group have, of a reward that applies, is masked, since its sum is incomplete. With
     `partial` it stays, and the missing score counts as 0, which is sound once rewards are
     standardised (GDPO, arXiv:2601.05242).
+
+    partial  whether a missing score counts as 0; else its sample is masked
     """
 
     partial: bool = False
@@ -77,11 +79,15 @@ class Standardize:
 
     scale       the std of the group, of the batch (Flow-GRPO's global_std), or no division (None)
                 (Dr. GRPO, arXiv:2503.20783)
-    correction  0 divides by n (Flow-GRPO, with eps 1e-4), 1 by n - 1 (DanceGRPO, with 1e-8)
+    correction  at least 0: 0 divides by n (Flow-GRPO, with eps 1e-4), 1 by n - 1 (DanceGRPO, with
+                1e-8)
     centre      the mean of the group, or of the batch (GDPO's last step)
-    trim        excludes the lowest int(trim n) values from mean and std (MixGRPO's trimmed_ratio)
-    blend       for groups without spread: A = blend (value - batch mean) / batch std; 0 yields
-                exactly 0
+    trim        in [0, 1): excludes the lowest int(trim n) values from mean and std (MixGRPO's
+                trimmed_ratio)
+    blend       at least 0, for groups without spread: A = blend (value - batch mean) / batch std; 0
+                yields exactly 0
+
+    eps  added to the std, at least 0
     """
 
     scale: Literal["group", "batch"] | None = "group"
@@ -156,10 +162,10 @@ class GroupBaseline:
 
         A = value - (baseline + shift)
 
-    soft   the baseline is soft log mean exp(value / soft), the value of the optimal KL-regularised
-           policy (OPMD; the V* of A*-PO, arXiv:2505.20686); None: the mean
-    shift  -0.1 in AsymRE (arXiv:2506.20520): with a baseline below the mean, good samples of an
-           older policy weigh more than bad ones
+    soft   above 0: the baseline is soft log mean exp(value / soft), the value of the optimal
+           KL-regularised policy (OPMD; the V* of A*-PO, arXiv:2505.20686); None: the mean
+    shift  any number, -0.1 in AsymRE (arXiv:2506.20520): with a baseline below the mean, good
+           samples of an older policy weigh more than bad ones
     """
 
     soft: float | None = None
@@ -193,6 +199,9 @@ class ScaleSteps:
 
     A clipped surrogate is positively homogeneous in the advantage, so the advantages can carry the
     weight of a step's loss.
+
+    by  weight of a step: its noise's standard deviation (`std`), or the inverse of the sigma that
+        it covers (`1/h`)
     """
 
     carries_weights = True
@@ -221,6 +230,8 @@ class Clip:
     """Advantages clipped to a range: Flow-GRPO (arXiv:2505.05470).
 
     A <- clip(A, -at, at)
+
+    at  largest size of an advantage, above 0
     """
 
     at: float = 5.0
@@ -240,6 +251,9 @@ class Rescale:
     """Rescales advantages from the range +-at to +-to: AWM (arXiv:2509.25050).
 
     A <- A to / at
+
+    at  size of an advantage before, above 0
+    to  size that it becomes, above 0
     """
 
     at: float = 5.0

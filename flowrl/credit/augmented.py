@@ -19,6 +19,10 @@ class Augmented:
 
     A tracker sets the baseline of each draw. The paper's baseline is the score of a reference
     model's sample, which its released trainers do not compute.
+
+    rule  the first summand: settings of `standardize`
+    low   how far the difference may fall, at least 0
+    high  how far it may rise, at least 0
     """
 
     rule: Standardize = field(default_factory=Standardize)

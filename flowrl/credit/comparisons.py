@@ -79,6 +79,10 @@ class TwoLevel:
         A = siblings rule(V among the children of one parent) + group rule(V among all nodes)
 
     UserError for trees that are not uniform.
+
+    siblings  weight of the comparison among siblings, at least 0
+    group     weight of the comparison among all nodes of a depth, at least 0
+    rule      how values are compared: settings of `standardize`
     """
 
     siblings: float = 0.5
@@ -135,6 +139,10 @@ class Exponential:
         w_i = exp(rate value_i) / mean_j exp(rate value_j)
 
     The mean is over the group or the batch. A higher `rate` is greedier; at 0 all weights are 1.
+
+    rate  weight of a value in the exponent, at least 0; a larger one is greedier, 0 weighs all
+          equally
+    over  whose mean weight is 1: the `group`'s or the `batch`'s
     """
 
     rate: float = 1.0
@@ -166,6 +174,10 @@ class PruneWidth:
     The other leaves are masked, never dropped. Values are taken at the last decision point. A chain
     splits at its roots, so all its decision points are pruned: `extremes` is then best-of-N
     selection within each group.
+
+    keep      which leaves stay: `branch` or `extremes`, as above
+    fraction  share of the leaves that stays, in (0, 1]
+    over      with `extremes`, whose leaves are compared: the `group`'s or the `batch`'s
     """
 
     keep: Literal["branch", "extremes"]

@@ -26,6 +26,9 @@ class Novelty:
     d is the root mean square difference of a sample's clean latent from its group's mean. Other
     samples stay as they are, so nothing is gained by being far and bad. It comes after the
     transforms that standardise.
+
+    weight  share of an advantage that follows the distance, in [0, 1]; 0 leaves advantages as they
+            are
     """
 
     weight: float = 0.5

@@ -45,6 +45,11 @@ class GroupReturns:
     arXiv:2402.03300 (4.1.3), with gamma 1; IGPO, arXiv:2510.14967. With `outcome` the score of the
     sample is a reward of its last turn. A turn without a reward adds none. The std divides by
     n - 1. `information` adds IGPO's rewards.
+
+    gamma        discount per turn, in [0, 1]; 1 counts all later turns equally
+    outcome      whether the sample's score is a reward of its last turn
+    information  rewards of what a turn adds to the answer's probability, {column: ..., before:
+                 ...}; null: none
     """
 
     by_turn = True
@@ -84,6 +89,9 @@ class MinReturns:
 
     As the temperature falls the sum of r approaches the smallest reward. With `outcome` the score,
     minus the mean of the group's others, belongs to the last step.
+
+    temperature  softness of the minimum, in units of the rewards, above 0; smaller is nearer to it
+    outcome      whether the sample's score belongs to its last step
     """
 
     by_turn = True

@@ -98,7 +98,7 @@ class ProxyGate:
     where the proxy's rank number exceeds the others' mean: where the proxy ranks a sample *worse*.
 
     auxiliary  labels of further rewards, of weight 0
-    share      of the samples with u >= 0; with the tracker `GateShare`, the tracker's
+    share      in (0, 1), of the samples with u >= 0; with the tracker `GateShare`, the tracker's
     """
 
     provides: ClassVar[tuple[Column[Any], ...]] = (GATE,)
@@ -152,7 +152,11 @@ def gate_of(transforms: Sequence[Transform]) -> ProxyGate | None:
 
 @dataclass
 class GateShare:
-    """The share of a `ProxyGate`, adapted in every iteration: see `adapted`."""
+    """The share of a `ProxyGate`, adapted in every iteration: see `adapted`.
+
+    auxiliary  labels of further rewards, of weight 0
+    share      share that the gate begins with, in (0, 1)
+    """
 
     auxiliary: tuple[str, ...]
     share: float = 0.1
@@ -190,6 +194,8 @@ class Diverse:
     d is the score of the reward `distance`, of weight 0: the least distance to another sample of
     the group. The factor is 1 for a sample without such a score, and if all d are 0. Where good
     samples are alike their advantages shrink, so that the group's mean falls below 0.
+
+    distance  label of the reward, of weight 0, that scores the distance
     """
 
     distance: str

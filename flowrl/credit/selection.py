@@ -36,6 +36,9 @@ class DropFlat:
 
     Masked groups are not in the loss's denominator either. Continuous rewards need a `least` above
     0. Put it before transforms that normalise.
+
+    least  standard deviation of a group, in units of the rewards, up to which it is masked, at
+           least 0
     """
 
     least: float = 0.0
@@ -57,7 +60,7 @@ class BestAnd:
     """The best sample of each group, and one other; the rest are masked: PF-PPO's filters
     (arXiv:2409.06957), for rewards that are most reliable at their extremes.
 
-        other   random (BR), worst (BW), or none (only the best)
+    other   random (BR), worst (BW), or none (only the best)
 
     Samples of a group are drawn independently, so the first sample other than the best is a random
     one. Put it after transforms that normalise, so that their statistics cover all samples.
@@ -85,6 +88,8 @@ class MaxVariance:
 
     arXiv:2504.13818. The subset has the j highest and the keep - j lowest values, for the best j.
     Put it after transforms that normalise, so that their statistics cover all samples.
+
+    keep  samples of a group that stay, at least 2
     """
 
     keep: int

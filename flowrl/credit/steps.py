@@ -37,6 +37,8 @@ class EvenGradients:
     q is the step's std. The gradient of a log-density in the velocity has the size 1 / w for noise
     that does not depend on v. The mean is over the first `share` of the steps, from which trained
     steps are drawn, so that a step's weight does not depend on the others drawn.
+
+    share  share of the steps, from the first on, over which the mean is taken, in (0, 1]
     """
 
     carries_weights = True
@@ -79,6 +81,8 @@ class EvenDepths:
 
     In a mean over edges, power 1 weights all noisy steps equally, and power 0 all edges. A
     power below 0 favours steps with many edges.
+
+    power  degree of the weights, any number; 1 weighs steps equally, 0 edges
     """
 
     carries_weights = True

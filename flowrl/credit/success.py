@@ -33,8 +33,11 @@ class MaxRL:
 
     baseline  "mean" is the formula above; "none" is value / p; "one" is value / p - 1, which
               differs from "mean" only in groups without success, where it is -1
-    floor     0.125 in the authors' clipped form, which also divides by the group's size (`Rescale`)
+    floor     at least 0, 0.125 in the authors' clipped form, which also divides by the group's size
+              (`Rescale`)
     spread    also divides by the group's std, another variant of the authors
+
+    eps  added to the divisor, at least 0
     """
 
     baseline: Literal["mean", "none", "one"] = "mean"
@@ -107,6 +110,10 @@ class PassAtK:
                    training (arXiv:2508.10751)
 
     UserError for rewards other than 0 and 1, and for groups that are too small for k.
+
+    k     samples of which one has to succeed, at least 1
+    form  the formula: `leave_one_out` or `analytic`, as above
+    eps   added to the standard deviation, at least 0
     """
 
     k: int
@@ -158,6 +165,8 @@ class BestGap:
         A = (best - second) / (std + eps) for the best, 0 for the others
 
     Without `scaled` there is no division. A tie at the top gives 0.
+
+    scaled  whether the margin is divided by the group's std
     """
 
     scaled: bool = True
@@ -192,6 +201,10 @@ class BetaNormalize:
     least 1. Near 0 and 1 a weight can be huge. The authors' `most` is 1e6, but their comment asks
     for a tighter one. `correction`: the variance of p divides by n - correction, 0 in the paper and
     1 in the authors' code. UserError for rewards outside 0..1.
+
+    most        largest weight, above 0
+    correction  number that is subtracted from n in the variance of p, at least 0: 0 in the paper, 1
+                in the code
     """
 
     most: float = 10.0

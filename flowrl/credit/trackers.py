@@ -101,6 +101,9 @@ class PromptValues:
 
     uncertain  samples prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by
                success rate (scores in 0..1), instead of in turn
+
+    keep   share of the evidence that stays at a new use of a prompt, in [0, 1)
+    prior  value of a prompt before any prompt has one, any number, in units of the rewards
     """
 
     keep: float = 0.9
@@ -181,6 +184,10 @@ class StartValues:
     null` takes their mean. A prompt whose samples all score 0 or lower is left out of the loss,
     unless `solvable` is false. So is a prompt without a score, which is sampled again at its next
     use.
+
+    samples   samples of the initial policy per prompt, at least 1
+    soft      temperature of the mean, in units of the rewards, above 0; null is the plain mean
+    solvable  whether prompts without a success are left out
     """
 
     samples: int = 8

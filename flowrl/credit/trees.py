@@ -42,9 +42,9 @@ class GlobalLocal:
 
         A = ((V - V_root) + (V - V_parent)) leaves^power / (std + eps)
 
-    power   a node's tokens are trained once here. Published code trains them once in each leaf
-            below the node: a plain sum is power 1, and TreeRL's division by sqrt(leaves) is power
-            0.5; below 0, nodes with many leaves weigh less
+    power   any number: a node's tokens are trained once here. Published code trains them once in
+            each leaf below the node: a plain sum is power 1, and TreeRL's division by sqrt(leaves)
+            is power 0.5; below 0, nodes with many leaves weigh less
     scaled  divides by the std of the draw's leaves; with power 1 this is TEMPO (arXiv:2509.18314).
             Without it there is no division
     first   keeps V - V_parent at first nodes whose parent is the draw: a group that never

@@ -91,6 +91,8 @@ class WhitenTokens:
 
     A sample weighs as much as its length, divided among its decision points. After the group's mean
     is subtracted, this is the paper's variant with a baseline.
+
+    eps  added to the variance, at least 0
     """
 
     eps: float = 1e-8
@@ -146,6 +148,8 @@ class GreedyBaseline:
     A plan with `greedy` makes it the draw's last sample, which is masked. If it has no score, the
     whole draw is masked. `samples` counts the samples of a draw, the greedy one included: a group
     may hold several draws of a prompt.
+
+    samples  samples of a draw, the greedy one included, at least 2
     """
 
     samples: int
@@ -175,6 +179,10 @@ class Penalize:
     arXiv:2310.10505). With `each` every token has its own sum, over itself and the tokens after it
     (REINFORCE++, arXiv:2501.03262): credit then has one column per token, masked where the token is
     not the model's, and transforms that compare samples must come before.
+
+    weight  weight of the penalty in the reward, above 0; larger keeps the policy nearer to the
+            initial one
+    each    whether each token has its own sum; else a sample has one
     """
 
     weight: float
@@ -263,6 +271,8 @@ class Discount:
     value_k <- gamma^(turns after k) value_k + sum_{j >= k} gamma^(j - k) reward_j
 
     The outcome is a reward of the last turn; reward_j come from the environment.
+
+    gamma  discount per turn, in [0, 1]; 1 counts all later turns equally
     """
 
     by_turn = True
@@ -296,6 +306,10 @@ class States:
     arXiv:2505.10978. Value is the outcome plus all rewards of turns; returns are those of
     `Discount` with `gamma`, in any turn. A state with a single decision adds 0. `scale` divides
     both parts by their std (the published code does not divide).
+
+    weight  weight of the comparison within a state, at least 0
+    gamma   discount per turn of its returns, in [0, 1]
+    scale   whether both parts are divided by their std
     """
 
     by_turn = True

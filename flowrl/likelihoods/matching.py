@@ -43,6 +43,11 @@ class Weighting:
     t2 (2, 0, 1), ghuber (1, 0, p) and huber, half of ghuber at p = 1/2. `epsilon` (0, 2, 1) is the
     error of a noise prediction in velocity space. Below 0, a favours low levels and c
     high ones.
+
+    sigma_power  a, the power of sigma, any number
+    clean_power  c, the power of 1 - sigma, any number
+    error_power  p, the power of the error, above 0; below 1 small errors weigh more
+    scale        factor of the weight, above 0
     """
 
     sigma_power: float = 0.0  # a
@@ -86,13 +91,13 @@ class Matching:
 
         log p = -w(mean |v(x, sigma) - (noise - x0)|^2),  x = (1 - sigma) x0 + sigma noise
 
-    levels_per_sample  number of noise levels per sample or pair
+    levels_per_sample  number of noise levels per sample or pair, at least 1
     weight     w by noise level and error size: see `Weighting`
     paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
                Diffusion-DPO (arXiv:2311.12908). A tie, and a pair of equal samples, is masked
-    together   the group's size for losses that compare the samples of a group: their rows stay
-               together. 1 for all other losses
-    same_noise gives these rows the same noise and level, so that only the samples differ: DGPO
+    together   the group's size, at least 1, for losses that compare the samples of a group: their
+               rows stay together. 1 for all other losses
+    same_noise  gives these rows the same noise and level, so that only the samples differ: DGPO
                (arXiv:2510.08425)
     share      "batch": all samples share their levels, so that a minibatch has one sigma, which
                every pipeline can run in one call; "sample": each sample has its own levels
@@ -102,6 +107,9 @@ class Matching:
 
     Noise and levels are keyed by (seed, iteration, draw, plan, leaf), so they depend neither on
     the batch nor on the number of processes. Differences are computed in float32 or better.
+
+    times  how noise levels are drawn: a part, `uniform`, `logit_normal`, `discrete` or
+           `permuted_grid`
     """
 
     keep_mean = False

@@ -45,6 +45,9 @@ class Uniform:
     """Uniformly distributed levels: AWM (arXiv:2509.25050) uses low 0.2 and shift 3.
 
     sigma = shifted(low + (1 - low) u)
+
+    low    lowest unshifted level, in [0, 1)
+    shift  shift of the levels, above 0; above 1 favours high noise, 1 is none
     """
 
     low: float = 0.0
@@ -69,6 +72,9 @@ class LogitNormal:
 
     AWM's code computes a clamp of the uniform number and then overwrites it; here the clamp is
     applied, so that no sigma is exactly 1.
+
+    shift  shift of the levels, above 0; above 1 favours high noise, 1 is none
+    least  lowest level, in [0, 1)
     """
 
     shift: float = 3.0
@@ -93,6 +99,9 @@ class Discrete:
 
     `init` sets the rule for index 0, pure noise: drawn like the others (`any`), never (`without`),
     or always, with count - 1 parts of the rest (`with`). UserError for too few levels.
+
+    fraction  share of the levels, from the first on, that they are drawn from, in (0, 1]
+    init      whether index 0 is drawn: `any`, `without` or `with`, as above
     """
 
     fraction: float = 0.9
@@ -129,6 +138,8 @@ class PermutedGrid:
         sigma_j = grid[permutation[j]],  j < count
 
     Only the first `fraction` of the levels is permuted. UserError for too few levels.
+
+    fraction  share of the levels, from the first on, that they are drawn from, in (0, 1]
     """
 
     fraction: float = 1.0

@@ -206,6 +206,9 @@ class KnownNoise:
     both       also take the step upwards, whose gradient has the opposite sign
     strengths  extra weight of a relative reward's first word at the lowest and the highest s, for
                the step down and for the step up
+
+    levels  [lowest, highest] level s
+    width   distance of the other level, as a share of that range, in (0, 1)
     """
 
     levels: tuple[float, float] = (0.75, 27 / 28)

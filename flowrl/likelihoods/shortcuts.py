@@ -93,7 +93,10 @@ class ShortcutRows(PathRows):
 @dataclass(frozen=True)
 class Kept:
     """Starts from the states that the plan kept and takes all remaining steps (DRaFT-K,
-    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
+    arXiv:2309.17400), or one step to the clean sample (`project`: ReFL, arXiv:2304.05977).
+
+    project  whether one step leads to the clean sample; else all remaining steps are taken
+    """
 
     project: bool = False
     inside = True
@@ -163,10 +166,13 @@ class Shortcuts:
     with a plan that has a bridge), or those of `lagrange` on the two leaps of the plan `TwoLeaps`
     (order 1: LeapAlign). The gradient also passes through the state at the bridge, times `alpha`.
 
-    order    velocities per leap of `lagrange`; the first two have gradients
-    second   scale of the gradient of the second of them
-    rescale  how far gradients make up for velocities without, from 0 to 1
-    tau      distance in LeapAlign's weight of samples; None: equal weights
+    order    velocities per leap of `lagrange`, at least 1; the first two have gradients
+    second   scale of the gradient of the second of them, at least 0
+    rescale  how far gradients make up for velocities without, at least 0: 1 makes up for all
+    tau      distance in LeapAlign's weight of samples, above 0; None: equal weights
+
+    rule   lengths of the steps: the steps' own (`euler`), or those of two leaps (`lagrange`)
+    alpha  share of the gradient that passes through the state at the bridge, in [0, 1]
     """
 
     rule: Literal["euler", "lagrange"]

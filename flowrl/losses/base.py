@@ -183,6 +183,11 @@ class Anchor:
     gradient of KL(ref | new) and k1 has no gradient; corrected, both have the gradient of KL(new |
     ref), also for samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556). `gated` weights
     rows by the gate of their samples, `flowrl.credit.proxies.ProxyGate`.
+
+    weight     weight of the divergence, above 0; larger keeps the policy nearer
+    role       policy that it is measured from: `ref`, the initial one, or an average by its name
+    corrected  whether the estimate is multiplied by the ratio
+    gated      whether only the samples count that `proxy_gate` marks
     """
 
     weight: float
@@ -331,7 +336,8 @@ class RatioLoss(ABC):
 
     anchors      divergences from the initial policy or from averages
     weights      factors on the policy term: see `flowrl.losses.weights`
-    entropy      weight of the entropy bonus, which is averaged over tokens whatever the denominator
+    entropy      weight of the entropy bonus, at least 0, which is averaged over tokens whatever the
+                 denominator
     denominator  how entries are averaged: see `Denominator`
     """
 

@@ -25,6 +25,8 @@ class Distillation:
     noise, so it is left out.
 
     Metric: `kl_teacher`, which is D.
+
+    weight  weight of the divergence from the teacher, above 0
     """
 
     unit = 1

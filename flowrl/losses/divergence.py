@@ -27,6 +27,9 @@ class TrustRegion(RatioLoss):
 
     away  ratio, as published; first_order, the sign of the change of D itself (the paper's appendix
           E, not used in its runs)
+
+    most  divergence at which the region ends, above 0; larger lets a policy move farther in an
+          update
     """
 
     homogeneous = True

@@ -32,6 +32,15 @@ class REC(RatioLoss):
     The ratio has the likelihood's level: with `ratio: sequence` whole completions are kept or not.
     It replaces the gradient of log p, so the loss also fits denoising steps, whose ratios need
     `low` and `high` of about 1e-4.
+
+    low          how far the ratio may fall under 1, above 0 and at most `far_low`
+    high         how far it may rise over 1, above 0 and at most `far_high`
+    far_low      distance under 1 at which `ring` keeps entries again, above 0, up to 1
+    far_high     distance over 1 at which `ring` keeps entries again, above 0
+    temperature  of exp(A / temperature) with `factor: advantage`, in units of the advantage, above
+                 0
+    pull         weight of the squared log-ratio, at least 0; larger keeps the policy nearer to the
+                 sampling one
     """
 
     keep: Literal["one_side", "two_side", "ring", "all"] = "one_side"
@@ -92,6 +101,9 @@ class AdvantageRegression:
 
     For A = r - V* it is 0 at the optimal policy with a KL penalty of weight beta, for samples of
     any policy. The ratio is that of the whole completion, and all rows have the same weight.
+
+    beta  weight of the divergence from the initial policy, in units of the reward, above 0; larger
+          keeps the policy nearer to it
     """
 
     unit = 1

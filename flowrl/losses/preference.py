@@ -33,6 +33,9 @@ class Preference:
 
     Rows come in pairs, the better first. With `Matching` this is Diffusion-DPO (arXiv:2311.12908),
     whose beta is twice this one.
+
+    beta  inverse temperature of the preference, above 0; larger keeps the policy nearer to the
+          initial one
     """
 
     unit = 2
@@ -82,11 +85,15 @@ class GroupPreference:
     d_ref)), summed over groups, with beta / G left out. The unknown normaliser cancels if A has
     mean 0 in a group.
 
-    clip_at  stops the gradient of d where A > 0 and exp(d_slow - d) > 1 + clip_at, or A <= 0 and
-             exp(d_slow - d) < 1 - clip_at; d_slow is the error under the average `slow`. None: no
-             clipping
+    clip_at  above 0: stops the gradient of d where A > 0 and exp(d_slow - d) > 1 + clip_at, or A <=
+             0 and exp(d_slow - d) < 1 - clip_at; d_slow is the error under the average `slow`.
+             None: no clipping
     clip_error  whether the clip stops the gradient of d in the first term
     clip_kl     whether the clip stops the gradient of the divergence
+
+    beta       inverse temperature of the preference, above 0
+    kl         weight of the divergence, at least 0; 0 leaves it out
+    reference  policy that errors are compared with: `ref`, the initial one, or an average
     """
 
     group: int
@@ -177,10 +184,15 @@ class CentredReward:
     group means, so that the unknown normaliser cancels.
 
     kind         mse as above, or bce: cross-entropy of beta R^c and sigmoid(a^c)
-    temperature  the mean is weighted by softmax(a / temperature), and the loss averaged with the
-                 loss for softmax(-a / temperature); None weights all samples equally, and 0 is the
-                 code's hard choice, equivalent to softmax(a) where a > 0 and to equal weights
+    temperature  at least 0: the mean is weighted by softmax(a / temperature), and the loss averaged
+                 with the loss for softmax(-a / temperature); None weights all samples equally, and
+                 0 is the code's hard choice, equivalent to softmax(a) where a > 0 and to equal
+                 weights
     reward_adaptive_kl  m = 1e-4 / kl: weaker for bad samples; otherwise m = 1
+
+    beta      scale of the implicit reward, above 0; larger keeps the policy nearer to the average
+    kl        weight of the divergence from the initial policy, at least 0; 0 leaves it out
+    adaptive  whether errors are divided by their own mean size
     """
 
     group: int

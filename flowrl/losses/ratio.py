@@ -48,6 +48,10 @@ class Surrogate(RatioLoss):
     `high > low` is DAPO's clip-higher (arXiv:2503.14476). `dual` bounds the ratio of bad samples:
     dual clip (arXiv:1912.09729), or INTELLECT-2's two-sided delta (arXiv:2505.07291). Metrics count
     a clip only where it acts: a ratio below 1 - low with A < 0, or above 1 + high with A > 0.
+
+    low   clip range of the ratio below 1, in (0, 1]: under 1 - low, bad samples have no gradient
+    high  clip range of the ratio over 1, above 0: beyond 1 + high, good samples have no gradient
+    dual  largest ratio of a bad sample, above 1 + high; null: no bound
     """
 
     homogeneous = True

@@ -61,6 +61,10 @@ class NFT:
 
     mode  all | positive_only (A < 0 is 0) | negative_only (A > 0 is 0) | one_only (A > 0 is 1, all
           others 0) | binary (the sign of A)
+
+    beta           share of the trained velocity in the two that are compared with the sample,
+                   above 0; smaller makes larger updates
+    advantage_max  size at which advantages are clipped, above 0
     """
 
     unit = 1

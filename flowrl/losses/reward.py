@@ -27,6 +27,10 @@ class RewardGradient:
     form   linear, hinge (samples that score above the bound have no gradient) or target
     words  two words for a relative reward (arXiv:2509.06942): r is (1 + strength) times the score
            for "first, prompt" minus the score for "second, prompt"; the rows hold the strength
+
+    bound  reward at which `hinge` ends and which `target` aims at, any number; no effect with
+           `linear`
+    scale  factor on the loss, above 0; it acts like a learning rate
     """
 
     unit = 1

@@ -41,6 +41,9 @@ class CISPO(RatioLoss):
 
     No token loses its gradient. `low` and `high` bound the ratio itself, not its distance from 1.
     ScaleRL (arXiv:2510.13786) uses 5 for `high`; a value below 1 would scale down every gradient.
+
+    high  largest weight of a token's ratio, above `low`
+    low   smallest weight of a token's ratio, at least 0
     """
 
     homogeneous = True
@@ -67,6 +70,9 @@ class SAPO(RatioLoss):
     tau is `positive` for A > 0 and `negative` otherwise; the paper's values are for ratios of
     tokens. Ratios of denoising steps move far less: there tau should be about 1 / (the usual clip
     range).
+
+    positive  temperature of good samples' ratios, above 0; larger decays faster away from 1
+    negative  temperature of bad samples' ratios, above 0; larger decays faster away from 1
     """
 
     homogeneous = True
@@ -96,6 +102,10 @@ class VESPO(RatioLoss):
     w is the ratio of the whole row (a product, whatever the likelihood's level), times the row's
     `mismatch` with another engine. `positive` and `negative` are (k, lambda) by the sign of A. A
     mismatch in mode "mask" removes the whole row of a masked token: truncate instead.
+
+    positive  [k, lambda] of good samples
+    negative  [k, lambda] of bad samples
+    mismatch  correction for another sampling engine, {level: ..., mode: truncate, ...}; null: none
     """
 
     homogeneous = True
@@ -127,6 +137,9 @@ class GMPO(RatioLoss):
         loss = -A exp(mean_t log r_t),  log r_t <= high for A > 0, log r_t >= -low otherwise
 
     Reads the tokens' own log-ratios, whatever the likelihood's level.
+
+    low   how far the log-ratio of a bad sample's token may fall below 0, above 0
+    high  how far that of a good sample's token may rise above 0, above 0
     """
 
     homogeneous = True

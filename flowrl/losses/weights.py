@@ -61,6 +61,9 @@ class Mismatch:
     mean `mismatch_weight`, the shares of truncated and masked tokens `mismatch_truncated` and
     `mismatch_masked`, and `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one
     call.
+
+    high  largest weight, above 1
+    low   smallest weight, in [0, 1)
     """
 
     level: Literal["token", "sequence"] = "sequence"
@@ -131,6 +134,11 @@ class StepMismatch:
 
     The ratio is that of the mean log-density over a state's dimensions, as in the loss's own ratio.
     Rows without the column ENGINE have weight 1. Metrics are those of `Mismatch`.
+
+    likelihood  whose ratio it is: `transition` with its settings
+    mode        `truncate` clips to low..high; `mask` is 0 outside; `none` is 1 and records metrics
+    high        largest weight, any number above `low`; meant to be above 1
+    low         smallest weight, any number below `high`; meant to be in [0, 1)
     """
 
     likelihood: Transition
@@ -169,6 +177,11 @@ class Decoupled:
 
     Metrics: `behind`, the mean |log r|; `behind_weight`; `behind_outside`, the share outside
     low..high.
+
+    likelihood  whose ratio it is: a part, such as `transition`
+    mode        `truncate` clips to low..high; `mask` is 0 outside; `none` is 1 and records metrics
+    high        largest weight, any number above `low`; meant to be above 1
+    low         smallest weight, any number below `high`; meant to be in [0, 1)
     """
 
     reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
@@ -209,6 +222,10 @@ class BehindClip:
     dimensions: samples of several versions then push the same way again and again.
 
     Metric: `behind_clipped`, the share of these rows.
+
+    likelihood  whose ratio it is: a part, such as `transition`
+    low         the loss's clip range of the ratio below 1, any number; meant to be its `low`
+    high        the loss's clip range of the ratio over 1, any number; meant to be its `high`
     """
 
     reads: ClassVar[tuple[Column[Any], ...]] = (BEHAVIOUR,)
@@ -235,6 +252,9 @@ class OffPolicyMask:
     """Masks bad samples that the policy has moved away from: DeepSeek-V3.2 (arXiv:2512.02556).
 
     weight = 0 if A < 0 and mean_t (log p_sampled - log p_new) > threshold else 1
+
+    threshold  mean fall of a token's log-probability, in nats, beyond which a bad sample is masked,
+               above 0
     """
 
     threshold: float
@@ -265,10 +285,10 @@ class HighEntropy:
 
         weight = 1 if H >= bound else 0
 
-    share  `bound` is the (1 - share) quantile of the entropies H of the iteration's tokens in the
-           loss, under the policy that sampled them: the update marks these tokens
-           in the column UNCERTAIN. Rows without marks are treated as the whole iteration
-    floor  `bound` is this many nats, and H is the entropy of the policy being trained
+    share  in (0, 1]: `bound` is the (1 - share) quantile of the entropies H of the iteration's
+           tokens in the loss, under the policy that sampled them: the update marks these tokens in
+           the column UNCERTAIN. Rows without marks are treated as the whole iteration
+    floor  at least 0: `bound` is this many nats, and H is the entropy of the policy being trained
     """
 
     share: float | None = None

@@ -60,7 +60,13 @@ class Event:
 @runtime_checkable
 class Callback(Protocol):
     """A function that a run calls at every `Event`, on the main process. Its result is ignored; it
-    asks for something by the event's methods.
+    asks for something by the event's methods. An early stop:
+
+        def enough(event):
+            if event.metrics.get("held_out/pickscore", 0.0) > 0.9:
+                event.stop()
+
+        flowrl.train(..., callbacks=enough)
 
     An exception ends the run with its own traceback, and the run can be resumed.
     """

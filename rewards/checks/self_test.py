@@ -153,6 +153,7 @@ def self_test(
         line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
         samples, scores, abstains = _probed(name, reward, prompts, one_kind)
+        samples, scores = _with_a_column(name, reward, samples, scores)
         _check_different(name, scores, samples, abstains)
         line = (
             f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} different samples"
@@ -220,6 +221,29 @@ def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> 
         "for each), so it is not tested; if it should apply, compare what it asks of a row with "
         "the prompt file"
     )
+
+
+def _with_a_column(
+    name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]
+) -> tuple[Samples, Float[Tensor, " n"]]:
+    """Test texts that all score the same, of which the first is replaced by one of its row's
+    columns that scores differently, if there is one: a reward that compares with an answer scores
+    0 for all others. Other samples are returned unchanged."""
+    once = isinstance(reward, OneCall) and reward.one_call
+    if samples.kind != "text" or once or not samples.meta or not _all_alike(scores):
+        return samples, scores
+    for value in samples.meta[0].values():
+        if isinstance(value, str | int | float):
+            changed = replace(samples, media=[str(value), *samples.media[1:]])
+            scores_changed = reward_scores(name, reward, changed).values
+            if not _all_alike(scores_changed):
+                return changed, scores_changed
+    return samples, scores
+
+
+def _all_alike(scores: Float[Tensor, " n"]) -> bool:
+    numbers = scores[~scores.isnan()]
+    return len(numbers) > 0 and _alike(numbers)
 
 
 def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:

@@ -20,6 +20,11 @@ class RewardDrift:
     normalised  divides each sample's gradient by its norm. The authors divide by the norm of the
                 whole batch, so that a sample depends on the rest of its batch
     by_h        multiplies c by the step h = sigma - sigma_next
+
+    scale    length of the shift, in the state's units with `normalised`, at least 0; null takes
+             std^2 / (2 h kl_beta)
+    kl_beta  weight of the divergence to the unshifted step, above 0; larger shifts less; no effect
+             with a `scale`
     """
 
     scale: float | None = 0.1

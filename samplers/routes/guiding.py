@@ -29,6 +29,11 @@ class RewardGuide:
     Probes need no derivative of the reward, and cost two evaluations and two rewards per state. The
     slope treats v as a constant, so it needs one reward, and neither an evaluation nor a gradient
     of the network. Training uses the density of the plain step.
+
+    drift  how far a step is shifted: {scale: 0.1, ...}
+    first  step from which steps are shifted, at least 0
+    probe  length of a probe in the state's units, above 0
+    by     how the gradient is found: `probes` or `slope`, as above
     """
 
     drift: RewardDrift = RewardDrift()
@@ -133,7 +138,10 @@ class GuidedWalk(Walk):
 
 @dataclass(frozen=True)
 class Guided:
-    """Plans of another planner whose noisy steps are shifted along a reward's gradient."""
+    """Plans of another planner whose noisy steps are shifted along a reward's gradient.
+
+    guide  how steps are shifted: the part `reward_guide` with its settings
+    """
 
     otherwise: Planner
     guide: RewardGuide

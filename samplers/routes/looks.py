@@ -136,8 +136,8 @@ class Looking:
     """Adds intermediate rewards to the plans of another planner: the clean samples predicted at
     some steps are scored.
 
-    steps  of the ODE that completes a state: None takes all of the plan's levels, 1 is the
-           projection x - sigma v
+    steps  of the ODE that completes a state, at least 1: None takes all of the plan's levels, 1 is
+           the projection x - sigma v
     first  whether the state before the first noisy step is scored
     at     the states before these steps; None: before every noisy step, since nothing is random in
            between; "trained": the states that trained steps end in

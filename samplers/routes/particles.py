@@ -78,11 +78,17 @@ class FeynmanKac:
 
     ends_on    "potential" is the published code: max ends on the maximum and sum on the sum, with c
                = 1
-    start      r before the first: 0 as published, which is wrong for max with negative rewards, so
-               None takes the first r
+    start      r before the first, any number: 0 as published, which is wrong for max with negative
+               rewards, so None takes the first r
     adaptive   resample only where the effective sample size is below `threshold` of the particles.
                Unused weights are kept for the next time; the published code drops them and then
                misses its target with "difference"
+
+    at         steps before which particles are weighted, from 0, increasing
+    strength   weight of the reward in the exponent, at least 0; larger follows the reward more
+               closely
+    potential  how rewards of one path count: `difference`, `max`, `sum` or `terminal`, as above
+    threshold  share of the particles below which the effective sample size must fall, in [0, 1]
     """
 
     at: tuple[int, ...]

@@ -185,6 +185,11 @@ class Particled:
     clean samples only. The last resampling is left out, since copies of one sample teach nothing
     new. So the samples follow the intermediate potentials, and max and terminal tilt them by more
     than the strength.
+
+    group  samples per prompt, which are the particles, at least 1
+    how    when particles are weighted and by what: {at: [...], strength: 10.0, ...}
+    first  iteration from which samples are steered, at least 0
+    stop   iteration from which they are no longer, at least 0
     """
 
     otherwise: Planner

@@ -22,6 +22,9 @@ class LastSteps:
                      `spread`, rounded up, at least one and not all: AlignProp (arXiv:2310.03739)
             uniform  any number from 1 to all steps
     All draws of an iteration share the number.
+
+    last    steps with gradients at the end, at least 1; more reach earlier steps, and cost memory
+    spread  standard deviation of the number of steps with `cut: normal`, in steps, at least 0
     """
 
     group: int
@@ -58,6 +61,9 @@ class OneOfSteps:
 
     `first` and `stop` are shares of the steps. One step is drawn per iteration, for all of its
     draws.
+
+    first  share of the steps before which no step is drawn, any number; meant for [0, 1)
+    stop   share of the steps from which no step is drawn, any number; meant for (0, 1]
     """
 
     group: int
@@ -95,10 +101,10 @@ class TwoLeaps:
     """Euler steps that keep the states of two leaps, from step k to step j and from j to the end:
     LeapAlign (arXiv:2604.15311), FlowBP-Lagrange (arXiv:2606.11075).
 
-    order   velocities of each leap, at evenly spaced steps
+    order   velocities of each leap, at least 1, at evenly spaced steps
     spread  concentrations of the shares of the steps after j, between k and j, and before k, which
             are Dirichlet distributed; None: k and j are any two steps
-    reach   the most steps from j to the end; None: no bound
+    reach   the most steps from j to the end, at least 1; None: no bound
     k and j are drawn once per iteration, for all of its draws.
     """
 
@@ -146,11 +152,13 @@ class TwoLeaps:
 class SomeSteps:
     """Euler steps that keep the states before `active` of them: FlowBP (arXiv:2606.11075).
 
-    late   how much likelier later steps are: step i of a part has the weight (i + 1)^late; below 0
-           earlier steps are likelier
+    late   any number, how much likelier later steps are: step i of a part has the weight (i +
+           1)^late; below 0 earlier steps are likelier
     split  draw them from two parts of the steps, in proportion to their lengths, the later of which
            begins with a drawn step that is always kept: the bridge of FlowBP-Bridge
     The steps are drawn once per iteration, for all of its draws.
+
+    active  steps with gradients, at least 1; more cost memory
     """
 
     group: int

@@ -23,6 +23,10 @@ class Thinning:
     A draw starts with `start` samples. Before each step of `at` the projection x - sigma v is
     scored, and the `keep` samples with the most different rewards continue; the last `keep` is the
     plan's number of roots.
+
+    at     steps before which samples stop, from 0, increasing
+    keep   samples that continue from each of them, decreasing, at least 2
+    start  samples of a draw at the beginning, at least 2
     """
 
     at: tuple[int, ...]
@@ -165,6 +169,8 @@ class Thinned:
     """Plans of another planner whose groups shrink during sampling: see `Thinning`.
 
     The other planner's group is the group of remaining samples.
+
+    how  when groups shrink and to what: {at: [...], keep: [...], start: ...}
     """
 
     otherwise: Planner

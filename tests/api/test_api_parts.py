@@ -349,3 +349,31 @@ def test_callbacks_that_a_run_cannot_call_are_refused(given: Any, reason: str) -
     with pytest.raises(UserError, match=reason):
         checked_callbacks(given)
     assert checked_callbacks(print) == (print,) == checked_callbacks([print])
+
+
+def of_channel(images, prompts, metadata, index=0):
+    return images[:, index].mean((1, 2))
+
+
+class OfChannel:
+    def __call__(self, images, prompts, metadata):
+        return images[:, 0].mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [of_channel, functools.partial(of_channel, index=1), OfChannel(), lambda samples: [0.0]],
+    ids=["function", "partial", "object", "lambda"],
+)
+def test_one_reward_may_train_and_evaluate(reward):
+    """A partial was another object at each reading, so that its label was taken."""
+    trained, held_out = GivenRewards.of(reward, "rewards"), GivenRewards.of(reward, "held_out")
+    joined = held_out.joined(trained.objects, "held_out_rewards")
+    assert list(joined) == [trained.specs[0].get("label")]
+
+
+def test_two_rewards_of_one_label_are_refused():
+    first = GivenRewards.of(functools.partial(of_channel, index=1), "rewards")
+    second = GivenRewards.of(functools.partial(of_channel, index=1), "held_out_rewards")
+    with pytest.raises(UserError, match="another object labelled 'of_channel'"):
+        second.joined(first.objects, "held_out_rewards")

@@ -10,6 +10,7 @@ import flowrl
 import samplers
 from flowrl.api import PUBLIC_NAMES
 from flowrl.api.run import Run
+from flowrl.cli.export import check_upload
 
 MODEL = flowrl.path("flowrl/demo/shapes-sd3")
 MORE = {"rewards": ["shapes"], "prompts": ["a red circle"], "recipe": "nft"}
@@ -17,6 +18,12 @@ MORE = {"rewards": ["shapes"], "prompts": ["a red circle"], "recipe": "nft"}
 
 def _of_four(samples, width, height, depth):
     return [0.0] * len(samples.media)
+
+
+class _Sized(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width)
 
 
 BAD = [
@@ -76,7 +83,27 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", callbacks=lambda: None),
-        "does not take one argument",
+        "does not take one argument: write `def callback(event): ...`, which asks by event.stop()",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": {"reward": _of_four, "weight": 2.0}}),
+        "rewards: 'reward' has a function where a weight stands; write {'name': function,",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": ("shapes", {"width": 1})}),
+        "rewards: a mapping of 'width' has no `name`: write {'name': function,",
+    ),
+    (
+        lambda: flowrl.train(_Sized(2), **MORE),
+        "flowrl.train: _Sized is not in a file that a later start could import",
+    ),
+    (
+        lambda: check_upload("/tmp/a"),
+        "is not owner/name: to write a folder, leave it out and set --out (`out=` of Run.export)",
+    ),
+    (
+        lambda: flowrl.train(settings="demo", loss_type="dapo"),
+        "there is no argument 'loss_type'; a loss is a recipe (recipe.name: text_dapo, ",
     ),
     (
         lambda: flowrl.Run("demo").train(callbacks=[lambda event, metrics: None]),
@@ -313,7 +340,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(MODEL, **{**MORE, "rewards": [{"weight": 1}]}),
-        "rewards: a reward must be a name, a mapping with a `name`,",
+        "rewards: a mapping of 'weight' has no `name`: write {'name': function,",
     ),
     (lambda: flowrl.train(MODEL, **{**MORE, "prompts": []}), "prompts (train): the list is empty"),
     (
@@ -488,3 +515,34 @@ def test_every_public_call_checks_its_arguments() -> None:
             continue  # settings of a recipe, which has its own sentence
         with pytest.raises(flowrl.UserError, match="there is no argument 'no_such'"):
             each(no_such=1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "here"),
+    [
+        (flowrl, "GRPOTrainer", "train"),
+        (flowrl, "GRPOConfig", "recipe"),
+        (flowrl, "TrainerCallback", "Callback"),
+        (flowrl, "trane", "train"),
+        (Run("demo"), "save_pretrained", "export"),
+        (Run("demo"), "push_to_hub", "push"),
+        (Run("demo"), "log_history", "metrics"),
+        (Run("demo"), "metric", "metrics"),
+    ],
+)
+def test_a_name_of_another_library_leads_to_the_one_here(owner, name, here):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{here}'"):
+        getattr(owner, name)
+    assert here in dir(owner)
+
+
+def test_weights_without_a_run_are_answered_with_what_loads_them(tmp_path):
+    (tmp_path / "adapter.safetensors").touch()
+    with pytest.raises(flowrl.UserError, match=r"weights and no run\.yaml.*load_lora_weights"):
+        Run.from_pretrained(tmp_path)
+
+
+def test_help_names_the_kinds_of_arguments():
+    """Their unions fill a dozen lines before the first sentence."""
+    shown = str(inspect.signature(flowrl.train))
+    assert "rewards: SomeRewards = ()" in shown and "prompts: Optional[GivenPrompts]" in shown

@@ -610,20 +610,57 @@ def factory_file(folder: Path, *changes: tuple[str, str]) -> str:
     return str(folder / "default.yaml")
 
 
-def test_sections_of_a_later_flow_factory_say_where_their_numbers_go(tmp_path) -> None:
-    """The data set and the learning rate are what a reader misses first."""
+LATER = (  # FACTORY in the layout of releases after 0.1.0
+    (
+        '{dataset_dir: "dataset/ocr", cache_dir: "~/.cache", max_dataset_size: 1024}',
+        "{datasets: [{name: default, dataset_dir: d, train: {weight: 1, max_dataset_size: 9}, "
+        "eval: {}}], sampler_subgroup_size: null}",
+    ),
+    ("  learning_rate: 1e-4\n", "  reward_optimization_overlap: false\n"),
+    (
+        "scheduler:",
+        "optimizers: [{name: default, learning_rate: 2.0e-4, weight_decay: 0.01, "
+        "betas: [0.8, 0.9], eps: 1.0e-8, max_grad_norm: 0.5}]\nscheduler:",
+    ),
+)
+
+
+def test_a_later_layout_of_flow_factory_is_read_as_the_known_one(tmp_path) -> None:
+    run = imported(factory_file(tmp_path, *LATER), "flow-factory", 8)
+    train = run.tree["train"]
+    assert (train["lr"], train["weight_decay"], train["betas"]) == (2e-4, 0.01, [0.8, 0.9])
+    assert train["max_grad_norm"] == 0.5
+    assert run.tree["prompts"]["train"] == {"source": "d/train.txt", "limit": 9}
+    assert run.tree["prompts"]["held_out"] == "d/test.txt"
+    assert leaf(run, "optimizers.0.learning_rate") == (SAME, {"train.lr": 2e-4})
+    unknown = [line.name for line in run.lines if line.kind.value == UNKNOWN]
+    assert unknown == ["train.typo_of_mine"]
+    assert any("a layout of releases after 0.1.0" in note for note in run.notes)
+    assert not [line for line in run.lines if line.name == "train.learning_rate"]
+
+
+def test_several_sets_and_optimizers_say_where_their_numbers_go(tmp_path) -> None:
+    """The data sets and the learning rates are what a reader misses first."""
     file = factory_file(
         tmp_path,
-        ('{dataset_dir: "dataset/ocr", cache_dir', "{datasets: [{dataset_dir: d}], cache_dir"),
+        (
+            '{dataset_dir: "dataset/ocr", cache_dir',
+            "{datasets: [{dataset_dir: d}, {dataset_dir: e}], cache_dir",
+        ),
         ("  learning_rate: 1e-4\n", ""),
-        ("scheduler:", "optimizers: [{name: default, learning_rate: 1.0e-4}]\nscheduler:"),
+        ("scheduler:", "optimizers: [{learning_rate: 1.0e-4}, {learning_rate: 1e-5}]\nscheduler:"),
     )
     lines = {line.name: line for line in imported(file, "flow-factory", 8).lines}
     for name, words in (
         ("optimizers.0.learning_rate", "write its numbers into train.lr, weight_decay, betas"),
-        ("data.datasets.0.dataset_dir", "write its files, and their weights, into prompts"),
+        ("data.datasets.1.dataset_dir", "write its files, and their weights, into prompts"),
     ):
         assert lines[name].kind.value == UNKNOWN and words in lines[name].why
+
+
+def test_a_later_trainer_of_flow_factory_is_named_as_one(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"dppo is a trainer of releases after 0\.1\.0.*flow_dppo"):
+        imported(factory_file(tmp_path, ("grpo", "dppo")), "flow-factory", 8)
 
 
 def test_options_of_a_command_replace_the_values_of_its_file(tmp_path, monkeypatch) -> None:

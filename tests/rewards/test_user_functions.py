@@ -7,7 +7,7 @@ from flowrl.prompts import Chat
 from rewards import Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.perception.media import WrongMedia
-from rewards.user_function import FlowGrpoFunction, TrlFunction
+from rewards.user_function import FlowGrpoFunction, TrlFunction, object_reward, user_reward
 
 PEERS = """
 import io
@@ -249,3 +249,70 @@ def test_trl_s_own_rewards_run_as_they_are(tmp_path):
     (tmp_path / "trl_rewards.py").write_text("from trl.rewards import think_format_reward\n")
     reward = load(f"{tmp_path / 'trl_rewards.py'}:think_format_reward")
     assert reward(texts("<think>a</think>b", "a</think>b", "<think>a")) == [1.0, 0.0, 0.0]
+
+
+OBJECTS = """
+class Red:
+    def __init__(self, channel=0):
+        self.channel = channel
+
+    def __call__(self, images, prompts, metadata):
+        assert images.shape[1] == 3
+        return [float(image[self.channel].mean()) for image in images]
+
+
+class Long:
+    def __call__(self, prompts, completions, answer=None, **columns):
+        return [float(len(text)) for text in completions]
+
+
+class Plain:
+    def __call__(self, samples):
+        return [float(i) for i, _ in enumerate(samples.media)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "kind"),
+    [("Red", pictures, FlowGrpoFunction), ("Long", lambda: texts("a", "bbb"), TrlFunction)],
+)
+def test_an_object_is_called_by_the_signature_of_its_call(name, shown, kind, tmp_path):
+    """From a file by its class, and from Python as an instance: one object twice is one reward."""
+    (tmp_path / "objects_of_mine.py").write_text(OBJECTS)
+    loaded = load(f"{tmp_path / 'objects_of_mine.py'}:{name}")
+    assert isinstance(loaded, kind)
+    assert len(set(score_all({"a": loaded}, shown()).values.flatten().tolist())) > 1
+    instance = loaded.function.reward
+    assert object_reward(instance, "a") == object_reward(instance, "a")
+    assert isinstance(object_reward(instance, "a"), kind)
+
+
+def test_an_object_that_takes_samples_stays_itself(tmp_path):
+    (tmp_path / "objects_of_mine.py").write_text(OBJECTS)
+    loaded = load(f"{tmp_path / 'objects_of_mine.py'}:Plain")
+    assert object_reward(loaded, "a") is loaded
+
+
+def exact(completions, answer, **columns):
+    return [float(text == row) for text, row in zip(completions, answer, strict=True)]
+
+
+def within(completions, answer, **columns):
+    return [float(str(row) in text) for text, row in zip(completions, answer, strict=True)]
+
+
+def never(completions, answer, **columns):
+    return [0.0 for _ in completions]
+
+
+@pytest.mark.parametrize("function", [exact, within])
+def test_a_reward_that_compares_with_a_column_is_tested_with_its_value(function):
+    """All of the plain test texts score 0, as wrong answers do."""
+    rows = Prompts(["1+2=", "2+2="], [{"answer": "33"}, {"answer": "44"}], "text")
+    assert "1, 0, 0, 0 for 4 different" in self_test("a", user_reward(function, {}), rows)
+
+
+def test_a_reward_that_no_column_moves_is_still_refused():
+    rows = Prompts(["1+2=", "2+2="], [{"answer": "33"}, {"answer": "44"}], "text")
+    with pytest.raises(ValueError, match="texts all score 0"):
+        self_test("a", user_reward(never, {}), rows)

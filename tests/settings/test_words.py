@@ -1,14 +1,19 @@
 """The table of words, and the suggestions made from it."""
 
+import json
+import re
+
 import pytest
 
 import rewards
 from flowrl.errors import UserError
+from flowrl.importing.peers.trl_names import TRL_NAMES
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.command_line.options import option_names
 from flowrl.settings.read import override, run_from
-from flowrl.settings.words.names import PEERS, WORDS, words_table
+from flowrl.settings.words.names import PEERS, WORDS, flowrl_words, words_table
+from flowrl.settings.words.other_forms import OTHER_FORMS, other_form
 
 TREE = {
     "recipe": {"name": "flow_grpo"},
@@ -139,3 +144,51 @@ def test_a_misspelt_base_is_the_only_complaint():
         with pytest.raises(UserError) as caught:
             run_from({word: "demo.yaml", "train": {"lr": 1e-4}}, "x")
         assert "did you mean" in str(caught.value) and "missing" not in str(caught.value)
+
+
+def test_each_argument_of_trl_is_answered_by_a_setting_or_what_stands_for_it():
+    unanswered = [n for n in sorted(TRL_NAMES) if not (flowrl_words(n) or other_form(n))]
+    assert unanswered == []
+
+
+def test_other_forms_name_settings_and_recipes_that_exist():
+    settings = {name for kind in RECIPE_SETTINGS.values() for name in option_names(kind)}
+    for _, advice in OTHER_FORMS:
+        for word in re.findall(r"\b(?:recipe|model|train|evaluate|checkpoint|track)\.\w+", advice):
+            assert any(name == word or name.startswith(f"{word}.") for name in settings), advice
+        for word in re.findall(r"\btext_\w+(?!\.md)\b", advice):
+            assert word in RECIPES or f"docs/{word}.md" in advice, advice
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ("text_grpo", {"recipe.loss": {"high": 0.28}}),
+        ("text_grpo", {"recipe.loss": {"denominator": "tokens"}}),
+        ("text_grpo", {"recipe.advantage": {"name": "standardize", "scale": None}}),
+        ("text_grpo", {"recipe.likelihood": {"cut": "mask"}}),
+        ("text_grpo", {"recipe.likelihood": {"ratio": "sequence"}}),
+        ("text_grpo", {"model.template": {"enable_thinking": False}}),
+        ("text_grpo", {"model.quantization": {"backend": "bitsandbytes", "bits": 4}}),
+        ("text_grpo", {"rewards": [{"name": "length", "weight": 0.5}]}),
+    ],
+)
+def test_what_other_forms_advise_is_accepted(recipe, change):
+    tree = TREE | {"recipe": recipe, "model": {"language": "lm"}, "rewards": "length"}
+    words = [f"--{name}={json.dumps(value)}" for name, value in change.items()]
+    override(run_from(tree, "run.yaml"), words)
+
+
+@pytest.mark.parametrize("name", ["steps", "num_inference_steps", "eta", "timestep_fraction"])
+@pytest.mark.parametrize("recipe", ["text_grpo", "text_dapo"])
+def test_no_suggestion_is_a_setting_that_the_recipe_lacks(recipe, name):
+    """One of these was answered by itself: 'steps' is not known; did you mean recipe.steps?"""
+    tree = TREE | {"model": {"language": "lm"}, "rewards": "length"}
+    for raised in (
+        lambda: run_from(tree | {"recipe": {"name": recipe, name: 4}}, "run.yaml"),
+        lambda: override(run_from(tree | {"recipe": recipe}, "x"), [f"--recipe.{name}=4"]),
+    ):
+        with pytest.raises(UserError, match="is not known") as error:
+            raised()
+        offered = str(error.value).partition("is not known")[2]
+        assert not re.search(r"recipe\.(steps|eta|fraction)\b", offered), error.value

@@ -5,6 +5,7 @@ Read from the argument classes of its package (`hparams`), whose values are the 
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import gcd, lcm
 from typing import Any
 
@@ -108,6 +109,7 @@ _NOTHING_HERE = {  # names without a counterpart that change no number
     "data.force_reprocess": "there is no preprocessing",
     "data.preprocess_parallelism": "there is no preprocessing",
     "data.sampler_type": "processes share an iteration's samples by themselves",
+    "data.sampler_subgroup_size": "processes share an iteration's samples by themselves",
     "train.ema_device": "averages are on the model's device",
     "train.ema_ref_device": "averages are on the model's device",
     "train.ref_param_device": "the reference is the model without its adapters, or a copy",
@@ -121,9 +123,30 @@ _NOTHING_HERE = {  # names without a counterpart that change no number
 }
 
 
-_LATER = {  # sections of files written for releases that are not known -> where their numbers go
+_LATER = {  # lists of later layouts that have several entries -> where their numbers go
     "data.datasets.*": "write its files, and their weights, into prompts",
     "optimizers.*": "write its numbers into train.lr, weight_decay, betas and max_grad_norm",
+}
+_ONE_ENTRY = {  # leaves of these lists, where they have one entry -> the leaf of the known release
+    "data.datasets.0.dataset_dir": "data.dataset_dir",
+    "data.datasets.0.train.max_dataset_size": "data.max_dataset_size",
+    "optimizers.0.learning_rate": "train.learning_rate",
+    "optimizers.0.weight_decay": "train.adam_weight_decay",
+    "optimizers.0.betas": "train.adam_betas",
+    "optimizers.0.eps": "train.adam_epsilon",
+    "optimizers.0.max_grad_norm": "train.max_grad_norm",
+}
+_OF_ONE_ENTRY = {  # further leaves of one entry, which change no number
+    "data.datasets.0.name": "the only set needs no name",
+    "data.datasets.0.train.weight": "the only set has all of the weight",
+    "data.datasets.0.eval": "its file `test` is evaluated on",
+    "optimizers.0.name": "there is one optimizer",
+}
+_LATER_TRAINERS = {
+    "dppo": "its method is the recipe flow_dppo",
+    "dmd2": "no recipe has its method",
+    "tdm": "no recipe has its method",
+    "tdm_r1": "no recipe has its method",
 }
 
 
@@ -151,6 +174,11 @@ def _call_arguments(d: RunDraft, place: str, *patterns: str) -> None:
 def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Values of the argument classes of the trainer that the file names."""
     trainer = str(leaves.get("train.trainer_type", "grpo")).lower()
+    if trainer in _LATER_TRAINERS:
+        raise UserError(
+            f"train.trainer_type: {trainer} is a trainer of releases after {_VERSIONS[-1]}, which "
+            f"is not imported; {_LATER_TRAINERS[trainer]} (`flowrl recipes`)"
+        )
     if trainer not in _OWN:
         raise UserError(
             f"train.trainer_type: {trainer} is not one of {', '.join(_OWN)}; a class of your own "
@@ -160,7 +188,33 @@ def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _read(d: RunDraft) -> None:
-    """Fill the draft from the leaves of a file."""
+    """Fill the draft from the leaves of a file, of the known release or of a later layout."""
+    leaves = d.given
+    names = {later: name for later, name in _ONE_ENTRY.items() if _is_single(later, leaves)}
+    d.given = {names.get(name, name): value for name, value in leaves.items()}
+    if names:
+        d.notes.append(
+            "data.datasets and optimizers are a layout of releases after "
+            f"{_VERSIONS[-1]}; what the file leaves out has the values of {_VERSIONS[-1]}"
+        )
+        for name, reason in _OF_ONE_ENTRY.items():
+            if name.partition(".0.")[0] in {later.partition(".0.")[0] for later in names}:
+                d.lose(name, reason, effect=False)
+    _read_known(d)
+    d.given = leaves
+    for later, name in names.items():
+        if name in d.lines:
+            d.lines[later] = replace(d.lines.pop(name), name=later)
+
+
+def _is_single(later: str, leaves: Mapping[str, Any]) -> bool:
+    """Whether a leaf is there, in a list of one entry, and the known release's own is not."""
+    start, _, _ = later.partition(".0.")
+    several = any(name.startswith(f"{start}.1.") for name in leaves)
+    return later in leaves and _ONE_ENTRY[later] not in leaves and not several
+
+
+def _read_known(d: RunDraft) -> None:
     trainer = str(d.value("train.trainer_type")).lower()
     d.check_counts(
         "train.per_device_batch_size", "train.unique_sample_num_per_epoch", "train.group_size",
@@ -192,9 +246,18 @@ def _read(d: RunDraft) -> None:
             d.lose_unless(name, (1e-8,), "Adam's epsilon is 1e-8")
         elif d.has(name) and name not in d.lines:
             d.lose(name, reason or "changes no number", effect=False)
+    d.lose_unless(
+        "train.reward_optimization_overlap", (False, None), "samples are scored before an update"
+    )
+    for part in ("mode", "poll_interval"):
+        d.lose(
+            f"train.reward_optimization_overlap_{part}",
+            "without an overlap it is not read",
+            effect=bool(d.value("train.reward_optimization_overlap")),
+        )
     for pattern, instead in _LATER.items():
         for name in d.matching(pattern):
-            d.misunderstood(name, f"a section of releases after {_VERSIONS[-1]}: {instead}")
+            d.misunderstood(name, f"a list of releases after {_VERSIONS[-1]}: {instead}")
     foreign = {name for names in _OWN.values() for name in names} - set(_OWN[trainer])
     for name in foreign - set(_COMMON):
         if d.has(name) and name not in d.lines:

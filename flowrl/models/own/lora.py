@@ -34,7 +34,7 @@ def add_own_lora(
     if not chosen:
         raise UserError(
             "model.lora: the trained modules have no such linear layer, which adapters need: set "
-            "model.lora: null to train all weights"
+            "model.lora: null (lora=False in Python) to train all weights"
         )
     model.requires_grad_(False)
     config = LoraConfig(

@@ -108,7 +108,9 @@ def with_options(
             option = Option(tuple(_parts(name)), Any)
         if option is None:
             names = list(option_names(recipe))
-            hint = other_recipes(_parts(name), recipe) or suggestion(name, names, "--")
+            hint = other_recipes(_parts(name), recipe) or suggestion(
+                name, names, "--", recipe=recipe.model_fields
+            )
             if hint.startswith("one of"):
                 hint = "`flowrl train --help` lists every setting"
             raise UserError(f"--{name[:100]} is not known; {hint}")

@@ -99,6 +99,11 @@ class NamedParts(Mapping[str, type]):
         parts = list(self.values())
         return parts[0] if len(parts) == 1 else None
 
+    @property
+    def plain(self) -> Mapping[str, type]:
+        """The parts that are not contributed."""
+        return self._own
+
     def _contributed(self) -> Mapping[str, type]:
         kinds = [_by_protocol(protocol, contributed_classes) for protocol in self._protocols]
         return {name: kind for parts in kinds for name, kind in parts.items()}

@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
@@ -216,6 +216,21 @@ RECIPE_PARTS = {
     "loss": _BY_PROTOCOL[Objective],
     "tracker": _BY_PROTOCOL[Tracker],
 }  # what every recipe takes in place of its own
+
+
+@cache
+def parts_of_recipes() -> tuple[type, ...]:
+    """The classes of all parts that a recipe takes in place of its own, and of the parts inside
+    them, in the order in which their settings name them. Contributed parts are left out."""
+    kinds = dict[type, None]()
+    waiting = [part.protocol for part in KINDS]
+    while waiting:
+        annotation = waiting.pop(0)
+        for kind in parts_named(item_of(annotation) or annotation).plain.values():
+            if kind not in kinds:
+                kinds[kind] = None
+                waiting += [p.annotation for p in function_parameters(kind).values()]
+    return tuple(kinds)
 
 
 def is_code(value: Any) -> bool:

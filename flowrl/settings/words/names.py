@@ -4,11 +4,12 @@ Error messages use it to suggest the right setting, and docs/coming_from.md prin
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from flowrl.settings.words.other_forms import other_form
 from flowrl.settings.words.values import short_repr
 
 BASE_KEY = "base"  # of a run's file: the file whose settings it extends
@@ -44,7 +45,7 @@ model.width: width of a sample in pixels
 model.call.num_frames: frames of a video
     frames | t, num_latent_t | train.num_frames | | | num_frames
 model.call.max_sequence_length: tokens that a prompt is padded or cut to
-    | | | max_prompt_length | | max_sequence_length
+    | | | | | max_sequence_length
 model.offload: encoders and VAE wait on the CPU
     | | | | | enable_model_cpu_offload
 model.vae.tiling: decode one tile at a time
@@ -237,19 +238,35 @@ def flowrl_words(name: str) -> list[str]:
     return [w.setting for w in WORDS if last in w.names] or list(WORDS_OF_HABIT.get(last, ()))
 
 
+def words_of(name: str, recipe: Collection[str] | None) -> list[str]:
+    """flowrl's words for `name`, without settings that the recipe lacks. `recipe`: the settings of
+    the run's recipe, by name; None if they are not known."""
+    return [
+        word
+        for word in flowrl_words(name)
+        if recipe is None or not word.startswith("recipe.") or word.split(".")[1] in recipe
+    ]
+
+
 def suggestion(
-    name: Any, choices: Sequence[str], prefix: str = "", elsewhere: Sequence[str] = ()
+    name: Any,
+    choices: Sequence[str],
+    prefix: str = "",
+    elsewhere: Sequence[str] = (),
+    recipe: Collection[str] | None = None,
 ) -> str:
-    """A suggestion for an unknown name: another spelling, flowrl's word for it, the same name at
-    another place (`elsewhere`), the nearest known name, or all known names. `prefix` is an
-    option's."""
+    """A suggestion for an unknown name: another spelling, flowrl's word for it, what stands for it
+    here, the same name at another place (`elsewhere`), the nearest known name, or all known names.
+    `prefix` is an option's; `recipe` as in `words_of`."""
     text = str(name)[:100].removeprefix("--")
     section, dot, inner = text.partition(".")
     if dot and not prefix and section in choices:
         return f"write {section}: {{{inner}: ...}}"
     same = [choice for choice in choices if _letters(choice) == _letters(text)]
-    if not same and (words := flowrl_words(text)):
+    if not same and (words := words_of(text, recipe)):
         return f"did you mean {' or '.join(_written(word, prefix) for word in words)}?"
+    if not (same or elsewhere) and (form := other_form(folded(text.rpartition(".")[2]))):
+        return form
     renamed = [
         choice
         for choice in VALUES.get(_letters(text), (f"text_{folded(text)}",))
@@ -279,9 +296,16 @@ def _written(word: str, prefix: str) -> str:
     return word if word.startswith("--") else prefix + word
 
 
-def unknown_name(name: Any, choices: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
-    """Error message for an unknown name. `elsewhere`: places of the same name."""
-    return f"{short_repr(name)} is not known; {suggestion(name, choices, elsewhere=elsewhere)}"
+def unknown_name(
+    name: Any,
+    choices: Sequence[str],
+    elsewhere: Sequence[str] = (),
+    recipe: Collection[str] | None = None,
+) -> str:
+    """Error message for an unknown name. `elsewhere`: places of the same name; `recipe` as in
+    `words_of`."""
+    hint = suggestion(name, choices, elsewhere=elsewhere, recipe=recipe)
+    return f"{short_repr(name)} is not known; {hint}"
 
 
 def words_table() -> str:

@@ -83,7 +83,8 @@ def _clause(
         if recipes_with_it := other_recipes(where, recipe):
             return f"{at}: {short_repr(where[-1])} is not known; {recipes_with_it}"
         elsewhere = _sections_with(where[-1], whole, recipe)
-        sentence = unknown_name(where[-1], _names(where[:-1], whole, recipe), elsewhere)
+        names = _names(where[:-1], whole, recipe)
+        sentence = unknown_name(where[-1], names, elsewhere, _recipe_names(recipe))
         published = recipe is not None and recipe.__name__ in RECIPES
         if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and published:
             (kind,) = model_named(e["input"], recipe.__name__)
@@ -115,6 +116,10 @@ def plain_message(e: Mapping[str, Any]) -> str:
         count = e["ctx"][bound]
         message = f"expected {words} {count} value{'s' if count != 1 else ''}"
     return f"{message}, not {short_repr(e['input'])}"
+
+
+def _recipe_names(recipe: type[BaseModel] | None) -> list[str] | None:
+    return None if recipe is None else list(recipe.model_fields)
 
 
 def _names(
