@@ -149,8 +149,9 @@ CLAIMS = (
     "each, and a long video of SkyReels-V2, whose windows overlap. Where a part is made from the "
     "decoded parts before it (Wan-Animate 2), decoders run in each velocity.",
     "",
-    "A column of videos sets the number of frames where no `num_frames` of `model.call` does: rows "
-    "with videos of other lengths have loops and proofs of their own, as rows of other sizes have.",
+    "A column of videos (files, or lists of frames) sets the number of frames where no "
+    "`num_frames` of `model.call` does: rows with videos of other lengths have loops and proofs of "
+    "their own, as rows of other sizes have.",
     "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",

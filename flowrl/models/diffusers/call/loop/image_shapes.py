@@ -10,6 +10,7 @@ from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.prompts.prompt_set import VIDEO_COLUMNS
 
 
 def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
@@ -50,7 +51,7 @@ def sized_by_images(loop: Loop) -> bool:
     or the number of their frames by that of a video's."""
     parameters = loop.driver.parameters
     names = columns.images(parameters)
-    moving = any(columns.VIDEO_COLUMNS.fullmatch(name) for name in names)
+    moving = any(VIDEO_COLUMNS.fullmatch(name) for name in names)
     return bool(names) and (
         not {"height", "width"} & set(parameters) or (moving and "num_frames" not in loop.call)
     )

@@ -166,7 +166,8 @@ class Loop:
 
     def row_extras(self, meta: Sequence[Mapping[str, Any]]) -> tuple[Extra, ...]:
         """Arguments that columns of the prompts' rows fill, as they are read from files."""
-        return columns.extras(meta, self.driver.parameters, sound_form(self.pipe))
+        form = columns.GivenForm(sound_form(self.pipe), self.call.get("num_frames"))
+        return columns.extras(meta, self.driver.parameters, form)
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Rows that have the first prompt's images and sounds, and each its own texts. Without any:
