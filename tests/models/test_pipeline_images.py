@@ -138,6 +138,27 @@ def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
     assert read == [2] * 6
 
 
+def test_each_encoding_of_a_call_is_compared() -> None:
+    """Those of the images alone say nothing of one that follows the state (the last frames of a
+    video's segment), whose content would be taken for that of the call before."""
+    pipe: Any = type("Pipe", (), {})()
+    pipe.vae = vae().eval()
+    memo, picture = Memo(pipe), Image.new("RGB", (16, 16))
+    draws = torch.Generator().manual_seed(1)
+    still = torch.rand(1, 3, 16, 16, generator=draws)
+
+    def encoded(state: torch.Tensor | None) -> torch.Tensor:
+        memo.begin(ImageSet({"image": picture}))
+        with patched(memo.patches()), torch.no_grad():
+            first = pipe.vae.encode(still).latent_dist.mode()
+            return first if state is None else pipe.vae.encode(state).latent_dist.mode()
+
+    for _ in range(image_cache.COMPARED_ENCODINGS + 2):
+        encoded(None)
+    one, other = (torch.rand(1, 3, 16, 16, generator=draws) for _ in range(2))
+    assert not torch.equal(encoded(one), encoded(other))
+
+
 def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatch) -> None:
     class Pipe:
         pass

@@ -10,7 +10,7 @@ The content is read once for each set of images: reading a tensor waits for its 
 
 import hashlib
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +27,9 @@ from samplers.noise import generator
 CACHED_ENCODINGS = 512  # encodings
 CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
 IMAGE_SETS = 512  # whose content is remembered
-COMPARED_ENCODINGS = 48  # what is remembered is compared at first, mostly in the proof
+# what is remembered is compared at first, mostly in the proof: so often for each of the encodings
+# of a call, since some of them may be of the images alone and others of the state
+COMPARED_ENCODINGS = 48
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
@@ -77,7 +79,7 @@ class Memo:
         self.known: OrderedDict[Any, tuple[ImageSet, list[str]]] = OrderedDict()
         self.images: ImageSet | None = None
         self.encoded = 0  # images so far in this call
-        self.compared = 0
+        self.compared = Counter[int]()  # by the place of an encoding in its call
         self.trusted = True  # the images decide what is encoded
 
     def begin(self, images: "ImageSet | None") -> None:
@@ -135,8 +137,8 @@ class Memo:
             self.known[place] = self.images, contents
             if len(self.known) > IMAGE_SETS:
                 self.known.popitem(last=False)
-        elif self.compared < COMPARED_ENCODINGS:
-            self.compared += 1
+        elif self.compared[self.encoded] < COMPARED_ENCODINGS:
+            self.compared[self.encoded] += 1
             digests = _digests(rows)
             self.trusted, contents = digests == contents, digests
         return contents
