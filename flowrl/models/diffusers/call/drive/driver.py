@@ -102,7 +102,7 @@ class Driver:
         self._place: tuple[torch.device, torch.device] | None = None
 
     def keep_no_images(self) -> None:
-        """Keep no encoded images between calls, if no call so far has encoded any."""
+        """Keep no encoded images or sounds between calls, if no call so far has encoded any."""
         if self.memo is not None and not self.memo.kept:
             self.memo = None
 

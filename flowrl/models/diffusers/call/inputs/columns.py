@@ -66,6 +66,12 @@ def images(names: Iterable[str]) -> list[str]:
     return [name for name in names if IMAGE_COLUMNS.fullmatch(name) and "ip_adapter" not in name]
 
 
+def shaping(names: Iterable[str]) -> list[str]:
+    """Those of images, videos and sounds, whose form may decide on that of latents."""
+    listed = list(names)
+    return [*images(listed), *sounds(listed)]
+
+
 def extras(
     rows: Sequence[Mapping[str, Any]], parameters: Iterable[str], form: GivenForm
 ) -> tuple[Extra, ...]:
