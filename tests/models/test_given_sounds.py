@@ -1,5 +1,6 @@
 """Sounds that a model is given: files in a prompt's columns and in `model.call`, at its rate."""
 
+import inspect
 import math
 import wave
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.inputs import columns
-from flowrl.models.diffusers.call.inputs.columns import SoundForm, waveform_in
+from flowrl.models.diffusers.call.inputs.columns import GivenForm, SoundForm, waveform_in
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
@@ -93,6 +94,25 @@ def test_a_given_sound_has_one_posterior(tmp_path: Path) -> None:
             level = torch.tensor([policy.schedule(3).sigmas[1]])
             velocities.append(velocity(x, level, torch.tensor([0])))
     assert torch.equal(*velocities[:2]) and not torch.equal(*velocities[1:])
+
+
+SWITCHES = {
+    "Kandinsky6TI2VAPipeline": {"sample_audio": False},
+    "BriaFibo2Pipeline": {"render_text_images": False},
+    "LTX2DFRPipeline": {"freeze_audio": True},
+    "UniDiffuserPipeline": {"num_prompts_per_image": 2},
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_with_the_name_of_media_stays_what_it_is(name: str) -> None:
+    """An argument such as `sample_audio: false` was read as a sound that is missing."""
+    call = SWITCHES[name]
+    parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
+    switch = next(iter(call))
+    assert switch not in columns.shaping(parameters) and not columns.shaping(call)
+    assert columns.with_sounds(call, None) == call and not columns.shared_images(call)
+    assert columns.extras([{"prompt": "a", **call}], parameters, GivenForm()) == ()
 
 
 def test_a_call_names_a_file(tmp_path: Path) -> None:

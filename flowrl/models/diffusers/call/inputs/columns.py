@@ -7,6 +7,7 @@ frames; `audio` and similar ones are paths or bytes of WAV files, or tensors. On
 other columns. `call` may hold arguments that all rows share.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,16 +60,32 @@ class SoundForm(NamedTuple):
 
 
 def sounds(names: Iterable[str]) -> list[str]:
-    return [name for name in names if SOUND_COLUMNS.fullmatch(name)]
+    """Names of sounds. Of a mapping from names to values or to parameters, those of switches and
+    numbers are left out: `sample_audio: false`."""
+    return [name for name in media_names(names) if SOUND_COLUMNS.fullmatch(name)]
 
 
 def images(names: Iterable[str]) -> list[str]:
-    return [name for name in names if IMAGE_COLUMNS.fullmatch(name) and "ip_adapter" not in name]
+    """Names of images and videos; like `sounds`, none of switches and numbers
+    (`render_text_images`)."""
+    matching = [name for name in media_names(names) if IMAGE_COLUMNS.fullmatch(name)]
+    return [name for name in matching if "ip_adapter" not in name]
+
+
+def media_names(names: Iterable[str]) -> list[str]:
+    """The names whose values may be media. A parameter's default stands for its values."""
+    if not isinstance(names, Mapping):
+        return list(names)
+    values = {
+        name: value.default if isinstance(value, inspect.Parameter) else value
+        for name, value in names.items()
+    }
+    return [name for name, value in values.items() if not isinstance(value, bool | int | float)]
 
 
 def shaping(names: Iterable[str]) -> list[str]:
     """Those of images, videos and sounds, whose form may decide on that of latents."""
-    listed = list(names)
+    listed = media_names(names)
     return [*images(listed), *sounds(listed)]
 
 
@@ -81,9 +98,9 @@ def extras(
     cannot be read, and for a row that lacks one that other rows have.
     """
     names = list(parameters)
-    shown = [name for name in images(names) if any(row.get(name) for row in rows)]
-    sound_names = [name for name in sounds(names) if any(row.get(name) is not None for row in rows)]
-    columns = [*texts_of(names, rows), *shown, *sound_names]
+    shown = [name for name in images(parameters) if any(row.get(name) for row in rows)]
+    heard = [name for name in sounds(parameters) if any(row.get(name) is not None for row in rows)]
+    columns = [*texts_of(names, rows), *shown, *heard]
     if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))
@@ -310,7 +327,7 @@ def reshaped(value: Any, ratio: Fraction) -> Any:
 
 def shared_images(call: Mapping[str, Any]) -> Extra:
     """Images among the arguments of `call`, which all rows share."""
-    names = images(name for name, value in call.items() if value is not None)
+    names = images({name: value for name, value in call.items() if value is not None})
     form = GivenForm(frames=call.get("num_frames"))
     return {name: _value(name, call[name], "model.call", form) for name in names}
 
