@@ -17,15 +17,15 @@ from rewards.perception.sound_files import open_sound_bytes, open_sound_file
 from rewards.perception.video_files import moves, open_video_bytes, open_video_file
 
 DECODED = 200  # files that are decoded before a run starts; the others before their row is drawn
-WATCHED = 8  # likewise of videos
+DECODED_VIDEOS = 8  # likewise of videos
 
 
 def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     """UserError, with the row's place, for an image, a video or a sound that the model could not
     read: a missing or damaged file, or a row without one where others have one; also for those that
-    `model.call` names. The first DECODED images and WATCHED videos are decoded completely, of
-    the others the header is read: `ImageRows` decodes them before they are drawn. Sounds are read
-    completely."""
+    `model.call` names. The first DECODED images and DECODED_VIDEOS videos are decoded completely;
+    of the others the header is read, and `ImageRows` decodes them before they are drawn. Sounds are
+    read completely."""
     columns = prompts.columns
     described = None if isinstance(model, OwnSettings) else describe(model)
     if described is None:
@@ -68,7 +68,7 @@ def _check(value: Any, place: str, seen: _Seen, opener: _Opener) -> None:
 
 
 def _opener(name: str, model: ModelSettings) -> _Opener:
-    """How the files of a column are read: pipelines take videos."""
+    """Choose the reader of a column's files: pipelines take videos."""
     if SOUND_COLUMNS.fullmatch(name):
         return _hear
     moving = isinstance(model, PipelineSettings) and VIDEO_COLUMNS.fullmatch(name)
@@ -87,7 +87,7 @@ def _see(file: str | bytes, seen: _Seen) -> None:
 def _watch(file: str | bytes, seen: _Seen) -> None:
     if moves(file):
         seen.videos += 1
-        if seen.videos <= WATCHED:
+        if seen.videos <= DECODED_VIDEOS:
             _open_video(file)
     else:
         _see(file, seen)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 DONE, FAILED, BACKWARD = 0, -1, 1  # states of a process, beside a call that it wants
-KINDS = 2**16  # numbers of kinds of calls
+CALL_KINDS = 2**16  # numbers of kinds of calls
 
 
 class Elsewhere(Exception):
@@ -55,13 +55,13 @@ class ModuleCall(NamedTuple):
     kind: int = 0
 
     def number(self, modules: int) -> int:
-        place = (self.policy * modules + self.module) * KINDS + self.kind
+        place = (self.policy * modules + self.module) * CALL_KINDS + self.kind
         return 2 + 2 * place + self.graded
 
     @classmethod
     def of(cls, number: int, modules: int) -> "ModuleCall":
         place, graded = divmod(number - 2, 2)
-        place, kind = divmod(place, KINDS)
+        place, kind = divmod(place, CALL_KINDS)
         return cls(place % modules, place // modules, bool(graded), kind)
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from flowrl.processes import sharding
 from flowrl.processes.lockstep import (
     BACKWARD,
+    CALL_KINDS,
     DONE,
     FAILED,
-    KINDS,
     Elsewhere,
     Lockstep,
     ModuleCall,
@@ -72,7 +72,7 @@ FROZEN = ModuleCall(0, 0, False, KIND).number(1)
 
 
 def test_a_call_is_numbered_and_known_by_its_number():
-    kinds = (0, 1, KINDS - 1)
+    kinds = (0, 1, CALL_KINDS - 1)
     every = [
         ModuleCall(m, p, graded, kind)
         for m in range(3)

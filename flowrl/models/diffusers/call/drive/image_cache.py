@@ -57,11 +57,11 @@ class _OneSample:
 
 
 class Posterior(_OneSample, DiagonalGaussianDistribution):
-    """That of an image or a video."""
+    """The posterior of an image or a video."""
 
 
 class SoundPosterior(_OneSample, OobleckDiagonalGaussianDistribution):
-    """That of a sound."""
+    """The posterior of a sound."""
 
 
 # by the class of the distribution that an encoder returns

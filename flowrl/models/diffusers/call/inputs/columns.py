@@ -84,7 +84,7 @@ def media_names(names: Iterable[str]) -> list[str]:
 
 
 def shaping(names: Iterable[str]) -> list[str]:
-    """Those of images, videos and sounds, whose form may decide on that of latents."""
+    """Names of images, videos and sounds, whose form may decide on that of latents."""
     listed = media_names(names)
     return [*images(listed), *sounds(listed)]
 
@@ -99,8 +99,10 @@ def extras(
     """
     names = list(parameters)
     shown = [name for name in images(parameters) if any(row.get(name) for row in rows)]
-    heard = [name for name in sounds(parameters) if any(row.get(name) is not None for row in rows)]
-    columns = [*texts_of(names, rows), *shown, *heard]
+    sound_names = [
+        name for name in sounds(parameters) if any(row.get(name) is not None for row in rows)
+    ]
+    columns = [*texts_of(names, rows), *shown, *sound_names]
     if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))

@@ -87,8 +87,7 @@ class Loop:
         self.pipe, self.levels = pipe, levels
         self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
         self.traits: Traits = discover(self.driver, call, levels)
-        given = self.driver.parameters
-        if not (columns.images(given) or columns.sounds(given)):
+        if not columns.shaping(self.driver.parameters):
             self.driver.keep_no_images()
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
