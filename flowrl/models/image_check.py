@@ -1,65 +1,107 @@
-"""Checks of the images and sounds in prompt rows before any weights load."""
+"""Checks of the images, videos and sounds in prompt rows before any weights load."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.prompts import PromptSet
-from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.prompt_set import SOUND_COLUMNS, VIDEO_COLUMNS, PromptRow
 from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
 from rewards.checks.winnable import Winnable
 from rewards.perception.files import check_image_file, open_image_bytes, open_image_file
 from rewards.perception.sound_files import open_sound_bytes, open_sound_file
+from rewards.perception.video_files import moves, open_video_bytes, open_video_file
 
 DECODED = 200  # files that are decoded before a run starts; the others before their row is drawn
+DECODED_VIDEOS = 8  # likewise of videos
 
 
 def check_images(model: ModelSettings, prompts: PromptSet) -> None:
-    """UserError, with the row's place, for an image or a sound that the model could not read: a
-    missing or damaged file, or a row without one where others have one; also for a sound that
-    `model.call` names. The first DECODED images are decoded completely, of the others the header is
-    read: `ImageRows` decodes them before they are drawn. Sounds are read completely."""
+    """UserError, with the row's place, for an image, a video or a sound that the model could not
+    read: a missing or damaged file, or a row without one where others have one; also for those that
+    `model.call` names. The first DECODED images and DECODED_VIDEOS videos are decoded completely;
+    of the others the header is read, and `ImageRows` decodes them before they are drawn. Sounds are
+    read completely."""
     columns = prompts.columns
     described = None if isinstance(model, OwnSettings) else describe(model)
     if described is None:
         return
-    sound_names, seen = described.sound_columns(columns), set[Any]()
+    sound_names, seen = described.sound_columns(columns), _Seen()
     for name in [*described.image_columns(columns), *sound_names]:
         has_file = [bool(row.get(name)) for row in prompts.meta]
         for row, has in zip(prompts.meta, has_file, strict=True):
             place = row.place if isinstance(row, PromptRow) else "a prompt's row"
             if has:
-                _check(row[name], f"{place}, {name}", seen, sound=name in sound_names)
+                _check(row[name], f"{place}, {name}", seen, _opener(name, model))
             elif any(has_file) and isinstance(model, PipelineSettings):
                 raise UserError(f"{place} has no {name}, but other prompts do")
     if isinstance(model, PipelineSettings):
-        for name in described.sound_columns(list(model.call)):
-            _check(model.call[name], f"model.call, {name}", seen, sound=True)
+        arguments = [name for name, value in model.call.items() if value is not None]
+        for name in [*described.image_columns(arguments), *described.sound_columns(arguments)]:
+            _check(model.call[name], f"model.call, {name}", seen, _opener(name, model))
 
 
-def _check(value: Any, place: str, seen: set[Any], *, sound: bool) -> None:
+@dataclass
+class _Seen:
+    """Files that were checked, and how many videos among them."""
+
+    files: set[Any] = field(default_factory=set[Any])
+    videos: int = 0
+
+
+_Opener = Callable[[str | bytes, _Seen], None]
+
+
+def _check(value: Any, place: str, seen: _Seen, opener: _Opener) -> None:
     for file in _files(value):
-        if file in seen:
+        if file in seen.files:
             continue
-        seen.add(file)
+        seen.files.add(file)
         try:
-            if sound:
-                _hear(file)
-            elif isinstance(file, bytes):
-                open_image_bytes(file, "bytes") if len(seen) <= DECODED else None
-            elif len(seen) <= DECODED:
-                open_image_file(file)
-            else:
-                check_image_file(file)
+            opener(file, seen)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
 
 
-def _hear(file: str | bytes) -> None:
+def _opener(name: str, model: ModelSettings) -> _Opener:
+    """Choose the reader of a column's files: pipelines take videos."""
+    if SOUND_COLUMNS.fullmatch(name):
+        return _hear
+    moving = isinstance(model, PipelineSettings) and VIDEO_COLUMNS.fullmatch(name)
+    return _watch if moving else _see
+
+
+def _see(file: str | bytes, seen: _Seen) -> None:
+    if isinstance(file, bytes):
+        open_image_bytes(file, "bytes") if len(seen.files) <= DECODED else None
+    elif len(seen.files) <= DECODED:
+        open_image_file(file)
+    else:
+        check_image_file(file)
+
+
+def _watch(file: str | bytes, seen: _Seen) -> None:
+    if moves(file):
+        seen.videos += 1
+        if seen.videos <= DECODED_VIDEOS:
+            _open_video(file)
+    else:
+        _see(file, seen)
+
+
+def _open_video(file: str | bytes) -> None:
+    """Decode all frames, and keep the first and the last."""
+    if isinstance(file, bytes):
+        open_video_bytes(file, "bytes", most=2)
+    else:
+        open_video_file(file, most=2)
+
+
+def _hear(file: str | bytes, _: _Seen) -> None:
     if isinstance(file, bytes):
         open_sound_bytes(file, "bytes")
     else:
@@ -84,7 +126,9 @@ class ImageRows:
         for name in self.names:
             for file in _files(row.get(name)):
                 try:
-                    if isinstance(file, bytes):
+                    if VIDEO_COLUMNS.fullmatch(name) and moves(file):
+                        _open_video(file)
+                    elif isinstance(file, bytes):
                         open_image_bytes(file, "bytes")
                     else:
                         open_image_file(file)

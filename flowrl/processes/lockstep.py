@@ -3,15 +3,20 @@
 A call gathers weights from all processes, so all must make the same calls in the same order, or
 they deadlock. But their work differs: a process may have more draws, longer texts, or rows for the
 other of two experts. So before each call the processes exchange the call that each wants next. A
-process with other work (or none) joins the chosen call with earlier inputs, and gives the result
-weight zero. Backward is also such a collective step.
+process with other work (or none) joins the chosen call with earlier inputs of its kind, and gives
+the result weight zero. Backward is also such a collective step.
+
+Calls of one kind use the same weights: those of another may skip layers or the attention between
+video and sound (SD3's and LTX-2's guidance), and gradients are summed over processes for the
+weights of a block that have one.
 
 The exchange is one small integer per process over gloo, which does not wait for a GPU's queue.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 DONE, FAILED, BACKWARD = 0, -1, 1  # states of a process, beside a call that it wants
+CALL_KINDS = 2**16  # numbers of kinds of calls
 
 
 class Elsewhere(Exception):
@@ -40,20 +46,49 @@ class WeightsInUse(Protocol):
 
 
 class ModuleCall(NamedTuple):
-    """A call: the module's index, the policy whose weights it uses, and whether it has
-    gradients."""
+    """A call: the module's index, the policy whose weights it uses, whether it has gradients, and
+    its kind (`kind_of_call`)."""
 
     module: int
     policy: int
     graded: bool
+    kind: int = 0
 
     def number(self, modules: int) -> int:
-        return 2 + 2 * (self.policy * modules + self.module) + self.graded
+        place = (self.policy * modules + self.module) * CALL_KINDS + self.kind
+        return 2 + 2 * place + self.graded
 
     @classmethod
     def of(cls, number: int, modules: int) -> "ModuleCall":
         place, graded = divmod(number - 2, 2)
-        return cls(place % modules, place // modules, bool(graded))
+        place, kind = divmod(place, CALL_KINDS)
+        return cls(place % modules, place // modules, bool(graded), kind)
+
+
+def kind_of_call(arguments: Any) -> int:
+    """A number of 16 bits for what decides which weights a call uses: the switches, the lists of
+    layers and the presence of its arguments, but no tensor, size or number of rows. Two kinds have
+    one number by chance once in 65,536."""
+    return int.from_bytes(blake2b(_form(arguments).encode(), digest_size=2).digest(), "big")
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_form(value[key])}" for key in sorted(value, key=str)) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        if any(isinstance(cell, Tensor) for cell in value):  # rows of different forms
+            return "[" + ",".join(sorted({_form(cell) for cell in value})) + "]"
+        layers = [str(cell) if type(cell) is int else _form(cell) for cell in value]
+        return "[" + ",".join(layers) + "]"
+    return str(value) if value is None or isinstance(value, bool | str) else type(value).__name__
+
+
+class _Inputs(NamedTuple):
+    """Inputs of a call: how many numbers its tensors have, and its arguments."""
+
+    size: int
+    args: Any
+    named: Any
 
 
 class Lockstep:
@@ -66,7 +101,7 @@ class Lockstep:
         self.kept: list[Tensor] = []  # results of joined calls, for backward
         self.company = 0  # calls joined for other processes
         self.broken = False  # an error occurred inside a collective call
-        self._seen: dict[int, tuple[int, Any, Any]] = {}
+        self._seen: dict[int, dict[int, _Inputs]] = {}  # the smallest by module and kind
         self._forwards = [module.forward for module in self.modules]
         self._alone = False
         for index, module in enumerate(self.modules):
@@ -77,10 +112,12 @@ class Lockstep:
         def forward(*args: Any, **named: Any) -> Any:
             if self._alone:
                 return self._forwards[index](*args, **named)
-            self._remember(index, args, named)
+            kind = kind_of_call((args, named))
+            self._remember(index, kind, args, named)
             weights = self.weights
             policy = 0 if weights is None else weights.names.index(weights.inside)
-            wanted = ModuleCall(index, policy, torch.is_grad_enabled()).number(len(self.modules))
+            call = ModuleCall(index, policy, torch.is_grad_enabled(), kind)
+            wanted = call.number(len(self.modules))
             while (chosen := self._agree(wanted)) != wanted:
                 self._join(chosen)
             return self._guarded(self._forwards[index], *args, **named)
@@ -135,7 +172,9 @@ class Lockstep:
         assert call.module in self._seen, (
             "the proof at the start calls every module on every process"
         )
-        _, args, named = self._seen[call.module]
+        by_kind = self._seen[call.module]
+        smallest = min(by_kind.values(), key=lambda inputs: inputs.size)
+        _, args, named = by_kind.get(call.kind, smallest)
         before = None if weights is None else weights.inside
         if weights is not None:
             weights.put(weights.names[call.policy])
@@ -169,14 +208,16 @@ class Lockstep:
         self.broken = False
         return result
 
-    def _remember(self, index: int, args: Any, named: Any) -> None:
-        """Keep the smallest inputs of each module; a call without any is not repeated."""
+    def _remember(self, index: int, kind: int, args: Any, named: Any) -> None:
+        """Keep the smallest inputs of each module's calls of a kind; a call without any is not
+        repeated."""
         size = sum(t.numel() for t in tree_flatten((args, named))[0] if isinstance(t, Tensor))
         if size == 0:
             return
-        if index not in self._seen or size < self._seen[index][0]:
+        by_kind = self._seen.setdefault(index, {})
+        if kind not in by_kind or size < by_kind[kind].size:
             args, named = tree_map(_detached, (args, named))
-            self._seen[index] = (size, args, named)
+            by_kind[kind] = _Inputs(size, args, named)
 
 
 def _detached(value: Any) -> Any:

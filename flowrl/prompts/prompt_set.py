@@ -31,6 +31,7 @@ DATA_SET = "data_set"  # column with the name of a row's data set, where there a
 IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
 )  # columns that hold images or videos
+VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")  # of these, that hold videos
 SOUND_COLUMNS = re.compile(r"(.+_)?audio")  # columns that hold sounds
 _MOST_CHARACTERS = 100_000  # of a prompt
 

@@ -8,7 +8,7 @@ become white. High dynamic range (PQ, HLG) is read as its numbers are, without t
 
 import io
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -52,22 +52,44 @@ def read_image_or_frames(
     MPO and TIFF files are their first image.
     """
     with opened_image_file(file, MOST_FILE_PIXELS, MEDIA_FORMATS) as image:
-        count = getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
-        if count == 1:
+        if not is_animation(image):
             return to_tensor(image)
-        first = int(bool(image.info.get("default_image")))  # shown where nothing can be animated
-        ends = [0.0]
-        for frame in ImageSequence.Iterator(image):
-            frame.load()  # WebP's durations are known then
-            ends.append(ends[-1] + (frame.info.get("duration") or _BROWSER_DELAY))
-        starts = [end - ends[first] for end in ends[first:-1]]
-        frames = (frame.copy() for frame in ImageSequence.Iterator(image))
-        return torch.stack(_picked(frames, frames_in_time(starts, most), to_tensor, first))
+        return torch.stack(animation_frames(image, most, to_tensor))
+
+
+def animation_frames(image: Image.Image, most: int, convert: Callable[[Image.Image], T]) -> list[T]:
+    """At most `most` frames of an open animation, converted; one that stands still is one frame."""
+    if not is_animation(image):
+        return [convert(image)]
+    first = int(bool(image.info.get("default_image")))  # shown where nothing can be animated
+    ends = [0.0]
+    for frame in ImageSequence.Iterator(image):
+        frame.load()  # WebP's durations are known then
+        ends.append(ends[-1] + (frame.info.get("duration") or _BROWSER_DELAY))
+    starts = [end - ends[first] for end in ends[first:-1]]
+    frames = (frame.copy() for frame in ImageSequence.Iterator(image))
+    return _picked(frames, frames_in_time(starts, most), convert, first)
+
+
+def is_animation(image: Image.Image) -> bool:
+    """Whether an open image is one of several that a player shows in turn."""
+    return image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1
 
 
 def read_video_frames(file: Path | IO[bytes], most: int) -> Float[Tensor, "f 3 h w"]:
     """Read at most `most` frames of a video, in 0..1. OSError without PyAV, and for a damaged file
     or one without frames."""
+    shown = video_frames(file, most, lambda pixels: pixels)
+    if len({frame.shape for frame in shown}) > 1:
+        raise OSError("its frames differ in size")
+    return torch.stack(shown)
+
+
+def video_frames(
+    file: Path | IO[bytes], most: int, convert: Callable[[Float[Tensor, "3 h w"]], T]
+) -> list[T]:
+    """At most `most` frames of a video, each converted from numbers in 0..1. OSError as
+    `read_video_frames` raises it."""
     try:
         import av  # type: ignore[import-not-found]
         from av.error import FFmpegError  # type: ignore[import-not-found]
@@ -89,13 +111,11 @@ def read_video_frames(file: Path | IO[bytes], most: int) -> Float[Tensor, "f 3 h
             shown = _picked(
                 _decoded_frames(container),
                 frames_in_time(starts, most),
-                lambda frame: shown_frame(frame, aspect),
+                lambda frame: convert(shown_frame(frame, aspect)),
             )
     except FFmpegError as error:
         raise OSError(str(error)) from error
-    if len({frame.shape for frame in shown}) > 1:
-        raise OSError("its frames differ in size")
-    return torch.stack(shown)
+    return shown
 
 
 def _decoded_frames(container: Any) -> Iterator[Any]:
@@ -110,9 +130,11 @@ def _decoded_frames(container: Any) -> Iterator[Any]:
         yield frame
 
 
-def _picked(frames: Any, at: Sequence[int], convert: Any, first: int = 0) -> list[Tensor]:
+def _picked(
+    frames: Iterable[Any], at: Sequence[int], convert: Callable[[Any], T], first: int = 0
+) -> list[T]:
     """Converted frames at these places, counted from `first`; a place may occur several times."""
-    wanted, frames_read = {place + first for place in at}, dict[int, Tensor]()
+    wanted, frames_read = {place + first for place in at}, dict[int, T]()
     for i, frame in enumerate(frames):
         if i in wanted:
             frames_read[i] = convert(frame)

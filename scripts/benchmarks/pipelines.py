@@ -149,8 +149,9 @@ CLAIMS = (
     "each, and a long video of SkyReels-V2, whose windows overlap. Where a part is made from the "
     "decoded parts before it (Wan-Animate 2), decoders run in each velocity.",
     "",
-    "A column of videos sets the number of frames where no `num_frames` of `model.call` does: rows "
-    "with videos of other lengths have loops and proofs of their own, as rows of other sizes have.",
+    "A column of videos (files, or lists of frames) sets the number of frames where no "
+    "`num_frames` of `model.call` does: rows with videos of other lengths have loops and proofs of "
+    "their own, as rows of other sizes have.",
     "",
     "Bria Fibo Edit takes its prompts as JSON: a plain one is handed on as the value of "
     "`edit_instruction`, and JSON as it is.",
@@ -237,8 +238,11 @@ SOUND_CLAIMS = (
     "tried with EDM's multistep solver. Its checkpoint has CosineDPMSolverMultistepScheduler, "
     "which wants the package torchsde and draws the noise of its steps from a tree; there (a) was "
     "2e-07, and flowrl's steps stand in for it. A given sound (`audio` of Stable Audio 3's "
-    "inpainting and audio-to-audio) is a WAV file, in a column of the prompts or in `model.call`, "
-    "or a tensor from Python; a file is read at the model's rate and channels. Guided ACE-Step is "
+    "inpainting and audio-to-audio, `src_audio` of ACE-Step's repainting) is a WAV file, in a "
+    "column of the prompts or in `model.call`, or a tensor from Python; a file is read at the "
+    "model's rate and channels, and its encoding is one fixed sample of the posterior. Where a "
+    "sound's length sets that of the latents (ACE-Step), rows with sounds of several lengths are "
+    "served like rows of several sizes. Guided ACE-Step is "
     "refused: its loop guides with a momentum of -0.75, a constant of its code, so a step's "
     "velocity depends on all steps before it; a replay would evaluate the network at each of them.",
 )

@@ -38,8 +38,6 @@ from tests.support.zoo.sounds import INPUTS, SOUND_SPECIALS  # noqa: E402
 READ = {
     "MusicLDMPipeline": classic.OWN + "it takes the record of its text encoder's features for a "
     "tensor",
-    "AceStepPipeline | prompt, lyrics, src_audio to repaint": "draws another posterior of its "
-    "source waveform in every call (vae.encode without a generator), so no call repeats another",
 }
 
 

@@ -202,5 +202,14 @@ ROWS = (
      "                kind.validate_python(getattr(record, name), strict=True)\n",
      "                pass\n",
      "run/test_start_record.py::test_a_field_of_another_kind_makes_a_record_unreadable"),
+    ("kind-memory", "flowrl/models/diffusers/call/drive/image_cache.py",
+     "elif self.compared[self.encoded] < COMPARED_ENCODINGS:",
+     "elif self.compared.total() < COMPARED_ENCODINGS:",
+     "models/test_pipeline_images.py::test_each_encoding_of_a_call_is_compared"),
+    ("kind-company", "flowrl/processes/lockstep.py",
+     "            kind = kind_of_call((args, named))\n", "            kind = 0\n",
+     "processes/test_sharing.py::test_company_is_kept_with_inputs_of_the_same_kind"),
+    ("kind-named-media", "flowrl/models/diffusers/call/inputs/columns.py",
+     "if not isinstance(value, bool | int | float)]", "]", "models/test_given_sounds.py"),
 )
 # fmt: on

@@ -17,7 +17,7 @@ from flowrl.evaluation.folders import find_items
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.sources import Source, read_media
-from flowrl.models.diffusers.call.inputs.columns import extras
+from flowrl.models.diffusers.call.inputs.columns import GivenForm, extras
 from flowrl.models.language.vision import row_images
 from flowrl.prompts import DataSource, PromptSet
 from flowrl.session.given_file import GivenItem, _header_size, read_sample
@@ -71,7 +71,7 @@ def compared(path: Path, cell: object, *, parquet: bool) -> torch.Tensor:
 
 def prompt_image(path: Path, value: object) -> torch.Tensor:
     """As a pipeline gets the image of a prompt's row."""
-    (row,) = extras([{"prompt": "p", "image": value}], ["image"], None)
+    (row,) = extras([{"prompt": "p", "image": value}], ["image"], GivenForm())
     image = row["image"]
     return to_tensor(image[0] if isinstance(image, list) else image)
 

@@ -1,5 +1,6 @@
 """Sounds that a model is given: files in a prompt's columns and in `model.call`, at its rate."""
 
+import inspect
 import math
 import wave
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.inputs import columns
-from flowrl.models.diffusers.call.inputs.columns import SoundForm, waveform_in
+from flowrl.models.diffusers.call.inputs.columns import GivenForm, SoundForm, waveform_in
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.saving import save_pipeline
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
@@ -23,7 +24,7 @@ from tests.support import runs
 from tests.support.driving import PROMPTS
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.pipelines import tiny
-from tests.support.zoo.sounds import SOUND_SPECIALS
+from tests.support.zoo.sounds import INPUTS, SOUND_SPECIALS
 
 torch.set_num_threads(1)
 INPAINT = "StableAudio3InpaintPipeline"
@@ -70,6 +71,48 @@ def test_a_column_of_files_is_the_same_as_tensors(tmp_path: Path) -> None:
     rows = made.loop.extras(meta[:1] * 2, PROMPTS)
     whole = prove_whole(made, PROMPTS, rows, proof)
     assert whole.failure() is None and whole.own is not None and whole.own.media == 0
+
+
+def test_a_given_sound_has_one_posterior(tmp_path: Path) -> None:
+    """ACE-Step draws another sample of it in every call, without a generator: what it repaints
+    would be another sound in each. Rows have sounds of their own."""
+    more, _ = INPUTS["AceStepPipeline"]["prompt, lyrics, src_audio to repaint"]
+    made = tiny(diffusers.AceStepPipeline, SPECIALS | SOUND_SPECIALS, SIZES)
+    call = {**made.call, **more}
+    del call["src_audio"]
+    policy = PipelinePolicy(made.pipe, call=call)
+    files = [written(tmp_path / f"{hertz}.wav", hertz, channels=2) for hertz in (100, 200)]
+    meta = [{"src_audio": str(file)} for file in files]
+    proof = policy.prove(PROMPTS, steps=3, guidance=1.0, meta=meta[:1] * 2)
+    whole = prove_whole(policy, PROMPTS, policy.loop.extras(meta[:1] * 2, PROMPTS), proof)
+    assert whole.failure() is None and whole.own is not None and whole.own.media < 1e-5
+    x = torch.randn(1, *policy.shape(3), generator=torch.Generator().manual_seed(0))
+    velocities = []
+    for row in (meta[0], meta[0], meta[1]):
+        velocity = policy.bind(policy.encode(PROMPTS[:1], [row]), steps=3, guidance=1.0)
+        with torch.no_grad():
+            level = torch.tensor([policy.schedule(3).sigmas[1]])
+            velocities.append(velocity(x, level, torch.tensor([0])))
+    assert torch.equal(*velocities[:2]) and not torch.equal(*velocities[1:])
+
+
+SWITCHES = {
+    "Kandinsky6TI2VAPipeline": {"sample_audio": False},
+    "BriaFibo2Pipeline": {"render_text_images": False},
+    "LTX2DFRPipeline": {"freeze_audio": True},
+    "UniDiffuserPipeline": {"num_prompts_per_image": 2},
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_with_the_name_of_media_stays_what_it_is(name: str) -> None:
+    """An argument such as `sample_audio: false` was read as a sound that is missing."""
+    call = SWITCHES[name]
+    parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
+    switch = next(iter(call))
+    assert switch not in columns.shaping(parameters) and not columns.shaping(call)
+    assert columns.with_sounds(call, None) == call and not columns.shared_images(call)
+    assert columns.extras([{"prompt": "a", **call}], parameters, GivenForm()) == ()
 
 
 def test_a_call_names_a_file(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from flowrl.cli.model_card import adapter_lines
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
-from flowrl.models.diffusers.lora.lora import LORA_FILE, class_writes_adapters
+from flowrl.models.diffusers.lora.lora import LORA_FILE, READER_FAILS, class_writes_adapters
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.settings.model.adapters import FrozenAdapter
 from tests.support.driving import PROMPTS, STEPS
+from tests.support.flex_on_cpu import flex_on_cpu
+from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
@@ -101,3 +103,31 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     assert len([line for line in lines if line.startswith("pipe.")]) == len(plain.roots())
     exec("\n".join(lines), {"pipe": plain.pipe})  # as a run prints them
     torch.testing.assert_close(velocity(plain), want, atol=1e-5, rtol=1e-5)  # other fused products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READER_FAILS)
+def test_adapters_that_their_class_cannot_read_are_read_by_the_model(
+    name: str, tmp_path: Path
+) -> None:
+    """The lines that a run prints load them; the class's own loader, which they named, fails."""
+    key = "wan_animate_distilled" if "Distilled" in name else "wan_animate"
+    with flex_on_cpu():
+        made = PipelinePolicy(MODULAR[key](), call=MODULAR_CALLS[key])
+    made.add_lora(rank=2, alpha=2, targets=None, seed=0)
+    for parameter in made.trainable().values():
+        torch.nn.init.normal_(parameter)
+    made.save(tmp_path)
+    plain = MODULAR[key]()
+    files = [path.name for path in tmp_path.iterdir()]
+    kind = getattr(diffusers, name)
+    assert type(plain) is kind
+    exec(
+        "\n".join(adapter_lines(kind, ["transformer"], None, files, str(tmp_path))), {"pipe": plain}
+    )
+    loaded = {n: value for n, value in plain.transformer.named_parameters() if ".lora_" in n}
+    want = list(made.trainable().values())
+    assert len(loaded) == len(want)
+    assert all(torch.equal(*pair) for pair in zip(loaded.values(), want, strict=True))
+    with pytest.raises(AttributeError, match="image_dim"):  # else the class needs no exception
+        MODULAR[key]().load_lora_weights(str(tmp_path), weight_name=LORA_FILE)

@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call.drive import image_cache
 from flowrl.models.diffusers.call.drive.image_cache import ImageSet, Memo, Posterior
 from flowrl.models.diffusers.call.drive.patches import patched, placed
 from flowrl.models.diffusers.call.inputs import columns
+from flowrl.models.diffusers.call.inputs.columns import GivenForm
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images
@@ -137,6 +138,27 @@ def test_the_content_of_known_images_is_not_read_again(monkeypatch) -> None:
     assert read == [2] * 6
 
 
+def test_each_encoding_of_a_call_is_compared() -> None:
+    """Those of the images alone say nothing of one that follows the state (the last frames of a
+    video's segment), whose content would be taken for that of the call before."""
+    pipe: Any = type("Pipe", (), {})()
+    pipe.vae = vae().eval()
+    memo, picture = Memo(pipe), Image.new("RGB", (16, 16))
+    draws = torch.Generator().manual_seed(1)
+    still = torch.rand(1, 3, 16, 16, generator=draws)
+
+    def encoded(state: torch.Tensor | None) -> torch.Tensor:
+        memo.begin(ImageSet({"image": picture}))
+        with patched(memo.patches()), torch.no_grad():
+            first = pipe.vae.encode(still).latent_dist.mode()
+            return first if state is None else pipe.vae.encode(state).latent_dist.mode()
+
+    for _ in range(image_cache.COMPARED_ENCODINGS + 2):
+        encoded(None)
+    one, other = (torch.rand(1, 3, 16, 16, generator=draws) for _ in range(2))
+    assert not torch.equal(encoded(one), encoded(other))
+
+
 def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatch) -> None:
     class Pipe:
         pass
@@ -200,14 +222,14 @@ def test_negative_prompts_by_row() -> None:
 
 def test_columns(tmp_path: Path) -> None:
     paths, names = pictures(tmp_path), ["prompt", "negative_prompt", "image", "height"]
-    assert columns.extras([{"prompt": "a", "height": 3, "answer": 1}], names, None) == ()
-    two = columns.extras([{"image": paths[0]}, {"image": paths}], names, None)
+    assert columns.extras([{"prompt": "a", "height": 3, "answer": 1}], names, GivenForm()) == ()
+    two = columns.extras([{"image": paths[0]}, {"image": paths}], names, GivenForm())
     assert two[0]["image"] is columns.open_images((paths[0],))[0] and len(two[1]["image"]) == 2
     three = [{"image": paths[0]}, {"image": paths[1]}, {"image": paths[0]}]
-    again = columns.extras(three, names, None)
+    again = columns.extras(three, names, GivenForm())
     assert columns.by_image(again) == [[0, 2], [1]]
     with pytest.raises(UserError, match="prompt 2 of the batch has no image"):
-        columns.extras([{"image": paths[0]}, {}], names, None)
+        columns.extras([{"image": paths[0]}, {}], names, GivenForm())
     assert columns.shared_images({"image": paths[0], "mask": None, "height": 3}) == {
         "image": columns.open_images((paths[0],))[0]
     }
@@ -231,11 +253,11 @@ def test_an_image_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> N
         prompts.write_text("\n".join(map(json.dumps, rows)))
         _, meta = PromptSet.read(str(prompts), "prompt", "train.prompts").take([1, 0])
         with pytest.raises(UserError, match=reason) as refused:
-            columns.extras(meta, ["prompt", "image"], None)
+            columns.extras(meta, ["prompt", "image"], GivenForm())
         said = str(refused.value)
         assert said.startswith(f"train.prompts: {prompts}, line 2, image: ") and name in said
         with pytest.raises(UserError, match=rf"^prompt 1 of the batch, images: .*({reason})"):
-            columns.extras([{"images": [str(good), str(tmp_path / name)]}], ["images"], None)
+            columns.extras([{"images": [str(good), str(tmp_path / name)]}], ["images"], GivenForm())
         with pytest.raises(UserError, match=rf"^model.call, image: .*{name}: .*({reason})"):
             columns.shared_images({"image": str(tmp_path / name)})
 

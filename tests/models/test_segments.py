@@ -84,5 +84,5 @@ def test_videos_of_several_lengths_do_not_share_a_batch() -> None:
     built = tiny(diffusers.WanVideoToVideoPipeline, SPECIALS | VIDEO_SPECIALS, SIZES)
     made = PipelinePolicy(built.pipe, call=built.call)
     meta = [frames("video", side=16, count=count) for count in (5, 9)]
-    with pytest.raises(UserError, match="images of one size, and videos of one length"):
+    with pytest.raises(UserError, match="images of one size, and videos and sounds of one length"):
         made.encode(["a", "b"], meta)

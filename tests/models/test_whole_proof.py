@@ -12,6 +12,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import WholeProof, deviations, prove_whole
 from flowrl.models.diffusers.whole.whole_sample import WholeSample
 from tests.support.driving import PROMPTS, STEPS
+from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 from tests.support.tiny_pipelines import NAMED, SIZE
 from tests.support.tiny_pipelines_unet import sdxl
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -163,3 +164,14 @@ def test_a_velocity_becomes_the_prediction_of_a_schedulers_kind(kind: str) -> No
     }
     found = WholeSample._prediction(sample, x, x, v, s[:, 0])
     torch.testing.assert_close(found, wanted[kind], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_rows_are_decoded_together_where_the_decoder_draws_noise() -> None:
+    """As the pipeline's own call does: LTX-2.5's decoder is a diffusion model, and a run decodes
+    its samples one by one, with other noise."""
+    made = PipelinePolicy(MODULAR["ltx25"](), call=MODULAR_CALLS["ltx25"])
+    proof = made.prove(PROMPTS, steps=3, guidance=1.0)
+    whole = prove_whole(made, PROMPTS, (), proof)
+    assert proof.drawn and whole.failure() is None
+    assert whole.own is not None and whole.own.media == 0

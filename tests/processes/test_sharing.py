@@ -8,7 +8,16 @@ import torch.distributed as dist
 from torch import nn
 
 from flowrl.processes import sharding
-from flowrl.processes.lockstep import BACKWARD, DONE, FAILED, Elsewhere, Lockstep, ModuleCall
+from flowrl.processes.lockstep import (
+    BACKWARD,
+    CALL_KINDS,
+    DONE,
+    FAILED,
+    Elsewhere,
+    Lockstep,
+    ModuleCall,
+    kind_of_call,
+)
 from flowrl.processes.sharding import sum_gradients
 
 
@@ -57,12 +66,20 @@ def lockstep(monkeypatch):
     return SimpleNamespace(made=made, module=module, others=others)
 
 
-CALL = ModuleCall(0, 0, True).number(1)
-FROZEN = ModuleCall(0, 0, False).number(1)
+KIND = kind_of_call(((torch.ones(1, 2),), {}))
+CALL = ModuleCall(0, 0, True, KIND).number(1)
+FROZEN = ModuleCall(0, 0, False, KIND).number(1)
 
 
 def test_a_call_is_numbered_and_known_by_its_number():
-    every = [ModuleCall(m, p, g) for m in range(3) for p in range(4) for g in (False, True)]
+    kinds = (0, 1, CALL_KINDS - 1)
+    every = [
+        ModuleCall(m, p, graded, kind)
+        for m in range(3)
+        for p in range(4)
+        for graded in (False, True)
+        for kind in kinds
+    ]
     numbers = [wanted.number(3) for wanted in every]
     assert len({*numbers}) == len(every) and min(numbers) > BACKWARD
     assert [ModuleCall.of(number, 3) for number in numbers] == every
@@ -95,11 +112,47 @@ def test_company_remembers_the_smallest_inputs_and_none_that_are_empty(lockstep)
     assert rows == [3, 0, 2, 2]
 
 
+def test_a_kind_is_what_decides_on_the_weights_and_no_size():
+    """LTX-2 switches the attention between video and sound off, SD3 leaves out layers, and some
+    calls have images."""
+    x, y = torch.ones(2, 3), torch.ones(5, 4)
+    same = [
+        {"x": x, "isolate": False, "layers": None, "width": 4, "share": 0.5},
+        {"x": y, "isolate": False, "layers": None, "width": 8, "share": 0.1},
+    ]
+    other = [
+        same[0] | {"isolate": True},
+        same[0] | {"layers": [0]},
+        same[0] | {"layers": [1]},
+        same[0] | {"x": None},
+        same[0] | {"images": x},
+        same[0] | {"rows": [x, y]},
+    ]
+    first, again, *others = (kind_of_call(((), named)) for named in (*same, *other))
+    assert first == again and len({first, *others}) == len(other) + 1
+    assert others[-1] == kind_of_call(((), same[0] | {"rows": [x, y, y]}))
+
+
+def test_company_is_kept_with_inputs_of_the_same_kind(lockstep):
+    """Else one process's gradients would be of other weights than the other's, and the sums over
+    processes would not fit."""
+    calls = []
+    lockstep.made._forwards[0] = lambda x, isolate: calls.append((len(x), isolate)) or x.sum()
+    kinds = [kind_of_call(((torch.ones(1),), {"isolate": isolate})) for isolate in (False, True)]
+    numbers = [ModuleCall(0, 0, True, kind).number(1) for kind in kinds]
+    lockstep.others += [numbers[0], numbers[1]]
+    lockstep.module(torch.ones(3), isolate=False)
+    lockstep.module(torch.ones(2), isolate=True)
+    lockstep.others[:] = [*numbers, ModuleCall(0, 0, True, 7).number(1), DONE]
+    lockstep.made.settle()
+    assert calls[2:] == [(3, False), (2, True), (2, True)]  # of an unknown kind: the smallest
+
+
 def test_company_is_kept_under_the_weights_of_the_call(lockstep):
     """The other process asks its reference; here the pieces of that policy have to be in force."""
     put = []
     policies = SimpleNamespace(names=("current", "ref"), inside="current", put=put.append)
-    lockstep.others += [FROZEN, ModuleCall(0, 1, False).number(1), DONE]
+    lockstep.others += [FROZEN, ModuleCall(0, 1, False, KIND).number(1), DONE]
     lockstep.made.weights = policies
     with torch.no_grad():
         lockstep.module(torch.ones(1, 2))

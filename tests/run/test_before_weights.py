@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from flowrl.errors import UserError
 from flowrl.models import image_check
 from flowrl.models.description import describe
-from flowrl.models.diffusers.call.inputs.columns import extras
+from flowrl.models.diffusers.call.inputs.columns import GivenForm, extras
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.image_check import check_images
 from flowrl.models.language.policy import CausalPolicy
@@ -190,10 +190,10 @@ def test_a_pipeline_reads_parquets_form_of_an_image() -> None:
     file = io.BytesIO()
     Image.new("RGB", (2, 2), (255, 0, 0)).save(file, "PNG")
     cell = {"bytes": file.getvalue(), "path": "a.png"}
-    first, second = extras([{"image": cell}, {"image": dict(cell)}], ["image"], None)
+    first, second = extras([{"image": cell}, {"image": dict(cell)}], ["image"], GivenForm())
     assert first["image"].getpixel((0, 0)) == (255, 0, 0)
     assert first["image"] is second["image"], "rows are grouped by the object"
     with pytest.raises(UserError, match=r"image: a\.png: not a PNG"):
-        extras([{"image": {"bytes": b"hello", "path": "a.png"}}], ["image"], None)
+        extras([{"image": {"bytes": b"hello", "path": "a.png"}}], ["image"], GivenForm())
     with pytest.raises(UserError, match=r"expected a path, or \{bytes"):
-        extras([{"image": {"href": "a.png"}}], ["image"], None)
+        extras([{"image": {"href": "a.png"}}], ["image"], GivenForm())

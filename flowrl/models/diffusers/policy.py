@@ -442,8 +442,10 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         steps: int,
         guidance: float | None,
         graded: bool = False,
+        together: bool = False,
     ) -> Decoded:
-        """Decode x0 as `decode` does, and its sound too."""
+        """Decode x0 as `decode` does, and its sound too. Samples are decoded one by one where the
+        decoder draws noise, unless `together` asks for what the pipeline's own call draws."""
         assert len(x0) == len(conditioning), "decode takes one row of conditioning per sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
@@ -453,7 +455,7 @@ class PipelinePolicy(DenoiserWeights, Sizable):
 
         x0 = self.loop.data(x0)
         size = self.sizes.rows("decoding", len(x0))
-        if proof is not None and proof.drawn:
+        if proof is not None and proof.drawn and not together:
             size = 1
         whole = row_calls.decoded_in_calls(
             decode, x0, conditioning, size, way.together, graded=graded

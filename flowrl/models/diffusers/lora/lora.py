@@ -217,9 +217,13 @@ def writes_adapters(pipe: Any, denoisers: Mapping[str, nn.Module]) -> bool:
     return class_writes_adapters(type(pipe), list(denoisers))
 
 
+# Wan's method, which they inherit, asks for the `image_dim` of a configuration that has none
+READER_FAILS = ("WanAnimate2ModularPipeline", "WanAnimate2DistilledModularPipeline")
+
+
 def class_writes_adapters(kind: type, denoisers: Sequence[str]) -> bool:
     """The same of a pipeline's class, with the names of its denoisers."""
-    if "save_lora_weights" not in dir(kind):
+    if "save_lora_weights" not in dir(kind) or kind.__name__ in READER_FAILS:
         return False
     takes = inspect.signature(kind.save_lora_weights).parameters  # type: ignore[attr-defined]
     ends = ("lora_layers", "lora_adapter_metadata")

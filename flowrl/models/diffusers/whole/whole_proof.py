@@ -148,8 +148,8 @@ def prove_whole(
     if whole.given is not None and len(prompts) > 1:
         single = sample(1)
         latents = single.flowrl()
-        media = latents, single.media(latents)
-        alone = Deviation.between(media, (ours[0][:1], ours[1][:1]))
+        among = whole.media(flowrl, together=False) if replay.drawn else ours[1]
+        alone = Deviation.between((latents, single.media(latents)), (flowrl[:1], among[:1]))
     unit = rounding_unit(policy.loop)
     policy.frozen.rest()
     return WholeProof(

@@ -261,10 +261,13 @@ class WholeSample:
         )
         return policy.latents(rollout.x0, steps)
 
-    def media(self, latents: Tensor) -> Tensor:
-        """The decoded values, of sound too."""
+    def media(self, latents: Tensor, *, together: bool = True) -> Tensor:
+        """The decoded values, of sound too, with the rows in one call as in the pipeline's own. A
+        decoder that draws noise draws other noise for rows that are not `together`."""
         conditioning, steps = self.conditioning, self.batch.steps
-        decoded = self.policy.decoded(latents, conditioning, steps=steps, guidance=self.guidance)
+        decoded = self.policy.decoded(
+            latents, conditioning, steps=steps, guidance=self.guidance, together=together
+        )
         return decoded.values
 
     def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,7 @@ class Driver:
         self._place: tuple[torch.device, torch.device] | None = None
 
     def keep_no_images(self) -> None:
-        """Keep no encoded images between calls, if no call so far has encoded any."""
+        """Keep no encoded images or sounds between calls, if no call so far has encoded any."""
         if self.memo is not None and not self.memo.kept:
             self.memo = None
 
@@ -145,7 +145,8 @@ class Driver:
 
         If the target is None the denoiser is a stub: only the state matters.
         """
-        if target is not None and self.memo is not None:
+        state_encoded = self.clockwork is not None and self.clockwork.reads_decoded
+        if target is not None and self.memo is not None and not state_encoded:
             self.memo.begin(ImageSet(call.arguments))
         if target is None:
             stop = self._driven(call, Control(), [], until=NEVER_STOP)

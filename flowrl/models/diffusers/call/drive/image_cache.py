@@ -1,4 +1,4 @@
-"""A cache of encoded conditioning images with one fixed sample per posterior.
+"""A cache of encoded conditioning images and sounds with one fixed sample per posterior.
 
 A pipeline encodes its image in every call, and several pipelines draw a new sample of the posterior
 each time, so the ratio of new to old would not be 1. While a pipeline is driven (and in the call
@@ -10,12 +10,13 @@ The content is read once for each set of images: reading a tensor waits for its 
 
 import hashlib
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from diffusers.models.autoencoders.autoencoder_oobleck import OobleckDiagonalGaussianDistribution
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL.Image import Image
 from torch import Tensor, nn
@@ -27,26 +28,47 @@ from samplers.noise import generator
 CACHED_ENCODINGS = 512  # encodings
 CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
 IMAGE_SETS = 512  # whose content is remembered
-COMPARED_ENCODINGS = 48  # what is remembered is compared at first, mostly in the proof
+# what is remembered is compared at first, mostly in the proof: so often for each of the encodings
+# of a call, since some of them may be of the images alone and others of the state
+COMPARED_ENCODINGS = 48
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
 
-class Posterior(DiagonalGaussianDistribution):
+class _OneSample:
     """A posterior that always returns the same sample."""
 
+    mean: Tensor
+    std: Tensor
+    parameters: Tensor
+
     def __init__(self, parameters: Tensor, noise: Tensor):
-        super().__init__(parameters)
+        super().__init__(parameters)  # type: ignore[call-arg] of the distribution
         self.noise = noise
 
     @classmethod
-    def of(cls, distribution: DiagonalGaussianDistribution, key: str) -> "Posterior":
+    def of(cls, distribution: Any, key: str) -> Self:
         noise = torch.randn(distribution.mean.shape, generator=generator("posterior", key))
         return cls(distribution.parameters, noise.to(distribution.mean))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         del generator  # it would draw another sample in each call
         return self.mean + self.std * self.noise
+
+
+class Posterior(_OneSample, DiagonalGaussianDistribution):
+    """The posterior of an image or a video."""
+
+
+class SoundPosterior(_OneSample, OobleckDiagonalGaussianDistribution):
+    """The posterior of a sound."""
+
+
+# by the class of the distribution that an encoder returns
+POSTERIORS: tuple[tuple[type, type[_OneSample]], ...] = (
+    (DiagonalGaussianDistribution, Posterior),
+    (OobleckDiagonalGaussianDistribution, SoundPosterior),
+)
 
 
 class ImageSet:
@@ -77,7 +99,7 @@ class Memo:
         self.known: OrderedDict[Any, tuple[ImageSet, list[str]]] = OrderedDict()
         self.images: ImageSet | None = None
         self.encoded = 0  # images so far in this call
-        self.compared = 0
+        self.compared = Counter[int]()  # by the place of an encoding in its call
         self.trusted = True  # the images decide what is encoded
 
     def begin(self, images: "ImageSet | None") -> None:
@@ -135,8 +157,8 @@ class Memo:
             self.known[place] = self.images, contents
             if len(self.known) > IMAGE_SETS:
                 self.known.popitem(last=False)
-        elif self.compared < COMPARED_ENCODINGS:
-            self.compared += 1
+        elif self.compared[self.encoded] < COMPARED_ENCODINGS:
+            self.compared[self.encoded] += 1
             digests = _digests(rows)
             self.trusted, contents = digests == contents, digests
         return contents
@@ -154,7 +176,7 @@ def _size(encoding: Any) -> int:
     """Bytes of an encoding's tensors."""
     size = 0
     for leaf in tree_flatten(encoding)[0]:
-        parts = (leaf.parameters, leaf.noise) if isinstance(leaf, Posterior) else (leaf,)
+        parts = (leaf.parameters, leaf.noise) if isinstance(leaf, _OneSample) else (leaf,)
         size += sum(p.numel() * p.element_size() for p in parts if isinstance(p, Tensor))
     return size
 
@@ -170,7 +192,10 @@ def _digests(rows: Tensor) -> list[str]:
 
 
 def _fixed(leaf: Any, key: str) -> Any:
-    return Posterior.of(leaf, key) if isinstance(leaf, DiagonalGaussianDistribution) else leaf
+    for kind, fixed in POSTERIORS:
+        if isinstance(leaf, kind):
+            return fixed.of(leaf, key)
+    return leaf
 
 
 def _stack(rows: list[Any]) -> Any:
@@ -181,7 +206,8 @@ def _stack(rows: list[Any]) -> Any:
 
 
 def _joined(column: tuple[Any, ...]) -> Any:
-    if isinstance(column[0], Posterior):
+    if isinstance(column[0], _OneSample):
         parameters = torch.cat([posterior.parameters for posterior in column])
-        return Posterior(parameters, torch.cat([posterior.noise for posterior in column]))
+        noise = torch.cat([posterior.noise for posterior in column])
+        return type(column[0])(parameters, noise)
     return torch.cat(column) if isinstance(column[0], Tensor) else column[0]

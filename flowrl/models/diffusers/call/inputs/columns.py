@@ -1,12 +1,13 @@
 """A prompt's own arguments: columns of the prompt file named like arguments of the pipeline.
 
 `negative_prompt`, `prompt_2`, `lyrics` and similar ones are texts; `image`, `mask_image`,
-`control_image`, `video` and similar ones are paths, lists of paths (several reference images, the
-frames of a video), bytes as in parquet, or images; `audio` and similar ones are paths or bytes of
-WAV files, or tensors. Only rewards read the other columns. `call` may hold arguments that all rows
-share.
+`control_image` and similar ones are paths, lists of paths (several reference images), bytes as in
+parquet, or images; `video` and similar ones are also paths or bytes of video files, or lists of
+frames; `audio` and similar ones are paths or bytes of WAV files, or tensors. Only rewards read the
+other columns. `call` may hold arguments that all rows share.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,20 +21,35 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.prompts.prompt_set import IMAGE_COLUMNS, SOUND_COLUMNS, PromptRow
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS, SOUND_COLUMNS, VIDEO_COLUMNS, PromptRow
+from flowrl.prompts.row_sizes import RowSize
 from rewards.audio import Audio
 from rewards.perception.files import Stamp, file_stamp, open_image_bytes, open_image_file
 from rewards.perception.media import to_rgb
 from rewards.perception.sound import resampled
 from rewards.perception.sound_files import open_sound_bytes, open_sound_file
+from rewards.perception.video_files import moves, open_video_bytes, open_video_file
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
-VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
 OPEN_IMAGES = 256  # images that stay open
+OPEN_VIDEOS = 32  # of which all frames stay open
 RATIOS = tuple(Fraction(*sides) for sides in ((1, 1), (2, 1), (1, 2), (4, 3), (3, 4)))
 
 Extra = Mapping[str, Any]
 ImageFile = str | tuple[bytes, str]  # a path; or bytes, and their name in messages
+
+
+class GivenForm(NamedTuple):
+    """The form in which a pipeline takes sounds, if it takes any, and its number of frames, if its
+    call sets one: of files of longer videos it gets evenly spaced ones."""
+
+    sound: "SoundForm | None" = None
+    frames: int | None = None
+
+    def of_row(self, row: Mapping[str, Any], parameters: Iterable[str]) -> "GivenForm":
+        """The form for a row, which may have a number of frames of its own."""
+        frames = RowSize.of(row).num_frames if "num_frames" in parameters else None
+        return self if frames is None else self._replace(frames=frames)
 
 
 class SoundForm(NamedTuple):
@@ -44,31 +60,55 @@ class SoundForm(NamedTuple):
 
 
 def sounds(names: Iterable[str]) -> list[str]:
-    return [name for name in names if SOUND_COLUMNS.fullmatch(name)]
+    """Names of sounds. Of a mapping from names to values or to parameters, those of switches and
+    numbers are left out: `sample_audio: false`."""
+    return [name for name in media_names(names) if SOUND_COLUMNS.fullmatch(name)]
 
 
 def images(names: Iterable[str]) -> list[str]:
-    return [name for name in names if IMAGE_COLUMNS.fullmatch(name) and "ip_adapter" not in name]
+    """Names of images and videos; like `sounds`, none of switches and numbers
+    (`render_text_images`)."""
+    matching = [name for name in media_names(names) if IMAGE_COLUMNS.fullmatch(name)]
+    return [name for name in matching if "ip_adapter" not in name]
+
+
+def media_names(names: Iterable[str]) -> list[str]:
+    """The names whose values may be media. A parameter's default stands for its values."""
+    if not isinstance(names, Mapping):
+        return list(names)
+    values = {
+        name: value.default if isinstance(value, inspect.Parameter) else value
+        for name, value in names.items()
+    }
+    return [name for name, value in values.items() if not isinstance(value, bool | int | float)]
+
+
+def shaping(names: Iterable[str]) -> list[str]:
+    """Names of images, videos and sounds, whose form may decide on that of latents."""
+    listed = media_names(names)
+    return [*images(listed), *sounds(listed)]
 
 
 def extras(
-    rows: Sequence[Mapping[str, Any]], parameters: Iterable[str], sound: SoundForm | None
+    rows: Sequence[Mapping[str, Any]], parameters: Iterable[str], form: GivenForm
 ) -> tuple[Extra, ...]:
     """Arguments from each prompt's row. A text that the row lacks but other rows have is None.
-    `sound` is the form of the pipeline's sounds, if it takes any.
 
-    Raises UserError, with the row's place in the prompt file, for an image or a sound that cannot
-    be read, and for a row that lacks one that other rows have.
+    Raises UserError, with the row's place in the prompt file, for an image, a video or a sound that
+    cannot be read, and for a row that lacks one that other rows have.
     """
     names = list(parameters)
-    shown = [name for name in images(names) if any(row.get(name) for row in rows)]
-    sound_names = [name for name in sounds(names) if any(row.get(name) is not None for row in rows)]
+    shown = [name for name in images(parameters) if any(row.get(name) for row in rows)]
+    sound_names = [
+        name for name in sounds(parameters) if any(row.get(name) is not None for row in rows)
+    ]
     columns = [*texts_of(names, rows), *shown, *sound_names]
     if not columns:
         return ()
     pairs = list(zip(rows, places(rows), strict=True))
     return tuple(
-        {name: _value(name, row.get(name), at, sound) for name in columns} for row, at in pairs
+        {name: _value(name, row.get(name), at, form.of_row(row, names)) for name in columns}
+        for row, at in pairs
     )
 
 
@@ -96,14 +136,16 @@ def places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _value(name: str, value: Any, place: str, sound: SoundForm | None = None) -> Any:
+def _value(name: str, value: Any, place: str, form: GivenForm) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or None
     if SOUND_COLUMNS.fullmatch(name):
-        return _sound(name, value, place, sound)
+        return _sound(name, value, place, form.sound)
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"{place} has no {name}, but other prompts do")
     try:
+        if VIDEO_COLUMNS.fullmatch(name) and (file := _file_of(value)) is not None and _moves(file):
+            return _video(file, form.frames, *_stamps([file]))
         return _picture(value)
     except ValueError as error:
         raise UserError(f"{place}, {name}: {error}") from error
@@ -152,6 +194,26 @@ def with_sounds(call: Mapping[str, Any], form: SoundForm | None) -> dict[str, An
     """A call's arguments with the waveforms of those files of sounds that it names."""
     named = [name for name in sounds(call) if call[name] is not None]
     return {**call, **{name: _sound(name, call[name], "model.call", form) for name in named}}
+
+
+def _file_of(value: Any) -> ImageFile | None:
+    """The file of a cell that is one file; None for lists and other values."""
+    return None if isinstance(value, list | tuple) else _file(value)
+
+
+def _moves(file: ImageFile) -> bool:
+    return moves(file if isinstance(file, str) else file[0])
+
+
+@lru_cache(OPEN_VIDEOS)
+def _video(file: ImageFile, frames: int | None, stamp: Stamp | None) -> list[Image.Image]:
+    """The same file returns the same list, by which rows are grouped, until it changes."""
+    del stamp
+    return (
+        open_video_file(file, frames)
+        if isinstance(file, str)
+        else open_video_bytes(*file, most=frames)
+    )
 
 
 def _picture(value: Any) -> Any:
@@ -267,8 +329,9 @@ def reshaped(value: Any, ratio: Fraction) -> Any:
 
 def shared_images(call: Mapping[str, Any]) -> Extra:
     """Images among the arguments of `call`, which all rows share."""
-    names = images(name for name, value in call.items() if value is not None)
-    return {name: _value(name, call[name], "model.call") for name in names}
+    names = images({name: value for name, value in call.items() if value is not None})
+    form = GivenForm(frames=call.get("num_frames"))
+    return {name: _value(name, call[name], "model.call", form) for name in names}
 
 
 def placeholder_sounds(names: Iterable[str], form: SoundForm) -> Extra:

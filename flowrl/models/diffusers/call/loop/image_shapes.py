@@ -1,4 +1,4 @@
-"""The influence of an image's shape on the shape of the latents."""
+"""The influence of an image's shape, or of a sound's length, on the shape of the latents."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,34 +10,36 @@ from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.inputs.conditioning import SHORT_PROMPT
 from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.prompts.prompt_set import VIDEO_COLUMNS
 
 
 def fit_images(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
-    """Set the shape of latents from the first row's images, if only images determine it.
+    """Set the shape of latents from the first row's images or sounds, if only they determine it.
 
-    UserError, with the row's place, for a row whose images lead to another shape.
+    UserError, with the row's place, for a row whose images or sounds lead to another shape.
     """
     if not sized_by_images(loop):
         return
     shapes = latent_shapes(loop, extras)
     for i, (extra, place, shape) in enumerate(zip(extras, places, shapes, strict=True)):
-        names, run_shape = columns.images(extra), loop.start(loop.traits.steps).shape
+        names, run_shape = columns.shaping(extra), loop.start(loop.traits.steps).shape
         if shape in ((), run_shape):
             continue
         if any(shapes[:i]) or not set(names) >= set(loop.traits.required):
             raise UserError(
-                f"{place}: {loop.name} makes latents {list(shape)} from this image or video but "
-                f"{list(run_shape)} from others: use images of one size, and videos of one length"
+                f"{place}: {loop.name} makes latents {list(shape)} from this image, video or sound "
+                f"but {list(run_shape)} from others: use images of one size, and videos and sounds "
+                "of one length"
             )
         loop.fit({name: extra[name] for name in names})
 
 
 def latent_shapes(loop: Loop, extras: Sequence[Extra]) -> list[tuple[int, ...]]:
-    """The shape of latents that each row's images lead to; empty without images. Found once for
-    each form of images."""
+    """The shape of latents that each row's images or sounds lead to; empty without any. Found once
+    for each form of them."""
     shapes: list[tuple[int, ...]] = []
     for extra in extras:
-        form = tuple((name, _form(extra[name])) for name in columns.images(extra))
+        form = tuple((name, _form(extra[name])) for name in columns.shaping(extra))
         if form and form not in loop.image_shapes:
             begun = loop.encode([SHORT_PROMPT], (extra,))
             loop.image_shapes[form] = loop.first_shape(begun)
@@ -46,11 +48,11 @@ def latent_shapes(loop: Loop, extras: Sequence[Extra]) -> list[tuple[int, ...]]:
 
 
 def sized_by_images(loop: Loop) -> bool:
-    """Whether an image alone determines the shape of latents, because no argument does: their side,
-    or the number of their frames by that of a video's."""
+    """Whether an image or a sound alone may determine the shape of latents, because no argument
+    does: their side, the number of their frames by that of a video's, or their length."""
     parameters = loop.driver.parameters
-    names = columns.images(parameters)
-    moving = any(columns.VIDEO_COLUMNS.fullmatch(name) for name in names)
+    names = columns.shaping(parameters)
+    moving = any(VIDEO_COLUMNS.fullmatch(name) for name in names)
     return bool(names) and (
         not {"height", "width"} & set(parameters) or (moving and "num_frames" not in loop.call)
     )

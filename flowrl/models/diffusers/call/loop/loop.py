@@ -87,7 +87,7 @@ class Loop:
         self.pipe, self.levels = pipe, levels
         self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
         self.traits: Traits = discover(self.driver, call, levels)
-        if not columns.images(self.driver.parameters):
+        if not columns.shaping(self.driver.parameters):
             self.driver.keep_no_images()
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
@@ -166,7 +166,8 @@ class Loop:
 
     def row_extras(self, meta: Sequence[Mapping[str, Any]]) -> tuple[Extra, ...]:
         """Arguments that columns of the prompts' rows fill, as they are read from files."""
-        return columns.extras(meta, self.driver.parameters, sound_form(self.pipe))
+        form = columns.GivenForm(sound_form(self.pipe), self.call.get("num_frames"))
+        return columns.extras(meta, self.driver.parameters, form)
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Rows that have the first prompt's images and sounds, and each its own texts. Without any:

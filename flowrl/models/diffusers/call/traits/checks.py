@@ -19,11 +19,12 @@ from flowrl.models.class_settings import check_keys
 from flowrl.models.complete_weights import check_fits, complete_weights, refuse_meta
 from flowrl.models.diffusers.call.drive.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
-from flowrl.models.diffusers.call.inputs.columns import VIDEO_COLUMNS, images
+from flowrl.models.diffusers.call.inputs.columns import images
 from flowrl.models.diffusers.call.levels.schedule import ModelOutput, edm_times
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
 from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
+from flowrl.prompts.prompt_set import VIDEO_COLUMNS
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 

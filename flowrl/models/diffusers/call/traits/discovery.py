@@ -226,7 +226,7 @@ def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None)
     steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
     traits = Traits(
         name,
-        {key: value for key, value in call_arguments.items() if not columns.images([key])},
+        {k: value for k, value in call_arguments.items() if not columns.images({k: value})},
         columns.shared_images(call_arguments),
         kind,
         guidance,
