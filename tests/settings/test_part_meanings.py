@@ -11,6 +11,7 @@ import pytest
 
 from flowrl.api.commands import recipes_command
 from flowrl.cli.make_schema import make_schema, run_schema
+from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.meanings import SHARED_MEANINGS, part_meanings
@@ -123,6 +124,14 @@ def test_an_editor_explains_the_settings_of_the_part_that_a_file_names() -> None
         chosen = [r["then"] for r in rules if r["if"]["properties"]["name"]["const"] == part]
         kind = parts_named_at(part)
         assert chosen[0]["properties"][setting]["description"] == part_meanings(kind)[setting]
+
+
+def test_all_parts_are_listed_and_a_misspelt_one_is_suggested(capsys) -> None:
+    listed = recipe_page("parts", capsys)
+    names = [part_name(kind) for kind in KINDS]
+    assert [name for name in names if f"  {name} " not in listed] == []
+    with pytest.raises(UserError, match="'standardiz' is no recipe and no part; did you mean 'st"):
+        recipes_command(["standardiz"])
 
 
 def parts_named_at(name: str) -> type:
