@@ -71,7 +71,8 @@ def list_runs(folders: str | Path | Sequence[str | Path] = ()) -> list[RunLine]:
 @public_call
 def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
     """The algorithms by what they rest on, as a text; or one of them, by its name or
-    FILE.py:FUNCTION, with the types, defaults and source of its settings.
+    FILE.py:FUNCTION, with the types, defaults and source of its settings; or a part of algorithms
+    by its name, or all `parts`.
 
     all  contributed recipes too
     """

@@ -6,6 +6,7 @@ importing torch.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
@@ -164,7 +165,7 @@ _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "compare": run_folders,
     "runs": run_folders,
     "launch": lambda _: iter(read_schema()["commands"]["launch"]["words"][0]["choices"]),
-    "recipes": lambda _: iter(read_schema()["recipes"]),
+    "recipes": lambda _: chain(read_schema()["recipes"], ("parts",), read_schema()["parts"]),
     "serve-reward": lambda _: iter(read_schema()["rewards"]),
     "completion": lambda _: iter(SHELLS),
     "score": lambda begin: files(begin, None),

@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
@@ -20,6 +21,7 @@ from flowrl.settings.parts.meanings import part_meanings, part_words
 from flowrl.settings.parts.names import item_of, part_name, parts_named, written_part
 from flowrl.settings.parts.own_parts import (
     FILE_AND_NAME,
+    KINDS,
     RECIPE_PARTS,
     parts_of_recipes,
     parts_written,
@@ -29,6 +31,7 @@ from rewards.checks.settings import function_parameters
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 WIDTH = 100
+PARTS_WORD = "parts"  # the word in place of a recipe for which all parts are listed
 
 
 class RecipeRow(NamedTuple):
@@ -46,8 +49,8 @@ class Recipes:
     of its settings."""
 
     names: Word[tuple[str, ...]] = ()
-    """A recipe, FILE.py:FUNCTION, or a part of recipes, such as `standardize`; without one, all
-    recipes are listed."""
+    """A recipe, FILE.py:FUNCTION, or a part of recipes, such as `standardize`; `parts` lists all
+    parts; without a name, all recipes are listed."""
     all: bool = False
     """Also list contributed recipes, which work like the others."""
 
@@ -84,12 +87,18 @@ def recipe_text(name: str) -> str:
     UserError for an unknown name."""
     if name == JOINT:
         return f"{name}: {inspect.cleandoc(JointSettings.__doc__ or '')}"
+    if name == PARTS_WORD:
+        return part_list()
     parts = {part_name(kind): kind for kind in parts_of_recipes()}
     if name in parts and name not in RECIPES:
         return part_text(parts[name])
     try:
         recipe = recipe_function(name)
     except UserError as error:
+        if near := get_close_matches(name, [*RECIPES, *parts], n=1):
+            raise UserError(
+                f"recipes: {name[:100]!r} is no recipe and no part; did you mean {near[0]!r}?"
+            ) from error
         raise UserError(f"recipes: {error}") from error
     words = recipe_words(recipe) or "your own recipe, without a docstring"
     lines = [f"{name}: {words}", ""]
@@ -103,9 +112,36 @@ def recipe_text(name: str) -> str:
     lines += ["", f"Its parts, each of which a run file can replace by {FORMS}:", ""]
     algorithm = recipe_kind(name)(name=name).algorithm()
     lines += [f"  {key}: {in_yaml(part)}" for key, part in parts_written(algorithm).items()]
-    lines += ["", "`flowrl recipes PART`, such as `flowrl recipes standardize`: a part's settings."]
+    lines += [
+        "",
+        f"`flowrl recipes {PARTS_WORD}` lists all parts, `flowrl recipes PART` a part's settings.",
+    ]
     average = "" if algorithm.behaviour == "current" else ", an average of the weights"
     return "\n".join([*lines, "", f"Policy that samples: {algorithm.behaviour}{average}."])
+
+
+def part_list() -> str:
+    """All parts by their place in a recipe, each with the first sentence of its docstring."""
+    lines, seen = list[str](), set[str]()
+    protocols = {place: kind.protocol for place, kind in RECIPE_PARTS.items()}
+    protocols |= {kind.word: kind.protocol for kind in KINDS if kind.word in ("kernel", "solver")}
+    for place, protocol in protocols.items():
+        parts = {n: kind for n, kind in parts_named(protocol).plain.items() if n not in seen}
+        width = max(map(len, parts))
+        lines += [f"{place}:"]
+        lines += [f"  {n:<{width}}  {_first_line(kind)}" for n, kind in parts.items()] + [""]
+        seen |= set(parts)
+    rest = {part_name(kind): kind for kind in parts_of_recipes() if part_name(kind) not in seen}
+    width = max(map(len, rest))
+    lines += ["parts of these parts:"]
+    lines += [f"  {n:<{width}}  {_first_line(kind)}" for n, kind in rest.items()]
+    return "\n".join([*lines, "", "`flowrl recipes PART` lists a part's settings."])
+
+
+def _first_line(kind: type) -> str:
+    """The first sentence of a part's docstring, or its beginning."""
+    sentence = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split(". ")[0]
+    return textwrap.shorten(sentence.removesuffix("."), WIDTH - 16, placeholder=" ...")
 
 
 def part_text(kind: type) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flowrl.api.commands import recipes_command
-from flowrl.cli.make_schema import make_schema, run_schema
+from flowrl.cli.schema import read_schema
+from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_kind
 from flowrl.settings.parts.meanings import SHARED_MEANINGS, part_meanings
@@ -101,13 +102,13 @@ def test_the_command_and_editors_say_the_meaning(capsys: pytest.CaptureFixture[s
     said = " ".join(capsys.readouterr().out.split())
     meaning = "samples of which one has to succeed, at least 1"
     assert f"k required (int) {meaning}" in said and "eps 1.0e-06 (float)" in said
-    rows = {row.name: row for row in make_schema()["parts"]["pass_at_k"]["settings"]}
-    assert rows["k"].meaning == meaning
+    rows = {row[0]: row for row in read_schema()["parts"]["pass_at_k"]["settings"]}
+    assert rows["k"] == ["k", "int", "required", meaning]
     assert "`flowrl recipes PART`" in recipe_page("text_grpo", capsys)
 
 
 def test_an_editor_explains_the_settings_of_the_part_that_a_file_names() -> None:
-    definitions = run_schema()["$defs"]
+    definitions = read_schema()["run"]["$defs"]
     for place, part, setting in (
         ("loss", "surrogate", "dual"),
         ("advantage", "standardize", "trim"),
@@ -123,6 +124,14 @@ def test_an_editor_explains_the_settings_of_the_part_that_a_file_names() -> None
         chosen = [r["then"] for r in rules if r["if"]["properties"]["name"]["const"] == part]
         kind = parts_named_at(part)
         assert chosen[0]["properties"][setting]["description"] == part_meanings(kind)[setting]
+
+
+def test_all_parts_are_listed_and_a_misspelt_one_is_suggested(capsys) -> None:
+    listed = recipe_page("parts", capsys)
+    names = [part_name(kind) for kind in KINDS]
+    assert [name for name in names if f"  {name} " not in listed] == []
+    with pytest.raises(UserError, match="'standardiz' is no recipe and no part; did you mean 'st"):
+        recipes_command(["standardiz"])
 
 
 def parts_named_at(name: str) -> type:
