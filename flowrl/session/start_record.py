@@ -21,7 +21,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.sources import MEDIA_SUFFIXES
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.token import Token
-from flowrl.models.description import local_folder
+from flowrl.models.description import describe, local_folder
 from flowrl.models.diffusers.modular.revisions import snapshot
 from flowrl.models.language.older_ends import changed_ends, changed_prompts
 from flowrl.models.open import modular_source
@@ -71,6 +71,7 @@ class StartRecord:
     sound_reader: int = 0  # the version of the reader of sounds; 0: before there was one
     prompts_go_on: bool = False  # older versions left the end that a tokenizer adds to a text
     tokens_by_blocks: bool = False  # older versions drew noise for every token of a vocabulary
+    segments_encoded: bool = False  # older versions could take those of another sample's frames
 
     @classmethod
     def of(cls, run: RunSettings, processes: int) -> "StartRecord":
@@ -100,6 +101,7 @@ class StartRecord:
             equal_pairs_left_out=True,
             prompts_go_on=True,
             tokens_by_blocks=True,
+            segments_encoded=True,
         )
 
     @classmethod
@@ -189,6 +191,12 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
             "block of the vocabulary is drawn, then a token of it, with the same probabilities; "
             "what the model writes from here on are other draws than those of an uninterrupted run"
         )
+    if not (before and before.segments_encoded) and _continues_segments(run):
+        yield (
+            "the checkpoint is from an older version, in which a segment of a video could begin "
+            "from another sample's last frames; where prompts have videos of several segments, "
+            "results differ from those of an uninterrupted run"
+        )
     if not (before and before.abstaining) and _may_abstain(run):
         yield (
             "the checkpoint is from an older version, in which None from a reward was a failure: "
@@ -233,6 +241,12 @@ def _draws_tokens(run: RunSettings) -> bool:
         if trains or (evaluates and one_run.evaluate.temperature > 0):
             return True
     return False
+
+
+def _continues_segments(run: RunSettings) -> bool:
+    """Whether the model encodes decoded frames again, to begin the next segment of a video."""
+    described = describe(run.model) if isinstance(run.model, PipelineSettings) else None
+    return described is not None and "WanAnimate" in described.kind.__name__
 
 
 def _compares_pairs(run: RunSettings) -> bool:

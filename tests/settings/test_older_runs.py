@@ -14,6 +14,7 @@ from flowrl.session.start_record import StartRecord, changes
 from flowrl.settings.read import dump, run_from
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.runs import flowrl
+from tests.support.tiny_modular import MODULAR
 
 OLDER = sorted((Path(__file__).parent / "older_runs").glob("*.yaml"))
 
@@ -65,6 +66,20 @@ def test_a_run_that_draws_tokens_is_told_of_the_other_noise(case: str, tmp_path:
     assert said(record) == []
     del record["tokens_by_blocks"]
     assert len(said(record)) == told
+
+
+def test_a_run_of_segments_is_told_of_their_encodings(tmp_path: Path) -> None:
+    MODULAR["wan_animate"]().save_pretrained(str(tmp_path / "pipe"), overwrite_modular_index=True)
+    for pipeline, told in ((tmp_path / "pipe", True), (Path("flowrl/demo/shapes-sd3"), False)):
+        run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
+        record = StartRecord.of(run, 1).state()
+        begun = tmp_path / "000001"
+        begun.mkdir(exist_ok=True)
+        for known in (True, False):
+            record["segments_encoded"] = known
+            (begun / "state.json").write_text(json.dumps({"origin": record}))
+            lines = changes(run, tmp_path, begun, 1)
+            assert any("a segment of a video" in line for line in lines) == (told and not known)
 
 
 def test_a_text_run_of_an_older_version_resumes(tmp_path: Path, capsys) -> None:
