@@ -6,11 +6,11 @@ says which settings may change. Large files are sampled, so that the check reads
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -161,13 +161,17 @@ def changes(run: RunSettings, folder: Path, checkpoint: Path, processes: int) ->
     return lines
 
 
+class _Changed(NamedTuple):
+    """A rule that an older version had otherwise: the field of a record that says that it is
+    today's, the runs that it concerns, and what a resume says."""
+
+    field: str
+    concerns: Callable[[RunSettings], bool]
+    sentence: str
+
+
 def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
-    """Lines about an older version that assigned this run's samples to other steps or calls."""
-    if run.algorithm().text and not (before and before.texts_by_length):
-        yield (
-            "the checkpoint is from an older version: calls of the update now group texts of "
-            "similar lengths, so results differ from those of an uninterrupted run by rounding"
-        )
+    """Lines about an older version by whose rules the run would have gone on otherwise."""
     if (before is None or before.media_reader != READER) and _reads_media(run):
         yield (
             "the checkpoint is from an older version, which read some files otherwise: pixels now "
@@ -185,47 +189,13 @@ def _moved(before: StartRecord | None, run: RunSettings) -> Iterator[str]:
     if not (before and before.prompts_go_on):
         for one_run in _of_texts(run):
             yield from changed_prompts(place_of_model(one_run.model.language), one_run.model)
-    if not (before and before.tokens_by_blocks) and _draws_tokens(run):
-        yield (
-            "the checkpoint is from an older version, which drew tokens with other noise: now a "
-            "block of the vocabulary is drawn, then a token of it, with the same probabilities; "
-            "what the model writes from here on are other draws than those of an uninterrupted run"
-        )
-    if not (before and before.segments_encoded) and _continues_segments(run):
-        yield (
-            "the checkpoint is from an older version, in which a segment of a video could begin "
-            "from another sample's last frames; where prompts have videos of several segments, "
-            "results differ from those of an uninterrupted run"
-        )
-    if not (before and before.abstaining) and _may_abstain(run):
-        yield (
-            "the checkpoint is from an older version, in which None from a reward was a failure: "
-            "now the reward does not apply to that sample, and totals, groups, `reward` and "
-            "held-out means are over the rewards that apply (docs/rewards.md, "
-            '"Rewards that do not apply")'
-        )
-    if not (before and before.equal_pairs_left_out) and _compares_pairs(run):
-        yield (
-            "the checkpoint is from an older version, which trained on pairs of one sample twice: "
-            "now they are left out or masked (docs/given_data.md), so results differ from those of "
-            "an uninterrupted run where the run has such pairs"
-        )
+    for rule in _CHANGED:
+        if not (before and getattr(before, rule.field)) and rule.concerns(run):
+            yield f"the checkpoint is from an older version{rule.sentence}"
     for clause in rules_changed_since(before, run):
         yield (
             f"the checkpoint is from an older version, whose rule of a reward was another: {clause}"
             "; results differ from those of an uninterrupted run where it matters"
-        )
-    plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
-    if not (before and before.shared_states) and any(plan.shares_states for plan in plans):
-        yield (
-            "the checkpoint is from an older version: samples that continue from the same state "
-            "now stay in one optimizer step, so results differ from those of an uninterrupted run"
-        )
-    if not (before and before.parents_as_data) and _has_other_parents(run):
-        yield (
-            "the checkpoint is from an older version, which took all first nodes of a tree for "
-            "children of one parent: advantages now compare those that were drawn from the same "
-            "noise, so results differ from those of an uninterrupted run"
         )
 
 
@@ -279,6 +249,65 @@ def _may_abstain(run: RunSettings) -> bool:
     sets."""
     specs = (*run.rewards, *run.judges, *run.intermediate_rewards)
     return any(_names_own([spec.name, spec.settings]) or bool(spec.sets) for spec in specs)
+
+
+def _writes_texts(run: RunSettings) -> bool:
+    return run.algorithm().text
+
+
+def _shares_states(run: RunSettings) -> bool:
+    return any(plan.shares_states for plan in run.algorithm().plans if isinstance(plan, Plan))
+
+
+_CHANGED = (
+    _Changed(
+        "texts_by_length",
+        _writes_texts,
+        ": calls of the update now group texts of similar lengths, so results differ from those of "
+        "an uninterrupted run by rounding",
+    ),
+    _Changed(
+        "tokens_by_blocks",
+        _draws_tokens,
+        ", which drew tokens with other noise: now a block of the vocabulary is drawn, then a "
+        "token of it, with the same probabilities; what the model writes from here on are other "
+        "draws than those of an uninterrupted run",
+    ),
+    _Changed(
+        "segments_encoded",
+        _continues_segments,
+        ", in which a segment of a video could begin from another sample's last frames; where "
+        "prompts have videos of several segments, results differ from those of an uninterrupted "
+        "run",
+    ),
+    _Changed(
+        "abstaining",
+        _may_abstain,
+        ", in which None from a reward was a failure: now the reward does not apply to that "
+        "sample, and totals, groups, `reward` and held-out means are over the rewards that apply "
+        '(docs/rewards.md, "Rewards that do not apply")',
+    ),
+    _Changed(
+        "equal_pairs_left_out",
+        _compares_pairs,
+        ", which trained on pairs of one sample twice: now they are left out or masked "
+        "(docs/given_data.md), so results differ from those of an uninterrupted run where the run "
+        "has such pairs",
+    ),
+    _Changed(
+        "shared_states",
+        _shares_states,
+        ": samples that continue from the same state now stay in one optimizer step, so results "
+        "differ from those of an uninterrupted run",
+    ),
+    _Changed(
+        "parents_as_data",
+        _has_other_parents,
+        ", which took all first nodes of a tree for children of one parent: advantages now compare "
+        "those that were drawn from the same noise, so results differ from those of an "
+        "uninterrupted run",
+    ),
+)
 
 
 def _names_own(value: Any) -> bool:

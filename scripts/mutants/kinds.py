@@ -196,7 +196,7 @@ ROWS = (
      "language/test_reward_rules.py"
      "::test_every_changed_rule_is_said_wherever_the_reward_stands"),
     ("kind-older-draws", "flowrl/session/start_record.py",
-     "    if not (before and before.tokens_by_blocks) and _draws_tokens(run):\n", "    if False:\n",
+     "        _draws_tokens,\n", "        _may_abstain,\n",
      "settings/test_older_runs.py::test_a_run_that_draws_tokens_is_told_of_the_other_noise"),
     ("kind-fields", "flowrl/session/start_record.py",
      "                kind.validate_python(getattr(record, name), strict=True)\n",
