@@ -15,10 +15,10 @@ from flowrl.evaluation.agreement import MeanInterval, Resamples
 from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.votes.log import EVENTS, MOST_EVENTS, GivenVote, VoteLog
-from flowrl.votes.plan import TABLE, PlannedSample, VotePlan, sample_text, way_back
+from flowrl.votes.plan import VOTES_TABLE, PlannedSample, VotePlan, sample_text, way_back
 from flowrl.whole_file import write_whole
 
-ANSWER = "answer.json"
+ANSWER_FILE = "answer.json"
 LEVEL, DRAWS = 0.95, 2000
 
 
@@ -326,12 +326,12 @@ def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
     has lost votes."""
     check_whole_log(folder, log)
     answer = answer_of(log)
-    write_whole(folder / TABLE, table_text(folder, log))
-    write_whole(folder / ANSWER, json_text(_plain(vars(answer)), indent=1) + "\n")
+    write_whole(folder / VOTES_TABLE, votes_text(folder, log))
+    write_whole(folder / ANSWER_FILE, json_text(_plain(vars(answer)), indent=1) + "\n")
     return answer
 
 
-def table_text(folder: Path, log: VoteLog) -> str:
+def votes_text(folder: Path, log: VoteLog) -> str:
     """The content of votes.jsonl."""
     rows = table_rows(folder, log)
     return "".join(json_text(row, ensure_ascii=False) + "\n" for row in rows)
@@ -341,7 +341,7 @@ def check_whole_log(folder: Path, log: VoteLog) -> None:
     """UserError for a log that has never shown pairs that votes.jsonl has votes on: lines of it are
     gone, and the table would be written again without them. A vote that was taken back has been
     shown."""
-    if not (folder / TABLE).is_file():
+    if not (folder / VOTES_TABLE).is_file():
         return
     shown: dict[str, set[str]] = {}
     for rater, votes in log.raters.items():
@@ -351,14 +351,14 @@ def check_whole_log(folder: Path, log: VoteLog) -> None:
             _pair_key(_samples_of(folder, *(log.plan.samples[row] for row in pair)))
             for pair in pairs
         }
-    rows = filter(None, map(json_object, bounded_lines(folder / TABLE, MOST_EVENTS)))
+    rows = filter(None, map(json_object, bounded_lines(folder / VOTES_TABLE, MOST_EVENTS)))
     lost = sum(
         str(row.get("rater")) in shown and _pair_key(row) not in shown[str(row.get("rater"))]
         for row in rows
     )
     if lost:
         raise UserError(
-            f"{folder / EVENTS} has lost {count_of(lost, 'vote')} that {TABLE} has: "
+            f"{folder / EVENTS} has lost {count_of(lost, 'vote')} that {VOTES_TABLE} has: "
             f"{way_back(folder)}"
         )
 

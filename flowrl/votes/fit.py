@@ -24,9 +24,9 @@ from flowrl.pages.reward_page import report_rewards
 from flowrl.pages.stack import from_template
 from flowrl.paths import find
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.votes.answer import VoteAnswer, answer_of, count_of, table_text, write_results
+from flowrl.votes.answer import VoteAnswer, answer_of, count_of, votes_text, write_results
 from flowrl.votes.log import EVENTS, VoteLog
-from flowrl.votes.plan import PLAN, TABLE, VotePlan
+from flowrl.votes.plan import PLAN, VOTES_TABLE, VotePlan
 from rewards.catalogue.fitted import feature_settings, load_columns
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
 from rewards.fitted.heads import (
@@ -44,7 +44,7 @@ from rewards.perception.weight_files import check_file
 DEFAULT_FEATURES = ("clip", "patches")  # what is in an image, and how it looks
 STORED_FEATURES = "features.safetensors"
 LEVEL, DRAWS = 0.95, 2000
-ALIKE = 1e-5  # of the features' size: models in float32 differ so much by rounding
+SAME_FEATURES = 1e-5  # of the features' size: models in float32 differ so much by rounding
 LITTLE_GAIN = 0.02  # of accuracy: a gain that is called little
 
 
@@ -183,17 +183,17 @@ def _table(votes: Path) -> tuple[Path, str]:
         answer = write_results(votes, VoteLog.read(votes, VotePlan.read(votes)))
         if not answer.pairs:
             raise UserError(f"fit-reward: {votes}: {answer.sentences[0]}")
-        return votes / TABLE, _consistency(answer)
+        return votes / VOTES_TABLE, _consistency(answer)
     folder = votes.parent
-    if votes.name != TABLE or not (folder / EVENTS).is_file() or not votes.is_file():
+    if votes.name != VOTES_TABLE or not (folder / EVENTS).is_file() or not votes.is_file():
         return votes, ""
     try:
         log = VoteLog.read(folder, VotePlan.read(folder))
-        made = table_text(folder, log)
+        text_of_log = votes_text(folder, log)
     except UserError as error:
         print(terminal_text(f"the raters' own consistency is unknown: {error}"))
         return votes, ""
-    if votes.read_bytes() != made.encode():
+    if votes.read_bytes() != text_of_log.encode():
         print(
             terminal_text(
                 f"{votes} is not what its log says, and is read as it is: name {folder} to have it "
@@ -227,7 +227,7 @@ def check_differ(pairs: VotedPairs, columns: FeatureColumns) -> None:
     would scale the rounding up to a score."""
     size = float(np.sqrt(np.square(pairs.features[pairs.a]).mean()))
     difference = pairs.features[pairs.a] - pairs.features[pairs.b]
-    if float(np.sqrt(np.square(difference).mean())) <= ALIKE * size:
+    if float(np.sqrt(np.square(difference).mean())) <= SAME_FEATURES * size:
         names = ", ".join(source.name for source in columns.sources)
         raise UserError(
             f"fit-reward: to the features {names} the two samples of every pair are alike, so "

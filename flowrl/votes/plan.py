@@ -24,7 +24,7 @@ from flowrl.whole_file import write_whole
 MOST_PLAN = 2**26  # bytes
 MOST_SAMPLE = 2**28  # bytes of an image, a video or a sound
 MOST_SHOWN_TEXT = 2**22  # bytes of a text
-PLAN, TABLE = "plan.json", "votes.jsonl"
+PLAN, VOTES_TABLE = "plan.json", "votes.jsonl"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
@@ -115,7 +115,7 @@ class VotePlan:
         plan."""
         path = folder / PLAN
         if not path.is_file():
-            way = f": {way_back(folder)}" if (folder / TABLE).is_file() else ""
+            way = f": {way_back(folder)}" if (folder / VOTES_TABLE).is_file() else ""
             raise UserError(f"{folder} is no folder of votes: it has no {PLAN}{way}")
         try:
             return cls._of(bounded_json(path, MOST_PLAN))
@@ -148,11 +148,11 @@ class VotePlan:
 
 
 def way_back(folder: Path) -> str:
-    """The way out for a folder of votes whose plan or log is damaged: its table, if it has one, was
-    made while both were whole."""
-    if not (folder / TABLE).is_file():
+    """Advice for a folder of votes whose plan or log is damaged. Its table, if it has one,
+    was made while both were whole."""
+    if not (folder / VOTES_TABLE).is_file():
         return "bring it back from a copy, or start the votes again"
-    return f"bring it back from a copy, or name {folder / TABLE} itself to read its votes"
+    return f"bring it back from a copy, or name {folder / VOTES_TABLE} itself to read its votes"
 
 
 def _is_whole(sample: PlannedSample) -> bool:

@@ -4,7 +4,6 @@ each command says what is lost and what can still be read."""
 import json
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from flowrl.votes import server
 from flowrl.votes.answer import answer_of, export_votes, write_results
 from flowrl.votes.collect import VoteQuestion, plan_again
 from flowrl.votes.fit import FitReward, fit_reward_to
-from flowrl.votes.log import EVENTS, VoteLog, forget_rater
+from flowrl.votes.log import EVENTS, GivenVerdict, VoteLog, forget_rater
 from flowrl.votes.plan import VotePlan
 from flowrl.votes.serve import PageAddress, serve_votes
 from flowrl.votes.simulated import SimulatedPerson
@@ -27,17 +26,18 @@ CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
 NAMES_THE_TABLE = r"bring it back from a copy, or name \S*votes\.jsonl itself to read its votes"
 
 
-def voted(folder: Path, kind: str = "image", choose: Callable[[int], str] | None = None) -> Path:
+def voted(
+    folder: Path, kind: str = "image", verdicts: tuple[GivenVerdict, ...] = ("right", "left")
+) -> Path:
     """A folder in which one rater has voted on all pairs, with its table."""
     plan = (
         written_plan(folder, pairs=16, prompts=1)
         if kind == "image"
         else written_media(folder, kind)
     )
-    choose = choose or (lambda k: "left" if k % 2 else "right")
     with VoteLog.opened(folder, plan) as log:
-        for k in range(len(plan.turns["rater-1"])):
-            log.vote("rater-1", log.show("rater-1"), choose(k), 1.0)
+        while (showing := log.show("rater-1")) is not None:
+            log.vote("rater-1", showing, verdicts[len(log.raters["rater-1"].given) % 2], 1.0)
         write_results(folder, log)
     return folder
 
@@ -85,7 +85,9 @@ def test_votes_that_were_taken_back_or_forgotten_are_not_lost(tmp_path):
     plan = written_plan(several, pairs=10, raters=2)
     with VoteLog.opened(several, plan) as log:
         for rater in plan.turns:
-            log.vote(rater, log.show(rater), "left", 1.0)
+            showing = log.show(rater)
+            assert showing is not None
+            log.vote(rater, showing, "left", 1.0)
         write_results(several, log)
     forget_rater(several, "rater-2")
     assert write_results(several, log_of(several)).pairs == 1
@@ -188,7 +190,7 @@ def test_a_feature_of_rounding_beside_others_is_not_scaled_up():
 
 
 def test_the_bound_of_a_reward_needs_repeats_that_tell_something(tmp_path):
-    few = answer_of(log_of(voted(tmp_path / "few", choose=lambda _: "equal")))
+    few = answer_of(log_of(voted(tmp_path / "few", verdicts=("equal", "equal"))))
     assert few.consistency.n == 1 and few.consistency.value == 1.0
     text = "1 repeat cannot tell how often a reward can agree with single votes: that needs more"
     assert any(line.startswith(text) for line in few.sentences)
