@@ -7,8 +7,10 @@ label   human P(a preferred): 1, 0, 1/2 for a tie, or the share of voters
 cluster the prompt's number. Pairs of one prompt are not independent, so prompts are resampled
 
 Intervals are percentile bootstraps over prompts (Efron 1979), the quantiles widened for few prompts
-as in Hesterberg, arXiv:1411.5279, section 5.3. All rewards are evaluated on the same resamples, so
-that their differences have intervals too.
+as in Hesterberg, arXiv:1411.5279, section 5.3. Of so few prompts that even the range of their means
+would be left too often (fewer than 6 at 95 %), Student's interval is taken instead, with the
+deviation of the resamples. All rewards are evaluated on the same resamples, so that their
+differences have intervals too.
 """
 
 from collections.abc import Sequence
@@ -110,7 +112,10 @@ class Resamples:
         c = self.weights.shape[1]
         if not len(means) or c < 2:
             return float("nan"), float("nan")
-        wide = stats.t.ppf((1 + self.level) / 2, c - 1) * (c / (c - 1)) ** 0.5
+        wide = float(stats.t.ppf((1 + self.level) / 2, c - 1)) * (c / (c - 1)) ** 0.5
+        if 0.5 ** (c - 1) > 1 - self.level:  # how often all c means are on one side of the middle
+            middle, reach = float(means.mean()), wide * float(means.std())
+            return middle - reach, middle + reach
         tail = float(stats.norm.cdf(-wide))
         low, high = np.quantile(means, [tail, 1 - tail])
         return float(low), float(high)
@@ -134,7 +139,7 @@ class Resamples:
             reach = ((1 - self.level) / 2) ** (1 / len(np.unique(cluster[scored])))
             low, high = (reach * mean.value + (1 - reach) * end for end in (least, most))
             return MeanInterval(mean.value, low, high, mean.n)
-        return mean
+        return MeanInterval(mean.value, max(mean.low, least), min(mean.high, most), mean.n)
 
     def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
         """`within` for values in 0..1."""

@@ -50,6 +50,9 @@ class Cost(NamedTuple):
     megabytes: float | None  # largest growth of memory per sample; None if unknown
 
 
+IMAGES_BEGIN = "paths begin at the folder of the table, or at --images"
+
+
 @dataclass
 class Gallery:
     """Samples of a data set, read on demand, and cached if they are few.
@@ -104,6 +107,18 @@ class Gallery:
             further = f" and {len(names) - 1} others" if len(names) > 1 else ""
             sentences.append(f"{reward} does not apply to {names[0]}{further}: it returned None")
         return sentences
+
+
+def unread(gallery: Gallery, items: Sequence[Item], before: str, way: str) -> str:
+    """A sentence on those of the items that could not be read, with the first reason; empty if all
+    could. UserError, which begins with `before`, if none could. `way` says where paths begin."""
+    names = [item.source.name for item in items if item.source.name in gallery.broken]
+    if not names:
+        return ""
+    reason = "; ".join(filter(None, [gallery.broken[names[0]], way]))
+    if len(names) == len(items):
+        raise UserError(f"{before}no sample can be read: {reason}")
+    return f"{before}{len(names)} of {len(items)} samples cannot be read: {reason}"
 
 
 def chunks(items: Sequence[Item], rows: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -56,7 +56,7 @@ from flowrl.evaluation.tables import table_of
 from flowrl.prompts.chat import message_of, read_chat
 from flowrl.prompts.conversations import answer_in, with_prompts_found
 from flowrl.prompts.prompt_set import PromptRow, checked_text, has_half_pair
-from flowrl.prompts.source import PromptRows, Row, check_column
+from flowrl.prompts.source import OTHER_SEPARATOR, PromptRows, Row, check_column, other_separator
 from rewards.types import cell
 
 _FILES = tuple(MEDIA_SUFFIXES)
@@ -435,6 +435,8 @@ def layout_of(columns: Sequence[str], place: str, named: Iterable[str] = ()) -> 
     for name, layout in LAYOUTS.items():
         if set(layout.columns) <= set(columns) and set(named) <= set(layout.columns):
             return name
+    if other_separator(columns):
+        raise UserError(f"{place}: {OTHER_SEPARATOR}")
     wanted = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
     raise UserError(
         f"{place}: the columns {', '.join(columns)} match no known layout ({wanted}); name them "

@@ -12,6 +12,7 @@ from jaxtyping import Bool
 from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.agreement import Resamples, Ties
 from flowrl.evaluation.measure import (
+    IMAGES_BEGIN,
     Cost,
     Gallery,
     check_specs,
@@ -20,6 +21,7 @@ from flowrl.evaluation.measure import (
     parse_specs,
     scores,
     tested,
+    unread,
     verdicts,
 )
 from flowrl.evaluation.outputs import make_output_folder, removed_if_empty
@@ -151,14 +153,8 @@ def _outcomes(
         judge_pairs(n, *loaded_judge(n, s), preferences, gallery, arguments)
         for n, s in judges.items()
     ]
-    unread = [item.source.name for item in items if item.source.name in gallery.broken]
-    if unread:
-        reason = (
-            f"{gallery.broken[unread[0]]}; paths begin at the folder of the table, or at --images"
-        )
-        if len(unread) == len(items):
-            raise UserError(f"no sample can be read: {reason}")
-        print(terminal_text(f"{len(unread)} of {len(items)} samples cannot be read: {reason}"))
+    if sentence := unread(gallery, items, "", IMAGES_BEGIN):
+        print(terminal_text(sentence))
     return outcomes, gallery
 
 

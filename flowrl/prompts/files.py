@@ -181,7 +181,16 @@ def _json(text: str, place: str) -> Any:
     except RecursionError as error:
         raise _Damage(f"{place}lists and mappings are nested too deep") from error
     except ValueError as error:
-        raise _Damage(f"{place}not valid JSON ({_short(error)})") from error
+        raise _Damage(f"{place}not valid JSON ({_json_fault(error, place)})") from error
+
+
+def _json_fault(error: ValueError, place: str) -> str:
+    """The fault of a JSON text; in a line of a file, whose number `place` says, without a number of
+    its own."""
+    if not isinstance(error, json.JSONDecodeError):
+        return _short(error)
+    line = "" if place else f"line {error.lineno}, "
+    return f"{error.msg}: {line}column {error.colno}"
 
 
 def _object(value: Any, place: str) -> Row:

@@ -130,6 +130,14 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     raise UserError(f"{at} has no column {wanted}; it has {columns}{_remedy(rows[0], name, at)}")
 
 
+OTHER_SEPARATOR = "its cells are not separated by commas; save it with commas, or as jsonl"
+
+
+def other_separator(names: Sequence[str]) -> bool:
+    """Whether the only column of a CSV has a name like several that something else separates."""
+    return len(names) == 1 and any(mark in names[0] for mark in ";\t|")
+
+
 def _remedy(row: Row, name: str, at: str) -> str:
     """The likely fix for a missing prompt column: another name or, in a CSV, another separator, or
     a first line that already is a prompt."""
@@ -144,8 +152,8 @@ def _remedy(row: Row, name: str, at: str) -> str:
         )
     if not at.lower().endswith((".csv", ".tsv")):
         return f": set column: {names[0]}" if len(names) == 1 else ""
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-        return ": its cells are not separated by commas; save it with commas, or as jsonl"
+    if other_separator(names):
+        return f": {OTHER_SEPARATOR}"
     if len(names) == 1 and " " in names[0].strip():
         return f": its first line has no column names; add the line {name!r} above it"
     if names and (" " in names[0].strip() or any(map(_is_number, names))):

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from flowrl.bounded_files import bounded_lines, json_object
+from flowrl.errors import UserError
 from flowrl.evaluation.agreement import MeanInterval, Resamples
 from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
-from flowrl.votes.log import GivenVote, VoteLog
-from flowrl.votes.plan import PlannedSample, VotePlan, sample_text
+from flowrl.votes.log import EVENTS, MOST_EVENTS, GivenVote, VoteLog
+from flowrl.votes.plan import VOTES_TABLE, PlannedSample, VotePlan, sample_text, way_back
 from flowrl.whole_file import write_whole
 
-TABLE, ANSWER = "votes.jsonl", "answer.json"
+ANSWER_FILE = "answer.json"
 LEVEL, DRAWS = 0.95, 2000
 
 
@@ -120,7 +122,7 @@ def alpha_of(votes: Sequence[PairVote], plan: VotePlan) -> tuple[MeanInterval, i
     drawn = resamples.weights[:, np.tile(cluster, 2)].astype(float)
     spread = np.array([krippendorff(values, weight) for weight in drawn])
     low, high = resamples.interval(spread)
-    return MeanInterval(krippendorff(values), low, high, len(rows)), len(rows)
+    return MeanInterval(krippendorff(values), max(low, -1.0), min(high, 1.0), len(rows)), len(rows)
 
 
 def _numbers(texts: Sequence[str]) -> Int[np.ndarray, " n"]:
@@ -244,12 +246,7 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
         )
     else:
         lines.append(f"{size} voted on ({count_of(answer.ties, 'tie')}; {consistency}{early})")
-    if answer.consistency.n and answer.consistency.value > 0.5:
-        c = answer.consistency.value
-        lines.append(
-            f"a reward's accuracy on single votes is at best between {_percent(c)} and "
-            f"{_percent((1 + (2 * c - 1) ** 0.5) / 2)} %, by the raters' own consistency"
-        )
+    lines += _best_of_rewards(answer.consistency)
     if answer.alpha is not None and answer.alpha.value == answer.alpha.value:
         e = answer.alpha
         interval = f", 95 % interval {e.low:.2f} to {e.high:.2f}" if e.low == e.low else ""
@@ -270,6 +267,23 @@ def _sentences(answer: VoteAnswer, plan: VotePlan) -> list[str]:
     if any(notes):
         lines.append(", ".join(filter(None, notes)))
     return lines
+
+
+def _best_of_rewards(consistency: MeanInterval) -> list[str]:
+    """A sentence on the accuracy that a reward can have on single votes, if there are repeats."""
+    c = consistency.value
+    if not consistency.n or c <= 0.5:
+        return []
+    if not consistency.low > 0.5:  # NaN for a single prompt
+        return [
+            f"{count_of(consistency.n, 'repeat')} cannot tell how often a reward can agree with "
+            "single votes: that needs more votes, of more prompts"
+        ]
+    least, most = _percent(c), _percent((1 + (2 * c - 1) ** 0.5) / 2)
+    size = f"about {most}" if least == most else f"between {least} and {most}"
+    return [
+        f"a reward's accuracy on single votes is at best {size} %, by the raters' own consistency"
+    ]
 
 
 def table_rows(folder: Path, log: VoteLog) -> list[dict[str, Any]]:
@@ -308,12 +322,49 @@ def _samples_of(folder: Path, a: PlannedSample, b: PlannedSample) -> dict[str, s
 
 
 def write_results(folder: Path, log: VoteLog) -> VoteAnswer:
-    """Write votes.jsonl and answer.json from the log; return the answer."""
-    rows, answer = table_rows(folder, log), answer_of(log)
-    lines = [json_text(row, ensure_ascii=False) + "\n" for row in rows]
-    write_whole(folder / TABLE, "".join(lines))
-    write_whole(folder / ANSWER, json_text(_plain(vars(answer)), indent=1) + "\n")
+    """Write votes.jsonl and answer.json from the log; return the answer. UserError for a log that
+    has lost votes."""
+    check_whole_log(folder, log)
+    answer = answer_of(log)
+    write_whole(folder / VOTES_TABLE, votes_text(folder, log))
+    write_whole(folder / ANSWER_FILE, json_text(_plain(vars(answer)), indent=1) + "\n")
     return answer
+
+
+def votes_text(folder: Path, log: VoteLog) -> str:
+    """The content of votes.jsonl."""
+    rows = table_rows(folder, log)
+    return "".join(json_text(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def check_whole_log(folder: Path, log: VoteLog) -> None:
+    """UserError for a log that has never shown pairs that votes.jsonl has votes on: lines of it are
+    gone, and the table would be written again without them. A vote that was taken back has been
+    shown."""
+    if not (folder / VOTES_TABLE).is_file():
+        return
+    shown: dict[str, set[str]] = {}
+    for rater, votes in log.raters.items():
+        turns = log.plan.turns[rater]
+        pairs = {log.plan.pairs[turns[turn].pair] for turn in votes.shown.values()}
+        shown[rater] = {
+            _pair_key(_samples_of(folder, *(log.plan.samples[row] for row in pair)))
+            for pair in pairs
+        }
+    rows = filter(None, map(json_object, bounded_lines(folder / VOTES_TABLE, MOST_EVENTS)))
+    lost = sum(
+        str(row.get("rater")) in shown and _pair_key(row) not in shown[str(row.get("rater"))]
+        for row in rows
+    )
+    if lost:
+        raise UserError(
+            f"{folder / EVENTS} has lost {count_of(lost, 'vote')} that {VOTES_TABLE} has: "
+            f"{way_back(folder)}"
+        )
+
+
+def _pair_key(row: Mapping[str, Any]) -> str:
+    return json_text([row.get(name) for name in ("a", "b", "a_text", "b_text")])
 
 
 def export_votes(folder: Path, kind: str) -> Path:

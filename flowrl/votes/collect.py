@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.errors import UserError, terminal_text
-from flowrl.evaluation.measure import Gallery, Item
+from flowrl.evaluation.measure import Gallery, Item, unread
 from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
 from flowrl.media.sounds import save_wav, wave_image
@@ -201,8 +201,9 @@ def _copied(
         edited = edited if isinstance(edited, str) and Path(edited).is_file() else None
         rows[row] = copies.add(media, item.prompt, item.source.name, source=edited)
     whole = [(a, b) for x, y in pairs if (a := rows[x]) is not None and (b := rows[y]) is not None]
-    for reason in gallery.broken.values():
-        print(terminal_text(f"left out: {reason}"))
+    way = "paths begin at the folder of the table" if kind == "preferences" else ""
+    if sentence := unread(gallery, [items[row] for row in rows], "vote: ", way):
+        print(terminal_text(sentence))
     if not whole:
-        raise UserError(f"vote: no pair of {source} can be read")
+        raise UserError(f"vote: no pair of {source} has two samples that can be read")
     return plan_pairs(copies, kind, source, whole, question)

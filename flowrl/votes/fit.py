@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.agreement import MeanInterval, Resamples, credits
-from flowrl.evaluation.measure import Gallery, check_specs, parse_specs
+from flowrl.evaluation.measure import IMAGES_BEGIN, Gallery, check_specs, parse_specs, unread
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, column_names
@@ -24,9 +24,9 @@ from flowrl.pages.reward_page import report_rewards
 from flowrl.pages.stack import from_template
 from flowrl.paths import find
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.votes.answer import count_of, write_results
+from flowrl.votes.answer import VoteAnswer, answer_of, count_of, votes_text, write_results
 from flowrl.votes.log import EVENTS, VoteLog
-from flowrl.votes.plan import VotePlan
+from flowrl.votes.plan import PLAN, VOTES_TABLE, VotePlan
 from rewards.catalogue.fitted import feature_settings, load_columns
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
 from rewards.fitted.heads import (
@@ -44,6 +44,7 @@ from rewards.perception.weight_files import check_file
 DEFAULT_FEATURES = ("clip", "patches")  # what is in an image, and how it looks
 STORED_FEATURES = "features.safetensors"
 LEVEL, DRAWS = 0.95, 2000
+SAME_FEATURES = 1e-5  # of the features' size: models in float32 differ so much by rounding
 LITTLE_GAIN = 0.02  # of accuracy: a gain that is called little
 
 
@@ -151,6 +152,7 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         gallery = Gallery(preferences.items, arguments.frames)
         cache = FeatureCache.of(arguments.out, arguments.reuse, columns, arguments.frames)
         pairs = voted_pairs(preferences, cache.read(gallery, arguments.chunk))
+        check_differ(pairs, columns)
         return _fitted(arguments, table, columns, pairs, consistency)
     except BaseException:
         shutil.rmtree(arguments.out, ignore_errors=True)  # it did not exist before
@@ -171,17 +173,40 @@ def feature_sources(words: Sequence[str]) -> tuple[FeatureSource, ...]:
 
 
 def _table(votes: Path) -> tuple[Path, str]:
-    """The table of votes, and a sentence about the raters' consistency, if it is known. For a
-    folder of votes the table is written again from its log."""
-    folder = votes if votes.is_dir() else votes.parent
-    if not (folder / EVENTS).is_file() or (votes.is_file() and votes.name != "votes.jsonl"):
+    """The table of votes, and a sentence about the raters' consistency, if it is known.
+
+    For a folder of votes the table is written again from its log. A table that is named itself is
+    read as it is, since somebody may have corrected it."""
+    if votes.is_dir():
+        if not (votes / PLAN).is_file() and not (votes / EVENTS).is_file():
+            return votes, ""
+        answer = write_results(votes, VoteLog.read(votes, VotePlan.read(votes)))
+        if not answer.pairs:
+            raise UserError(f"fit-reward: {votes}: {answer.sentences[0]}")
+        return votes / VOTES_TABLE, _consistency(answer)
+    folder = votes.parent
+    if votes.name != VOTES_TABLE or not (folder / EVENTS).is_file() or not votes.is_file():
         return votes, ""
-    answer = write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))
-    if not answer.pairs:
-        raise UserError(f"fit-reward: {folder}: {answer.sentences[0]}")
+    try:
+        log = VoteLog.read(folder, VotePlan.read(folder))
+        text_of_log = votes_text(folder, log)
+    except UserError as error:
+        print(terminal_text(f"the raters' own consistency is unknown: {error}"))
+        return votes, ""
+    if votes.read_bytes() != text_of_log.encode():
+        print(
+            terminal_text(
+                f"{votes} is not what its log says, and is read as it is: name {folder} to have it "
+                "made of the log"
+            )
+        )
+        return votes, ""
+    return votes, _consistency(answer_of(log))
+
+
+def _consistency(answer: VoteAnswer) -> str:
     c = answer.consistency
-    text = f"the raters' own consistency is {c.value:.2f} ({c.n} repeats)" if c.n else ""
-    return folder / "votes.jsonl", text
+    return f"the raters' own consistency is {c.value:.2f} ({c.n} repeats)" if c.n else ""
 
 
 def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPairs:
@@ -195,6 +220,19 @@ def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPair
         raise UserError(f"fit-reward: {p.name}: no pair has two samples that can be read")
     chosen = [str(prompts[row]) for row in rows.tolist()]
     return VotedPairs(features, p.a[rows], p.b[rows], p.label[rows], side[rows], chosen)
+
+
+def check_differ(pairs: VotedPairs, columns: FeatureColumns) -> None:
+    """UserError where the two samples of every pair have the same features, to rounding: a fit
+    would scale the rounding up to a score."""
+    size = float(np.sqrt(np.square(pairs.features[pairs.a]).mean()))
+    difference = pairs.features[pairs.a] - pairs.features[pairs.b]
+    if float(np.sqrt(np.square(difference).mean())) <= SAME_FEATURES * size:
+        names = ", ".join(source.name for source in columns.sources)
+        raise UserError(
+            f"fit-reward: to the features {names} the two samples of every pair are alike, so "
+            "they explain no vote: choose other --features, or vote on pairs that differ"
+        )
 
 
 @dataclass
@@ -235,11 +273,9 @@ class FeatureCache:
         for start in range(0, count, chunk):
             part = range(start, min(start + chunk, count))
             self._read_part(gallery, part, rows)
-        for sentence in gallery.broken.values():
-            print(terminal_text(f"left out: {sentence}"))
-        width = next((len(row) for row in rows if row is not None), None)
-        if width is None:
-            raise UserError("fit-reward: no sample can be read")
+        if sentence := unread(gallery, gallery.items, "fit-reward: ", IMAGES_BEGIN):
+            print(terminal_text(sentence))
+        width = next(len(row) for row in rows if row is not None)
         save_file(self.kept, self.path)
         return np.stack([np.full(width, np.nan) if row is None else row for row in rows])
 
@@ -320,8 +356,9 @@ def _fitted(
     folder = FittedFolder(columns.sources, head, seen, record)
     values = {"name": label, "lines": lines, "sources": columns.sources, "votes": record["votes"]}
     folder.write(arguments.out, str(from_template("fitted.md", values)))
-    print(terminal_text("\n".join(lines)))
-    if several:
+    if not several:  # the report prints them before its own
+        print(terminal_text("\n".join(lines)))
+    else:
         held_out = HeldOutScores(columns, held_out_heads(pairs))
         report_rewards(
             EvaluateRewards(

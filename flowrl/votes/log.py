@@ -23,7 +23,7 @@ from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.session.atomic import NO_LOCKS, to_disk
-from flowrl.votes.plan import VotePlan
+from flowrl.votes.plan import VotePlan, way_back
 from flowrl.whole_file import write_whole
 
 MOST_EVENTS = 2**27  # bytes: half a million votes
@@ -87,7 +87,9 @@ class VoteLog:
             try:
                 log._apply(parsed_json(line))
             except (ValueError, LookupError, TypeError, NotShown) as error:
-                raise UserError(f"{path}, line {number}: not an event of these votes") from error
+                raise UserError(
+                    f"{path}, line {number}: not an event of these votes: {way_back(folder)}"
+                ) from error
         log._size = len(whole) + 1 if whole else 0
         return log
 

@@ -24,7 +24,7 @@ from flowrl.whole_file import write_whole
 MOST_PLAN = 2**26  # bytes
 MOST_SAMPLE = 2**28  # bytes of an image, a video or a sound
 MOST_SHOWN_TEXT = 2**22  # bytes of a text
-PLAN = "plan.json"
+PLAN, VOTES_TABLE = "plan.json", "votes.jsonl"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
@@ -115,11 +115,12 @@ class VotePlan:
         plan."""
         path = folder / PLAN
         if not path.is_file():
-            raise UserError(f"{folder} is no folder of votes: it has no {PLAN}")
+            way = f": {way_back(folder)}" if (folder / VOTES_TABLE).is_file() else ""
+            raise UserError(f"{folder} is no folder of votes: it has no {PLAN}{way}")
         try:
             return cls._of(bounded_json(path, MOST_PLAN))
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}): start the votes again") from error
+            raise UserError(f"{path} is damaged ({error}): {way_back(folder)}") from error
 
     @classmethod
     def _of(cls, tree: Any) -> "VotePlan":
@@ -144,6 +145,14 @@ class VotePlan:
 
     def prompt_of(self, pair: int) -> str:
         return self.samples[self.pairs[pair][0]].prompt
+
+
+def way_back(folder: Path) -> str:
+    """Advice for a folder of votes whose plan or log is damaged. Its table, if it has one,
+    was made while both were whole."""
+    if not (folder / VOTES_TABLE).is_file():
+        return "bring it back from a copy, or start the votes again"
+    return f"bring it back from a copy, or name {folder / VOTES_TABLE} itself to read its votes"
 
 
 def _is_whole(sample: PlannedSample) -> bool:

@@ -10,7 +10,7 @@ from threading import Thread
 
 from flowrl.errors import UserError
 from flowrl.processes.listening import bound_socket
-from flowrl.votes.answer import VoteAnswer, write_results
+from flowrl.votes.answer import VoteAnswer, check_whole_log, write_results
 from flowrl.votes.door import Door, is_loopback
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import VotePlan, check_sample_files
@@ -46,6 +46,7 @@ def serve_votes(folder: Path, address: PageAddress, person: Helper | None = None
     check_extra()
     plan = VotePlan.read(folder)
     with VoteLog.opened(folder, plan) as log:
+        check_whole_log(folder, log)  # before anybody votes
         if not log.finished:
             check_sample_files(folder, plan)
             with address.opened() as listening:
@@ -97,6 +98,7 @@ def _vote_for_all(
     try:
         for link in links.values():
             person(link)
+        server.should_exit = True  # nobody is left who would read the answer on a page
     except Exception as error:  # shown by the thread that waits
         failed.append(error)
         server.should_exit = True

@@ -171,9 +171,14 @@ class VotingRoom:
         return list(self._found)
 
     @property
+    def unaware(self) -> list[str]:
+        """Raters whose page has not had the answer."""
+        return [rater for rater in self.log.raters if rater not in self._farewell]
+
+    @property
     def all_know(self) -> bool:
         """Whether every rater's page has the answer."""
-        return self.log.finished and self._farewell >= set(self.log.raters)
+        return self.log.finished and not self.unaware
 
     def _samples(self, rater: str) -> Mapping[str, PlannedSample]:
         """The samples of the rater's present pair, by side; none between two pairs."""
@@ -246,9 +251,20 @@ def create_vote_app(room: VotingRoom, bound: str) -> "FastAPI":
 
 
 async def _farewell(room: VotingRoom) -> None:
-    """Set `ended` some seconds after every rater has the answer."""
+    """Set `ended` some seconds after every rater has the answer. A page that was closed before the
+    others were done never asks for it, so the terminal says once who is waited for."""
+    said = False
     while True:
         await asyncio.sleep(0.2)
+        if room.log.finished and not room.all_know and not room.goes_on and not said:
+            await asyncio.sleep(LINGER)
+            if room.log.finished and not room.all_know:
+                said = True
+                print(
+                    f"all votes are in; the pages of {', '.join(room.unaware)} have not shown what "
+                    "was found: Ctrl-C ends",
+                    flush=True,
+                )
         if room.all_know:
             await asyncio.sleep(LINGER)
             if room.all_know:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from rewards.fitted.davidson import VoteModel, Votes, fit_votes, log_loss
 
 FOLDS = 5
+NO_SPREAD = 1e-6  # of a feature's largest value: a spread that is rounding
 RIDGES = tuple(float(x) for x in 10.0 ** np.arange(5, -2.25, -0.5))  # from strong to weak
 CURVE = (0.25, 0.5, 0.75)  # parts of the training prompts on the learning curve, besides all
 
@@ -116,10 +117,11 @@ class LinearHead:
 
 def _standard(pairs: VotedPairs) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
     """Mean and standard deviation of the samples of these pairs, each counted once. A feature
-    without spread has a scale of 1: it is 0 in every difference."""
+    without spread, beyond the rounding of float32, has a scale of 1: it is nothing in every
+    difference."""
     seen = pairs.features[np.unique(np.concatenate([pairs.a, pairs.b]))]
     scale = seen.std(0)
-    return seen.mean(0), np.where(scale > 1e-12 * (1 + np.abs(seen).max(0)), scale, 1.0)
+    return seen.mean(0), np.where(scale > NO_SPREAD * np.abs(seen).max(0), scale, 1.0)
 
 
 def _votes(pairs: VotedPairs, scale: Float[np.ndarray, " d"]) -> Votes:

@@ -15,6 +15,7 @@ page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
     ask-200                          a reward fitted to the first 50 votes; the run asks the other
                                      150 about its own samples, 15 in an iteration (the taste
                                      `large` alone, since the simulated person of a run has it)
+    uncertain-200                    the same with `choose: uncertain`
     hidden                           the hidden taste itself, at the scale of the votes' log-odds
     hidden-matched                   the same at the spread of the reward fitted to 200 votes on the
                                      samples voted on, so the rule beside it counts as much
@@ -50,6 +51,7 @@ from rewards.types import Samples
 
 VOTES = 200
 COUNTS = (50, 100, 200)
+ASKS = {"ask": "random", "uncertain": "uncertain"}  # methods that ask: how they choose pairs
 FIRST_ASKED = 50  # votes that the run that asks begins with
 ASKED = 15  # votes of an iteration of the run that asks
 CLIP = {"name": "clip", "model": "flowrl/demo/shapes-clip"}
@@ -61,7 +63,7 @@ STRICT = {"name": "shapes", "kind": "strict"}
 READY = (CLIP, {"name": "shapes", "kind": "graded"}, STRICT)
 METHODS = (
     "hidden", "votes-200", "hidden-matched", "dpo-200", "ready", "votes-100", "votes-50",
-    "cautious-200", "output-200", "ask-200",
+    "cautious-200", "output-200", "ask-200", "uncertain-200",
 )  # fmt: skip
 AGREEMENT = {"fit": "agreement-{}", "output": "agreement of output-{}"}
 HELD_OUT = "configs/prompts/shapes_held_out.jsonl"
@@ -173,7 +175,7 @@ class Study:
             if count == "matched":
                 own["weight"] = 0.5 * self.known("log-odds of a unit of taste", self.log_odds)
         else:
-            votes = FIRST_ASKED if kind == "ask" else int(count)
+            votes = FIRST_ASKED if kind in ASKS else int(count)
             path = self.fitted(votes, kind if kind in FEATURES else "fit")
             own = {"name": "fitted", "path": str(path), "weight": 0.5}
             own |= {"cautious": 1} if kind == "cautious" else {}
@@ -192,10 +194,11 @@ class Study:
         else:
             file = "demo_votes"
             words += ["--rewards", json.dumps(self.rewards_of(method)), "--evaluate.every", 20]
-        if method.startswith("ask"):
+        kind = method.partition("-")[0]
+        if kind in ASKS:
             ask = {
-                "votes": ASKED, "budget": VOTES - FIRST_ASKED, "person": "simulated", "port": 0,
-                "earlier": str(self.first(FIRST_ASKED)),
+                "choose": ASKS[kind], "votes": ASKED, "budget": VOTES - FIRST_ASKED,
+                "person": "simulated", "port": 0, "earlier": str(self.first(FIRST_ASKED)),
             }  # fmt: skip
             words += ["--ask", json.dumps(ask)]
         if (run / "checkpoints").exists():

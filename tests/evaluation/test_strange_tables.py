@@ -333,3 +333,9 @@ def test_prompts_of_a_csv_may_have_long_cells(tmp_path: Path) -> None:
     (tmp_path / "p.csv").write_text(f"prompt,tests\nadd,{'1' * 10**6}\n")
     table = read_rows(DataSource(str(tmp_path / "p.csv")), "prompts.train")
     assert len(str(table.rows[0]["tests"])) == 10**6
+
+
+def test_a_table_with_other_separators_is_named_before_the_layouts(tmp_path):
+    (tmp_path / "votes.csv").write_text("prompt;a;b;label\na cat;1.png;2.png;1\n")
+    with pytest.raises(UserError, match=r"votes\.csv: its cells are not separated by commas; save"):
+        load_preferences(tmp_path / "votes.csv", ReadOptions())
