@@ -250,7 +250,7 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     }
     module, function = _found(name)
     with _reachable_files(name, parameters, settings):
-        return _made_of(module, function, built, want)
+        return _made_of(name, module, function, built, want)
 
 
 @contextmanager
@@ -267,7 +267,9 @@ def _reachable_files(
         yield
 
 
-def _made_of(module: ModuleType, function: str | None, built: Mapping[str, Any], want: Want) -> Any:
+def _made_of(
+    name: str, module: ModuleType, function: str | None, built: Mapping[str, Any], want: Want
+) -> Any:
     """Call what makes a reward or a judge with its settings, whose inner rewards are built."""
     if function is not None:
         named, shows = vars(module)[function], vars(module).get("examples")
