@@ -126,9 +126,9 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
             f"flowrl.train: {kind.__name__} is a part of a pipeline: pass the whole pipeline, such "
             "as DiffusionPipeline.from_pretrained(...), in which it is trained"
         )
-    named = _own_named(kind)
     has_arguments = kind.__init__ is not nn.Module.__init__
     if has_arguments and (arguments := list(inspect.signature(kind).parameters)):
+        named = place_of(kind) or f"FILE.py:{kind.__name__}"
         listed = ", ".join(f"{name!r}: ..." for name in arguments)
         raise UserError(
             f"flowrl.train: {kind.__name__} takes arguments ({', '.join(arguments)}), which a run "
@@ -137,7 +137,7 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
             "'weights': 'weights.safetensors'}"
         )
     saved = files / "weights.safetensors"
-    settings = {"own": named, "weights": str(saved), "dtype": _dtype(model)}
+    settings = {"own": _own_named(kind), "weights": str(saved), "dtype": _dtype(model)}
     save_model(model, str(saved))
     return settings
 

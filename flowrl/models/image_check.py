@@ -52,6 +52,11 @@ class _Seen:
     files: set[Any] = field(default_factory=set[Any])
     videos: int = 0
 
+    def another_video(self) -> int:
+        """Count a video; returns how many there were with it."""
+        self.videos += 1
+        return self.videos
+
 
 _Opener = Callable[[str | bytes, _Seen], None]
 
@@ -86,8 +91,7 @@ def _see(file: str | bytes, seen: _Seen) -> None:
 
 def _watch(file: str | bytes, seen: _Seen) -> None:
     if moves(file):
-        seen.videos += 1
-        if seen.videos <= DECODED_VIDEOS:
+        if seen.another_video() <= DECODED_VIDEOS:
             _open_video(file)
     else:
         _see(file, seen)

@@ -95,7 +95,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(_Sized(2), **MORE),
-        "flowrl.train: _Sized is not in a file that a later start could import",
+        "flowrl.train: _Sized takes arguments (width), which a run file must list",
     ),
     (
         lambda: check_upload("/tmp/a"),

@@ -35,6 +35,7 @@ OWN: Mapping[str, str] = {
     "models/diffusers/modular/revisions.py: spec.revision": "likewise: the commit that is loaded",
     "models/savings.py: functional.scaled_dot_product_attention": "torch's function, which chooses "
     "its kernels by no mask; other settings put it back",
+    "models/savings.py: ctx.strides": "a record of autograd, from forward to backward",
     "models/diffusers/whole/whole_sample.py: bound.arguments": "a record of this file",
 }
 MODELS = (
