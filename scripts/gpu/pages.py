@@ -222,6 +222,8 @@ def add(file: Path) -> None:
         if line["kind"] != "predicted":  # stands beside what was measured
             own = {**device, **line}  # how a stage ended is written by a process without the device
             rest = {n: v for n, v in own.items() if n not in ("stage", "kind", "what")}
+            if line["kind"] == "ended" and "why" in rest:  # the error, without the machine's paths
+                rest["why"] = rest["why"].strip().rpartition("\n")[2]
             known.add(line["stage"], line["kind"], line["what"], **rest)
 
 

@@ -343,13 +343,15 @@ def test_a_visit_joins_the_pages_and_a_rehearsal_does_not(tmp_path, monkeypatch,
     visited.add("wan", "checked", "gradients", passed=False, figures={"difference": 0.5})
     visited.add("attention", "measured", "default", predicted={}, figures={"setting": "unmasked"})
     outer = Lines(visited.file, {n: about[n] for n in ("torch", "commit", "differs")})
-    outer.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0})
+    outer.add("flux", "ended", "x", outcome="timeout", seconds=90.0, predicted={"seconds": 40.0},
+              why='Traceback:\n  File "/a/machine/x.py", line 1\nValueError: no\n')  # fmt: skip
     known = tmp_path / "gpu.jsonl"
     earlier = pages.KNOWN.read_text().splitlines(keepends=True)
     known.write_text("".join(line for line in earlier if '"kind": "seen"' in line))
     monkeypatch.setattr(pages, "KNOWN", known)
     pages.add(visited.file)
     lines = read_lines([known])
+    assert [line["why"] for line in lines if line["kind"] == "ended"] == ["ValueError: no"]
     assert "two GPUs" in pages.readme(lines) and "for 16 minutes" in pages.readme(lines)
     text = pages.section(lines)
     for row in (
