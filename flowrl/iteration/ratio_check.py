@@ -142,10 +142,12 @@ def repeated_floor(learner: Learner, training: TrainingRows) -> float:
 def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warns above that range; UserError far above it, and
     for densities that differ by more than rounding, whatever the update does with them."""
-    floor = noise_floor(learner, training)
-    if floor is None:
+    # a process may have no rows in the first step, and waits for the others all the same
+    floors = [f for f in learner.parallel.every(noise_floor(learner, training)) if f is not None]
+    if not floors:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
+    floor = max(floors)
     loss, recomputed = learner.algorithm.loss, learner.run.recomputes_old
     clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
@@ -162,19 +164,16 @@ def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) ->
     )
     bound = UNCLIPPED if clip is None else min(clip)
     matters = clip is not None or "old" in loss.roles
-    highest = max(
-        (value for value in learner.parallel.every(floor) if value is not None), default=0.0
-    )
     if recomputed:  # rounding is repaired; densities of something else are not
         bound = max(bound, math.inf if coarse(learner) else MOST_ROUNDING)
-    if not matters or highest <= bound:
+    if not matters or floor <= bound:
         return floor
-    cause = cause_of_floor(learner, training, highest)
+    cause = cause_of_floor(learner, training, floor)
     if recomputed and cause.rounding:
         return floor
     if recomputed:
         raise UserError(
-            f"stored and recomputed log-densities differ by {highest:.1e}, which "
+            f"stored and recomputed log-densities differ by {floor:.1e}, which "
             f"train.recompute_old cannot repair: {cause.finding}; {cause.advice}"
         )
     if clip is None:
@@ -182,9 +181,9 @@ def check_ratio(learner: Learner, training: TrainingRows, terminal: Terminal) ->
             f"the noise floor {floor:.1e} scales ratios that are not clipped: {cause.finding}; "
             f"{cause.advice}"
         )
-    elif highest > FAR_ABOVE_CLIP * bound:
+    elif floor > FAR_ABOVE_CLIP * bound:
         raise UserError(
-            f"the noise floor of log-densities, {highest:.1e}, is far above the clip range "
+            f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
             f"{bound:g}, so ratios would be noise: {cause.finding}; {cause.advice}"
         )
     else:

@@ -136,14 +136,21 @@ def test_further_rounds_are_learned_from_under_their_own_prompts(model, tmp_path
     assert experience.metrics["count/scored"] == 4 * experience.metrics["budget/drawn"]
 
 
-def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model, tmp_path):
-    """Of further rounds another process may hold all draws that are kept."""
+def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(
+    model, tmp_path, monkeypatch
+):
+    """Of further rounds another process may hold all draws that are kept. The check of the first
+    ratio waits for that process, and judges what it has found."""
     kept = texts(model, tmp_path, {"flat": "resample"})
     experience = collect(kept, 0)
     none = torch.empty(0, dtype=torch.int64)
     empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
     assert all(share == [] for share in assignment.shares_of(kept.learner, empty, 0))
     assert ratio_check.noise_floor(kept.learner, empty) is None
+    assert ratio_check.check_ratio(kept.learner, empty, kept.terminal) is None
+    elsewhere = 3e-6
+    monkeypatch.setattr(type(kept.learner.parallel), "every", lambda _, mine: [mine, elsewhere])
+    assert ratio_check.check_ratio(kept.learner, empty, kept.terminal) == elsewhere
 
 
 def test_further_rounds_of_pictures(pipeline, tmp_path):
