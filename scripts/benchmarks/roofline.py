@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from flowrl.estimate.flops import INPUTS, text_tokens
+from flowrl.estimate.flops import INPUTS, VIEWS, text_tokens
 from flowrl.estimate.sizes import RowShape, rows_per_state
 from flowrl.estimate.time import iteration_work
 from flowrl.models.description import Description, describe
@@ -41,11 +41,6 @@ from flowrl.settings.read import override, read_run
 
 PEAK = {torch.bfloat16: 989e12, torch.float32: 67e12}  # of an H100 SXM, dense, without TF32
 BANDWIDTH = 3.35e12  # bytes/s of its memory
-VIEWS = {  # no kernel
-    "view", "_unsafe_view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "permute",
-    "detach", "alias", "as_strided", "split", "split_with_sizes", "chunk", "squeeze", "unbind",
-    "empty", "empty_like", "new_empty", "empty_strided", "reshape", "_reshape_alias", "unflatten",
-}  # fmt: skip
 ARMS = ("base", "float32", "bfloat16", "bfloat16, merged", "autocast")
 
 
