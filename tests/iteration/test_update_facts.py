@@ -6,9 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.iteration.learning_check import LearningCheck, UpdateFacts, healthy_update
+from flowrl.iteration.learning_check import (
+    SHARES,
+    ZEROS,
+    LearningCheck,
+    UpdateFacts,
+    broken_loss,
+    healthy_update,
+)
 from flowrl.iteration.score import joined_columns, mean_metrics, plan_scores
 from flowrl.iteration.update import roles_of_trained_weights
+from flowrl.losses.distillation import Distillation
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.reward import RewardGradient
 from rewards import Scores
 
 STILL = UpdateFacts(4, 4, 3, 2, {"a": (0.0, 0.0), "b": (1e-9, 2e-4), "c": (0.5, 1e-4)})
@@ -28,6 +38,35 @@ def test_facts_of_processes_are_summed_and_modules_take_the_largest():
     other = UpdateFacts(2, 1, 1, 1, {"a": (0.25, 1e-5), "b": (0.0, 0.0), "d": (0.0, 1e-6)})
     modules = {"a": (0.25, 1e-5), "b": (1e-9, 2e-4), "c": (0.5, 1e-4), "d": (0.0, 1e-6)}
     assert UpdateFacts.joined([STILL, other]) == UpdateFacts(6, 5, 4, 3, modules)
+
+
+def broken(loss: Any, **metrics: float) -> str:
+    learner: Any = SimpleNamespace(algorithm=SimpleNamespace(loss=loss))
+    return broken_loss(learner, STILL, metrics)
+
+
+def test_a_loss_without_a_gradient_is_explained_by_its_metrics_at_their_bounds():
+    clips, unknown = Surrogate(0.2, 0.2), "the loss Surrogate does not depend on the policy"
+    for name, reason in SHARES.items():
+        assert (
+            broken(clips, **{name: 1.0}) == f"none of 3 rows has a gradient: {name} is 1, {reason}"
+        )
+        assert unknown in broken(clips, **{name: 0.99})
+    for name, reason in ZEROS.items():
+        assert (
+            broken(clips, **{name: 0.0}) == f"none of 3 rows has a gradient: {name} is 0, {reason}"
+        )
+        assert unknown in broken(clips, **{name: 0.01})
+    assert "the clip range stops all of them" in broken(clips, clipped_low=0.25, clipped_high=0.75)
+    assert unknown in broken(clips, clipped_low=0.25, clipped_high=0.5)
+    teacher = Distillation()
+    assert "the teacher's weights equal the student's" in broken(teacher, kl_teacher=0.0)
+    assert "the loss Distillation does not" in broken(teacher, kl_teacher=0.1)
+    assert unknown in broken(clips, kl_teacher=0.0)
+    hinge, scores = RewardGradient(form="hinge", bound=0.5), {"through/score": 0.625}
+    said = broken(hinge, **{"through/satisfied": 1.0}, **scores)
+    assert "recipe.bound 0.5, and the samples score 0.625" in said
+    assert "the loss RewardGradient" in broken(hinge, **{"through/satisfied": 0.75}, **scores)
 
 
 def test_what_was_judged_is_watched_no_more():

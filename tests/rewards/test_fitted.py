@@ -233,6 +233,7 @@ def damaged(folder, tmp_path, change):
         (lambda r: r["features"][0].update(name="os.path"), "'os.path' offers none"),
         (lambda r: r["head"].update(digest="0"), "the folder was changed"),
         (lambda r: r["head"].update(ridge=-1), "ridge must be above 0"),
+        (lambda r: r["head"].update(ridge=0), "ridge must be above 0"),
         (lambda r: r["head"].update(ridge=True), "ridge must be a finite number"),
         (lambda r: r.update(seen=[1]), "seen is not a list"),
     ],
