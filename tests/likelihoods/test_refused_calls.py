@@ -1,12 +1,20 @@
 """Calls that likelihoods refuse: one table of the room, with a row for each sentence."""
 
+from dataclasses import replace
+
 import torch
 
 from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.rows import Evaluation, Rows, with_table
 from flowrl.likelihoods.shortcuts import Kept
-from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.token import (
+    LEAST_TEMPERATURE,
+    LEAST_TOP_P,
+    MOST_MIN_P,
+    Token,
+    without_choice,
+)
 from flowrl.likelihoods.transition import Transition
 from flowrl.table import EMPTY, Column
 from samplers import Chain, FlowSDE, Latents, roll
@@ -76,3 +84,13 @@ def test_calls_without_sense_are_refused_by_a_sentence_each() -> None:
 def test_as_many_levels_as_the_plan_has_are_drawn() -> None:
     assert len(Discrete(0.9)(SIGMAS, 4, torch.Generator())) == 4
     assert len(PermutedGrid()(SIGMAS, 5, torch.Generator())) == 5
+
+
+def test_a_sampler_at_the_limits_still_chooses():
+    limits = {"temperature": LEAST_TEMPERATURE, "top_p": LEAST_TOP_P, "min_p": MOST_MIN_P}
+    for name, limit in {**limits, "top_k": 2}.items():
+        assert without_choice(replace(TextPlan(3, (2,)), **{name: limit})) is None, name
+    beyond = {"temperature": 9e-4, "top_p": 9e-6, "min_p": 0.991, "top_k": 1}
+    for name, number in beyond.items():
+        said = without_choice(replace(TextPlan(3, (2,)), **{name: number}))
+        assert said is not None and said.startswith(f"at {name} {number:g} nothing is random")

@@ -1,3 +1,4 @@
+import gc
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from samplers import Chain, ConstantSDE, Latents, Ode, Particled, Sampling, roll
 from samplers.routes.particles import FeynmanKac, effective, normalised, systematic
 from samplers.routes.steering import SteeredRoute, best, importance, steer_plan
+from samplers.walk import Edges
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting, gaussian_velocity
 
@@ -66,6 +68,22 @@ def test_weights_that_were_not_used_are_kept():
     plain = torch.softmax(out.x0[:, 0].double(), 0)
     torch.testing.assert_close(out.weight, plain)
     assert all(torch.equal(p[0], torch.arange(50)) for p in out.parents)
+
+
+def test_steering_keeps_no_transitions():
+    """A plan whose steps are trained makes some at every step, and particles train on none."""
+
+    def alive():
+        return sum(type(thing) is Edges for thing in gc.get_objects())
+
+    before, more = alive(), []
+
+    def score(x0, prompt):
+        more.append(alive() - before)
+        return x0[:, 0]
+
+    steered(FeynmanKac((8, 20), 1.0, "difference"), 4, score=score)
+    assert more == [0, 0, 0]
 
 
 def test_steering_without_strength_is_roll():
