@@ -22,6 +22,8 @@ Two trees are compared with a WORK each. `--tree FOLDER` is the tree that is rec
 gives the same number to a mutant in both trees, and the smallest numbers of a room and an operator
 are drawn: so each tree's mutants are a random sample of its own, and most of what both trees have is
 judged in both. `report --before` compares the two samples, and these pairs one to one (McNemar).
+A seed whose survivors got tests has served: its mutants say too little of the others, so the next
+comparison takes a new seed.
 """
 
 import argparse

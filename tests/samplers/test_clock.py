@@ -212,3 +212,12 @@ def test_a_density_leaves_out_entries_without_noise() -> None:
         for s, x in ((1.0, 1.0), (2.0, 2.0))
     ]
     assert float(ours) == pytest.approx(float(sum(normal)) / 2)
+
+
+def test_the_way_in_which_parts_move_is_said_in_words():
+    words = {name: clock.moved for name, clock in CLOCKS.items()}
+    assert words == {
+        "in turn": "moved one after the other",
+        "a wave": "moved in a wave",
+        "together": "moved together",
+    }

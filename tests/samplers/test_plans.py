@@ -166,6 +166,11 @@ def test_a_chain_trains_on_a_fraction_of_all_but_the_last_step():
     assert half(SIGMAS, 3, 1) == half(SIGMAS, 3, 1)
 
 
+def test_a_chain_of_two_steps_has_a_step_to_train():
+    (plan,) = Chain(SDE, 4)((1.0, 0.5, 0.0), 0, 0)
+    assert marks(plan, "train") == [0]
+
+
 POSITIONS = [
     Progressive(7), Progressive(7, None), Progressive(7, 3, True), Decaying(9), Decaying(9, 1),
     Decaying(9, roll_back=True), ExponentiallyDecaying(5), ExponentiallyDecaying(5, roll_back=True),
