@@ -163,6 +163,14 @@ def velocity_of(policy: PipelinePolicy, x: Tensor, out: Tensor, sigma: Tensor) -
     return (noise * x + alpha * out) - (alpha * x - noise * out)
 
 
+def test_a_loop_that_leaves_out_its_last_level_is_called_at_one_level_alone() -> None:
+    """Sana-Sprint's list of one level would leave it none, and every step would pass by all those
+    before it."""
+    policy = trigflow().with_own_steps()
+    replay = policy.prove(PROMPTS, steps=2, guidance=None, gradient=False, complete=False)
+    assert replay.way == "pinned"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW_STEPS)
 def test_whole_samples_with_the_same_noise_are_the_pipelines_own(name: str) -> None:
