@@ -58,8 +58,8 @@ from rewards.user_function import (
 )
 
 REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
-MAKERS = ("load", "judge")  # functions of a reward's file
 Want = Literal["load", "judge"]
+MAKERS: tuple[Want, ...] = ("load", "judge")  # functions of a reward's file
 _OWN_NAME = re.compile(r"([^\x00-\x1f\x7f]+\.py)(?::([^\W\d]\w*))?")
 
 

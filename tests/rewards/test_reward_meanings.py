@@ -43,7 +43,7 @@ def test_each_setting_has_a_meaning(name: str, want: Want) -> None:
 def test_no_line_describes_what_is_no_setting(name: str) -> None:
     """A misspelt name would leave its line as prose."""
     module = importlib.import_module(f"rewards.catalogue.{name}")
-    for maker in (maker for maker in MAKERS if maker in vars(module)):
+    for maker in (maker for maker in MAKERS if vars(module).get(maker) is not None):
         known = reward_parameters(name, maker)
         for described in (vars(module)[maker], *inline_groups(vars(module)[maker])):
             lines = without_settings(described.__doc__, known).splitlines()
