@@ -4,6 +4,7 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,6 +15,25 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+_made: ContextVar[str] = ContextVar("made_call", default="flowrl")
+
+
+def made_call() -> str:
+    """The call that a user has made, such as flowrl.train, or the command, for messages about its
+    arguments."""
+    return _made.get()
+
+
+@contextmanager
+def messages_name(call: str) -> Iterator[None]:
+    """Messages of the body name this call as the one that was made."""
+    token = _made.set(call)
+    try:
+        yield
+    finally:
+        _made.reset(token)
 
 
 def printable(text: str) -> str:

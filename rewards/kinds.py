@@ -39,11 +39,15 @@ def declared_kinds(
     """A reward and its members, each with the kinds that it declares; those that declare none are
     left out. ValueError for a member that is no reward, as `check_reward` raises."""
     for member, _ in rewards_within(name, settings):
-        module, function = reward_module(member)
-        kinds = (
-            vars(module).get("SCORED_KINDS")
-            if function is None
-            else form_kinds(vars(module)[function])
-        )
+        kinds = scored_kinds(member)
         if kinds is not None:
             yield member, kinds
+
+
+def scored_kinds(name: str) -> tuple[Kind, ...] | None:
+    """The kinds that a reward itself declares; None for one that declares none. ValueError for a
+    name that is no reward."""
+    module, function = reward_module(name)
+    if function is None:
+        return vars(module).get("SCORED_KINDS")
+    return form_kinds(vars(module)[function])

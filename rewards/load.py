@@ -5,7 +5,9 @@
 libraries. A file may have `judge(**settings)` as well or instead, which returns a `Judge`. Settings
 are checked against their annotations; a setting annotated `Reward`, `Judge` or `Sequence[Reward]`
 takes other rewards, as `{name: ocr, kind: exact}` or as `ocr`; `Mapping[str, Reward]` takes named
-rewards.
+rewards. The docstrings of both functions describe their settings (`rewards.meanings`).
+`SCORED_KINDS` says which media are scored (`rewards.kinds`), `NEEDED_COLUMNS` which columns of the
+prompt file are read beside those that settings name.
 
 A user's reward needs no registration: `my_rewards.py:sharpness` is the function
 `sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
@@ -56,8 +58,8 @@ from rewards.user_function import (
 )
 
 REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
-MAKERS = ("load", "judge")  # functions of a reward's file
 Want = Literal["load", "judge"]
+MAKERS: tuple[Want, ...] = ("load", "judge")  # functions of a reward's file
 _OWN_NAME = re.compile(r"([^\x00-\x1f\x7f]+\.py)(?::([^\W\d]\w*))?")
 
 
@@ -133,7 +135,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 
     Includes the members of composite rewards. Loads no weights; a user's file is imported.
     """
-    parameters = _parameters(name, want)
+    parameters = reward_parameters(name, want)
     place = f"reward {name!r}"
     refused = vars(_found(name)[0]).get("REFUSED_SETTINGS", {})
     for setting in settings:
@@ -142,7 +144,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
     check_names(place, parameters, settings)
     for setting, inner in settings.items():
         annotation = parameters[setting].annotation
-        kind = _nested(annotation)
+        kind = nested_kind(annotation)
         if kind is None:
             value_of_type(f"{place}: {setting}", inner, annotation)
             continue
@@ -159,9 +161,9 @@ def check_packages(name: str, settings: Mapping[str, Any], want: Want = "load") 
     Includes the members of composite rewards. Loads no weights."""
     needed = REWARD_PACKAGES.get(name)
     if needed is not None:
-        needed(settings)
-    for setting, parameter in _parameters(name, want).items():
-        if (kind := _nested(parameter.annotation)) is not None and setting in settings:
+        needed.check(settings)
+    for setting, parameter in reward_parameters(name, want).items():
+        if (kind := nested_kind(parameter.annotation)) is not None and setting in settings:
             inner = _unnamed(setting, settings[setting], parameter.annotation)
             for spec in _specs(setting, inner, kind):
                 check_packages(*spec, "judge" if kind is Judge else "load")
@@ -171,11 +173,11 @@ def check_files(name: str, settings: Mapping[str, Any], want: Want = "load") -> 
     """ValueError if a file or folder that a reward's settings name is not there or, by its first
     bytes, not what its name says, and if a model's name is neither a folder nor one that the hub
     could have. Includes the members of composite rewards. Loads no weights, and asks no network."""
-    for setting, parameter in _parameters(name, want).items():
+    for setting, parameter in reward_parameters(name, want).items():
         if setting not in settings:
             continue
         value, annotation = settings[setting], parameter.annotation
-        if (kind := _nested(annotation)) is not None:
+        if (kind := nested_kind(annotation)) is not None:
             for spec in _specs(setting, _unnamed(setting, value, annotation), kind):
                 check_files(*spec, "judge" if kind is Judge else "load")
         elif any(mark.path and not mark.hub for mark in marks(annotation)):
@@ -212,7 +214,9 @@ def columns_needed(name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str
     if any(member == "by_row" for member, _ in members):
         return  # its members share the rows out
     for member, member_settings in members:
-        for setting, parameter in _parameters(member, "load").items() if member in names() else ():
+        for setting, parameter in (
+            reward_parameters(member, "load").items() if member in names() else ()
+        ):
             if NEEDED_COLUMN in getattr(parameter.annotation, "__metadata__", ()):
                 yield setting, str(member_settings.get(setting, parameter.default))
 
@@ -222,9 +226,9 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
     Includes the members of composite rewards. Needs a network only for files that are not local.
     """
-    for setting, parameter in _parameters(name, want).items():
+    for setting, parameter in reward_parameters(name, want).items():
         value = settings.get(setting, parameter.default)
-        if (kind := _nested(parameter.annotation)) is not None:
+        if (kind := nested_kind(parameter.annotation)) is not None:
             inner = _unnamed(setting, settings.get(setting), parameter.annotation)
             for spec in _specs(setting, inner, kind):
                 check_sources(*spec, "judge" if kind is Judge else "load")
@@ -243,7 +247,7 @@ def user_function_of(name: str) -> Callable[..., Any]:
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     """Build nested rewards, then call the file's function. Settings must already be checked."""
-    parameters = _parameters(name, want)
+    parameters = reward_parameters(name, want)
     built = {
         setting: _built(f"reward {name!r}: {setting}", value, parameters[setting].annotation)
         for setting, value in settings.items()
@@ -286,8 +290,9 @@ def _made_of(
     return call_with(vars(module)[want], built)
 
 
-def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
-    """The settings of a reward, as parameters."""
+def reward_parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
+    """The settings of a reward, or of its judge, as parameters. ValueError for a name that is no
+    reward, and where its file has no such function."""
     module, function = _found(name)
     has = vars(module)
     if function is not None and is_judge(has[function]):
@@ -406,9 +411,9 @@ def things_named(
         return
     if name not in names():
         return
-    for setting, parameter in _parameters(name, want).items():
+    for setting, parameter in reward_parameters(name, want).items():
         value, annotation = settings.get(setting, parameter.default), parameter.annotation
-        kind, place = _nested(annotation), f"{at}.{setting}"
+        kind, place = nested_kind(annotation), f"{at}.{setting}"
         if kind is None:
             for mark in marks(annotation):
                 yield from (Thing(place, text, mark) for text in texts_in(value))
@@ -445,8 +450,8 @@ def rewards_within(
         return
     if name not in names():
         return
-    for setting, parameter in _parameters(name, want).items():
-        kind, value = _nested(parameter.annotation), settings.get(setting)
+    for setting, parameter in reward_parameters(name, want).items():
+        kind, value = nested_kind(parameter.annotation), settings.get(setting)
         if kind is not None and value is not None:
             for spec in _specs(setting, _unnamed(setting, value, parameter.annotation), kind):
                 yield from rewards_within(*spec, "judge" if kind is Judge else "load")
@@ -475,12 +480,12 @@ def _rewards_in(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _rewards_in(item)
 
 
-def _nested(annotation: Any) -> Any:
+def nested_kind(annotation: Any) -> Any:
     """Reward or Judge if the annotation is one of them, several, or one or None; otherwise None."""
     if annotation in (Reward, Judge):
         return annotation
     inner = get_args(annotation) if get_origin(annotation) is not Literal else ()
-    return next((kind for part in inner if (kind := _nested(part))), None)
+    return next((kind for part in inner if (kind := nested_kind(part))), None)
 
 
 def _unnamed(place: str, value: Any, annotation: Any) -> Any:
@@ -521,7 +526,7 @@ def _spec(one: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _built(place: str, value: Any, annotation: Any) -> Any:
-    kind = _nested(annotation)
+    kind = nested_kind(annotation)
     if kind is None:
         return value_of_type(place, value, annotation)
     if value is None or callable(value):

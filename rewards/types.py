@@ -492,6 +492,9 @@ def parts_of(thing: Any, kind: type[T]) -> Iterator[T]:
 OneOrMore = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 INLINE = "its fields are settings of the reward"
 Inline = Annotated[T, INLINE]

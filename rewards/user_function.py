@@ -207,7 +207,10 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
     if inspect.isclass(function):
         if "__call__" not in vars(function):
             raise ValueError(f"{name} is a class without __call__(self, samples)")
-        _check_body(name, vars(function)["__call__"], None if _has_other_form(function) else 1)
+        called = vars(function)["__call__"]
+        _check_body(name, called, None if _has_other_form(function) else 1)
+        if _is_trl(called):
+            _check_trainer(name, called)
         return dict(parameters)
     if not parameters:
         raise ValueError(
@@ -228,10 +231,25 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
     _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
     if not _is_trl(function):
         return _free(function)
-    for trainer in _TRAINER:
-        if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
-            raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer provides")
+    _check_trainer(name, function)
     return {key: p.replace(default=None) for key, p in _free(function).items()}
+
+
+def _check_trainer(name: str, function: Callable[..., Any]) -> None:
+    """ValueError for a function of TRL's form that needs what only TRL's trainer has."""
+    for trainer, parameter in function_parameters(function).items():
+        if trainer not in _TRAINER:
+            continue
+        if parameter.default is parameter.empty:
+            raise ValueError(
+                f"{name} takes {trainer!r}, which only TRL's trainer provides: take it out, or "
+                "give it the default None and test for that"
+            )
+        if parameter.default is None and (line := _line_of_use(function, trainer)):
+            raise ValueError(
+                f"{name}, line {line}: {trainer} is None here, since only TRL's trainer provides "
+                "it: take it out, or test for None before its use"
+            )
 
 
 def _check_plain(name: str, function: Callable[..., Any]) -> None:
@@ -303,6 +321,62 @@ def _check_body(name: str, function: Any, samples: int | None) -> None:
             if node.value.id == shown and read not in fields and not read.startswith("__"):
                 line = function.__code__.co_firstlineno + node.lineno - 1
                 raise ValueError(f"{name}, line {line}: {no_such_name(read)}")
+
+
+def _line_of_use(function: Callable[..., Any], name: str) -> int | None:
+    """The line on which a function certainly uses a parameter as an object: reads its attribute,
+    calls it, takes its entry or goes through it, and neither assigns it nor asks for its value
+    anywhere. None without one; uses in branches, which may never run, do not count."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError, TypeError):  # made without a file, or in the middle of a line
+        return None
+    nodes = list(_own_nodes(body))
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    used = {
+        id(part): part
+        for node in _certain_nodes(body)
+        for part in _used_as_object(node)
+        if isinstance(part, ast.Name) and part.id == name
+    }
+    if not used or any(isinstance(node.ctx, ast.Store) for node in names):
+        return None
+    asked = [test for node in nodes for test in _tests_of(node)]
+    if any(isinstance(n, ast.Name) and n.id == name for test in asked for n in ast.walk(test)):
+        return None
+    first = min(part.lineno for part in used.values())
+    return function.__code__.co_firstlineno + first - 1
+
+
+def _used_as_object(node: ast.AST) -> list[ast.AST]:
+    """The parts of a node that it takes for objects with attributes, entries or a call."""
+    if isinstance(node, ast.Attribute | ast.Subscript):
+        return [node.value]
+    if isinstance(node, ast.Call):
+        return [node.func]
+    return [node.iter] if isinstance(node, ast.For | ast.comprehension) else []
+
+
+def _tests_of(node: ast.AST) -> list[ast.AST]:
+    """The conditions of a node."""
+    if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+        return [node.test]
+    if isinstance(node, ast.Compare | ast.BoolOp | ast.Match):
+        return [node]
+    return list(node.ifs) if isinstance(node, ast.comprehension) else []
+
+
+_BRANCHES = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.While, ast.Match)
+
+
+def _certain_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's body outside of branches, nested functions and classes."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(
+            child, (*_BRANCHES, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+        ):
+            yield child
+            yield from _certain_nodes(child)
 
 
 def _empty(node: ast.AST) -> bool:

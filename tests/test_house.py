@@ -41,7 +41,7 @@ ROOT_FILES = {
 }
 # what the files of rewards and of features offer; what a script starts with
 # what each file of a room has by the same name
-PROTOCOL = {"load", "judge", "main", "wrap", "wrap_unit", "SCORED_KINDS"}
+PROTOCOL = {"load", "judge", "main", "wrap", "wrap_unit", "SCORED_KINDS", "NEEDED_COLUMNS"}
 
 
 def modules() -> Iterator[Path]:

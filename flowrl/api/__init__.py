@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flowrl.api.around import convert as convert
     from flowrl.api.around import doctor as doctor
     from flowrl.api.around import list_recipes as list_recipes
+    from flowrl.api.around import list_rewards as list_rewards
     from flowrl.api.around import list_runs as list_runs
     from flowrl.api.around import new_run as new_run
     from flowrl.api.around import schema as schema
@@ -51,6 +52,7 @@ PUBLIC_NAMES = {
         "convert",
         "doctor",
         "list_recipes",
+        "list_rewards",
         "new_run",
         "list_runs",
         "schema",

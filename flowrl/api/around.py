@@ -85,6 +85,19 @@ def list_recipes(names: str | Sequence[str] = (), *, all: bool = False) -> str:
 
 
 @public_call
+def list_rewards(names: str | Sequence[str] = ()) -> str:
+    """The rewards by what they score, as a text; or one of them, by its name or FILE.py:FUNCTION,
+    with the media that it scores, what it needs, and the types, defaults and meanings of its
+    settings. UserError for a name that is no reward."""
+    from flowrl.cli.reward_text import all_rewards, reward_text
+
+    name_list = [names] if isinstance(names, str) else list(names)
+    if len(name_list) > 1:
+        raise UserError(f"rewards: give a single reward, not {' '.join(name_list)[:200]}")
+    return reward_text(name_list[0]) if name_list else all_rewards()
+
+
+@public_call
 def suites(
     name: str = "", *, out: str | Path | None = None, get: str | Path | None = None
 ) -> Suite | None:

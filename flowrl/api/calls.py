@@ -2,19 +2,22 @@
 
 import inspect
 import json
+import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
+from types import FrameType, UnionType
 from typing import Any, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
-from flowrl.errors import UserError
+from flowrl.cli.command_table import COMMANDS
+from flowrl.errors import UserError, messages_name
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.read import Overrides
 from flowrl.settings.words.names import flowrl_words, unknown_name
@@ -24,6 +27,17 @@ from flowrl.settings.words.values import short_repr
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_COMMANDS = {  # commands with another name than their call
+    "new_run": "new",
+    "import_run": "import",
+    "list_runs": "runs",
+    "list_recipes": "recipes",
+    "list_rewards": "rewards",
+    "completion_script": "completion",
+    "push": "export",
+}
+_COMMAND_LINE = re.compile(rf"\bflowrl (?:{'|'.join(map(re.escape, COMMANDS))})\b")
+_OPTION = re.compile(r"(?<![^\s(])--([a-z][a-z-]*)(?=[\s:;,)]|$)")
 _LISTS = (Sequence, Iterable)
 
 
@@ -68,21 +82,43 @@ def public_call(function: Callable[P, T]) -> Callable[P, T]:
 
 def public_calls(kind: type[T]) -> type[T]:
     """A class of the Python API, all of whose public methods are as `public_call` makes them."""
+    functions = [getattr(member, "__func__", member) for member in vars(kind).values()]
+    taken = {
+        name
+        for function in filter(inspect.isfunction, functions)
+        for name in inspect.signature(function).parameters
+    }
     for name, member in list(vars(kind).items()):
         at = f"flowrl.{kind.__name__}" + ("" if name == "__init__" else f".{name}")
         if isinstance(member, classmethod):
-            setattr(kind, name, classmethod(_checked(member.__func__, at, 1)))
+            setattr(kind, name, classmethod(_checked(member.__func__, at, 1, taken)))
         elif inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
-            setattr(kind, name, _checked(member, at, 1))
+            setattr(kind, name, _checked(member, at, 1, taken))
     return kind
 
 
-def _checked(function: Callable[P, T], at: str, skipped: int) -> Callable[P, T]:
-    """`skipped`: arguments that the caller does not write, such as self."""
+def _checked(
+    function: Callable[P, T], at: str, skipped: int, taken: Collection[str] = ()
+) -> Callable[P, T]:
+    """`skipped`: those that a caller does not write, such as self. `taken`: names of
+    arguments of other calls of its class."""
     signature = inspect.signature(function)
+    names = {*taken, *signature.parameters}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _is_own(sys._getframe(1)):  # within another call, which messages name, or a command
+            return checked(*args, **kwargs)
+        with messages_name(at):
+            try:
+                return checked(*args, **kwargs)
+            except UserError as error:
+                if (said := _of_call(str(error), at, names)) == str(error):
+                    raise
+                error.args = (said,)
+                raise
+
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -98,6 +134,25 @@ def _checked(function: Callable[P, T], at: str, skipped: int) -> Callable[P, T]:
         return function(*args, **kwargs)
 
     return call
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether flowrl's own code runs in a frame."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] == "flowrl"
+
+
+def _of_call(said: str, at: str, arguments: Collection[str]) -> str:
+    """A message of code that a command and a call share, with the names of the call in place of the
+    command's: `sample: --weights a` is `flowrl.Run.sample: weights a`. A command line within is
+    left as it is."""
+    last = at.rpartition(".")[2]
+    command = _COMMANDS.get(last, last.replace("_", "-"))
+    rest = said.removeprefix(f"{command}: ")
+    named = rest != said or _OPTION.match(rest) is not None
+    if not _COMMAND_LINE.search(rest):
+        names = {name.replace("_", "-"): name for name in arguments}
+        rest = _OPTION.sub(lambda match: names.get(match[1], match[0]), rest)
+    return f"{at}: {rest.removeprefix('--')}" if named else rest
 
 
 def _misfit(

@@ -309,6 +309,15 @@ def recipes_command(arguments: list[str]) -> int:
     return 0
 
 
+def rewards_command(arguments: list[str]) -> int:
+    """`rewards [NAME]`: print the rewards by what they score, or one reward with its settings."""
+    from flowrl.api.around import list_rewards
+    from flowrl.cli.reward_text import Rewards
+
+    print(list_rewards(**keywords(parse_arguments(Rewards, arguments, "rewards"))))
+    return 0
+
+
 def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, parse_reward

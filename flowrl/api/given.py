@@ -9,7 +9,7 @@ from typing import Any
 from flowrl.api.adapters import lora_section
 from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenPrompts, GivenRewards, SomeRewards, prompt_settings
-from flowrl.errors import UserError
+from flowrl.errors import UserError, made_call, messages_name
 from flowrl.paths import run_file, run_path
 from flowrl.settings import RewardSpec, RunSettings
 from flowrl.settings.file.inherit import read_tree
@@ -25,7 +25,6 @@ from flowrl.settings.read import (
 )
 from flowrl.settings.trust import Trust
 
-PLACE = "flowrl.train"
 REWARD_PLACES = ("rewards", "held_out_rewards")
 
 
@@ -49,6 +48,7 @@ class Given:
     settings: Overrides | None = None
     samples: Mapping[str, Any] | None = None
     file: str | Path | None = None
+    place: str = field(default_factory=made_call)  # the call with these arguments, for messages
 
     @property
     def name(self) -> str:
@@ -80,6 +80,7 @@ class Given:
         rewards that are objects, numbers, and words. The folder has the rest as it was begun."""
         words = None if isinstance(self.settings, Mapping) else self.settings
         return Given(
+            place=self.place,
             rewards=self.rewards,
             held_out_rewards=self.held_out_rewards,
             train=self.train,
@@ -98,6 +99,10 @@ class Given:
 
     def start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
         """Settings of a new run, and rewards passed as objects. Writes into `files`."""
+        with messages_name(self.place):
+            return self._start(files)
+
+    def _start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
         tree, source = self._tree()
         if self.recipe is not None:
             tree["recipe"] = self.recipe
@@ -105,7 +110,9 @@ class Given:
             if self.file is not None:
                 example = "`recipe: {name: nft, steps: 8}`"
                 raise UserError(f"{source}: recipe: missing; write one, such as {example}")
-            raise UserError(f"{PLACE}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
+            raise UserError(
+                f"{made_call()}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)"
+            )
         if self.model is not None:
             named = model_settings(self.model, self.tokenizer, tree["recipe"], files)
             chosen = _section(tree, "model")
@@ -116,7 +123,7 @@ class Given:
             if not isinstance(self.samples, Mapping):
                 kind = type(self.samples).__name__
                 raise UserError(
-                    f"{PLACE}: given must be a mapping such as {{'file': ...}}, not {kind}"
+                    f"{made_call()}: given must be a mapping such as {{'file': ...}}, not {kind}"
                 )
             tree["given"] = dict(self.samples)
         self._lay_over(tree)
@@ -128,22 +135,24 @@ class Given:
         objects = dict[str, Any]()
         for place in REWARD_PLACES:
             if value := getattr(self, place):
-                read = GivenRewards.of(value, place)
+                read = GivenRewards.of(value, f"{made_call()}: {place}")
                 tree[place] = list(read.specs)
-                objects = read.joined(objects, place)
+                objects = read.joined(objects, f"{made_call()}: {place}")
         run = run_from(tree, source)
         return run if isinstance(self.settings, Mapping) else override(run, self.overrides), objects
 
     def _tree(self) -> tuple[dict[str, Any], str]:
         """Settings of the file with the given ones over them, as a tree of its own, and what errors
         name as their place."""
-        tree, source = ({}, PLACE) if self.file is None else read_tree(run_file(str(self.file)))
+        tree, source = (
+            ({}, self.place) if self.file is None else read_tree(run_file(str(self.file)))
+        )
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         words = settings if self.settings is None or settings else self.settings
         listed = isinstance(words, Mapping | list | tuple)
         if not listed or not all(isinstance(word, str) for word in words):
             raise UserError(
-                f"{PLACE}: settings must be a mapping or a run's file, not "
+                f"{made_call()}: settings must be a mapping or a run's file, not "
                 f"{type(self.settings).__name__}"
             )
         if not isinstance(tree, Mapping):
@@ -160,12 +169,16 @@ class Given:
 
     def resume(self, folder: Path, trust: Trust) -> tuple[OpenedFolder, dict[str, Any]]:
         """The folder of a resumed run with its settings, and rewards passed as objects."""
+        with messages_name(self.place):
+            return self._resume(folder, trust)
+
+    def _resume(self, folder: Path, trust: Trust) -> tuple[OpenedFolder, dict[str, Any]]:
         for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
                 name = "given" if name == "samples" else name
                 raise UserError(
-                    f"{PLACE}: a resumed run already has its {name}: leave {name} out, or start "
-                    "a new run"
+                    f"{made_call()}: a resumed run already has its {name}: leave {name} out, or "
+                    "start a new run"
                 )
         opened = open_folder(folder, trust)
         tree = dump(opened.run)
@@ -179,12 +192,12 @@ class Given:
         self._lay_over(tree)
         objects = dict[str, Any]()
         for place in REWARD_PLACES:
-            read = GivenRewards.of(getattr(self, place), place)
-            objects = read.joined(objects, place)
+            read = GivenRewards.of(getattr(self, place), f"{made_call()}: {place}")
+            objects = read.joined(objects, f"{made_call()}: {place}")
             for spec in read.specs:
                 _replace(tree, spec, folder)
         with opened.limited():
-            run = run_from(tree, PLACE)
+            run = run_from(tree, self.place)
         opened = opened.changed(run)
         words = () if isinstance(self.settings, Mapping) else self.overrides
         return opened.overridden(words) if words else opened, objects
@@ -196,8 +209,8 @@ def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
     labels = [reward["label"] for place in REWARD_PLACES for reward in tree[place]]
     if label not in labels:
         raise UserError(
-            f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(labels)}. Change its "
-            "rewards in run.yaml, or with settings={'rewards': [...]}"
+            f"{made_call()}: {folder} has no reward {label!r}; it has {', '.join(labels)}. Change "
+            "its rewards in run.yaml, or with settings={'rewards': [...]}"
         )
     changed = {key: spec[key] for key in ("name", "weight") if key in spec}
     for place in REWARD_PLACES:
@@ -208,5 +221,7 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """A section of the tree, created if missing."""
     value = tree.setdefault(name, {})
     if not isinstance(value, dict):
-        raise UserError(f"{PLACE}: settings: {name} must be a mapping, not {type(value).__name__}")
+        raise UserError(
+            f"{made_call()}: settings: {name} must be a mapping, not {type(value).__name__}"
+        )
     return value

@@ -24,7 +24,7 @@ from flowrl.api.same_files import (
     is_pipeline_of,
     is_tokenizer_of,
 )
-from flowrl.errors import UserError
+from flowrl.errors import UserError, made_call
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.modular.face import faced
 from flowrl.models.diffusers.modular.folder import guiders_of
@@ -56,19 +56,19 @@ def model_settings(
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
             raise UserError(
-                "flowrl.train: a live language model needs its tokenizer: pass tokenizer="
+                f"{made_call()}: a live language model needs its tokenizer: pass tokenizer="
             )
         return {"language": _language_name(model, tokenizer, files), "dtype": _dtype(model)}
     if tokenizer is None and (settings := own_model_settings(model, files)) is not None:
         return settings
     if tokenizer is not None:
         raise UserError(
-            "flowrl.train: tokenizer is only for a live language model; a pipeline, a folder or a "
-            "hub name has its own"
+            f"{made_call()}: tokenizer is only for a live language model; a pipeline, a folder "
+            "or a hub name has its own"
         )
     if not isinstance(model, str | Path):
         raise UserError(
-            "flowrl.train: the model must be a folder, a hub name, a diffusers pipeline, a "
+            f"{made_call()}: the model must be a folder, a hub name, a diffusers pipeline, a "
             "transformers causal language model or your own model (docs/own_models.md), not "
             f"{type(model).__name__}"
         )
@@ -102,8 +102,8 @@ def _refuse_quantized(model: Any) -> None:
     for part in parts:
         if isinstance(part, nn.Module) and getattr(part, "hf_quantizer", None) is not None:
             raise UserError(
-                f"flowrl.train: {type(part).__name__} is quantized, and a run reads its model from "
-                "files: pass the folder or hub name instead, and settings="
+                f"{made_call()}: {type(part).__name__} is quantized, and a run reads its model "
+                "from files: pass the folder or hub name instead, and settings="
                 "{'model': {'quantization': {'backend': 'bitsandbytes', 'bits': 4}}}"
             )
 
@@ -123,15 +123,15 @@ def own_model_settings(model: Any, files: Path) -> dict[str, Any] | None:
     kind = type(model)
     if isinstance(model, ModelMixin):  # a part of a pipeline, which alone makes no samples
         raise UserError(
-            f"flowrl.train: {kind.__name__} is a part of a pipeline: pass the whole pipeline, such "
-            "as DiffusionPipeline.from_pretrained(...), in which it is trained"
+            f"{made_call()}: {kind.__name__} is a part of a pipeline: pass the whole pipeline, "
+            "such as DiffusionPipeline.from_pretrained(...), in which it is trained"
         )
     has_arguments = kind.__init__ is not nn.Module.__init__
     if has_arguments and (arguments := list(inspect.signature(kind).parameters)):
         named = place_of(kind) or f"FILE.py:{kind.__name__}"
         listed = ", ".join(f"{name!r}: ..." for name in arguments)
         raise UserError(
-            f"flowrl.train: {kind.__name__} takes arguments ({', '.join(arguments)}), which a run "
+            f"{made_call()}: {kind.__name__} takes arguments ({', '.join(arguments)}), which a run "
             "file must list: save its weights with safetensors.torch.save_model(model, "
             f"'weights.safetensors'), and pass {{'own': {{'name': {named!r}, {listed}}}, "
             "'weights': 'weights.safetensors'}"
@@ -149,7 +149,7 @@ def _own_named(model: Any) -> Any:
     name = place_of(model)
     if name is None:
         raise UserError(
-            f"flowrl.train: {model.__name__} is not in a file that a later start could import: "
+            f"{made_call()}: {model.__name__} is not in a file that a later start could import: "
             "put it into its own file, and import it from there"
         )
     return name
@@ -161,7 +161,7 @@ def _is_language(source: str, recipe: Mapping[str, Any] | str) -> bool:
     if folder.is_dir():
         return not is_pipeline_folder(folder) and (folder / LANGUAGE_INDEX).is_file()
     rest = {"model": {"pipeline": source}, "prompts": {"train": "-"}, "rewards": "length"}
-    return run_from({"recipe": recipe, **rest}, "flowrl.train").algorithm().text
+    return run_from({"recipe": recipe, **rest}, made_call()).algorithm().text
 
 
 def _denoiser(pipe: Any) -> nn.Module:
@@ -178,7 +178,7 @@ def _dtype(model: nn.Module) -> str:
     names = [name for name, value in DTYPES.items() if value is dtype]
     if not names:
         raise UserError(
-            f"flowrl.train: weights of {dtype} are not supported; use {', '.join(DTYPES)}"
+            f"{made_call()}: weights of {dtype} are not supported; use {', '.join(DTYPES)}"
         )
     return names[0]
 
@@ -187,7 +187,7 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
     if any(".lora_" in name for module in modules for name, _ in module.named_parameters()):
         raise UserError(
-            "flowrl.train: the pipeline has adapters: merge them with pipe.fuse_lora(), then "
+            f"{made_call()}: the pipeline has adapters: merge them with pipe.fuse_lora(), then "
             "remove them with pipe.unload_lora_weights()"
         )
     parts = {n: part for n, part in pipe.components.items() if isinstance(part, ModelMixin)}
@@ -196,7 +196,7 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     ]
     if lost:
         raise UserError(
-            "flowrl.train: a run trains a copy that is loaded from files, which do not contain "
+            f"{made_call()}: a run trains a copy that is loaded from files, which do not contain "
             f"all parts of this pipeline ({'; '.join(lost[:3])}): remove them "
             "(pipe.disable_freeu(), "
             "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
@@ -229,12 +229,12 @@ def _refuse_own_class(pipe: Any) -> None:
     replaced = [name for name in vars(pipe) if inspect.isroutine(getattr(kind, name, None))]
     if replaced:
         raise UserError(
-            f"flowrl.train: {', '.join(replaced)} of this pipeline has been replaced, and a run "
+            f"{made_call()}: {', '.join(replaced)} of this pipeline has been replaced, and a run "
             f"trains a copy with {kind.__name__}'s own: restore it"
         )
     if getattr(diffusers, kind.__name__, None) is not kind:
         raise UserError(
-            f"flowrl.train: {kind.__name__} of {kind.__module__} is not a class of diffusers, and "
+            f"{made_call()}: {kind.__name__} of {kind.__module__} is not a class of diffusers, and "
             "a run trains a copy that is loaded from files, which do not contain its code: pass a "
             "pipeline of one of diffusers' classes"
         )
@@ -299,7 +299,7 @@ def _numbers(module: nn.Module) -> dict[str, Any]:
 def _language_name(model: Any, tokenizer: Any, files: Path) -> str:
     if any(".lora_" in name for name, _ in model.named_parameters()):
         raise UserError(
-            "flowrl.train: the language model has adapters: merge them with merge_and_unload()"
+            f"{made_call()}: the language model has adapters: merge them with merge_and_unload()"
         )
     source = str(model.name_or_path or "")
     folder = local_folder(source) if source else None

@@ -13,9 +13,12 @@ from typing import Any
 from PIL import Image, ImageOps
 from typing_extensions import TypeAliasType
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, made_call
 from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.session.live import Callback
 from flowrl.settings.file.plain import texts_of_paths
+from flowrl.settings.model.pipeline import GuidanceScale
+from flowrl.settings.read import Overrides
 from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.checks.settings import check_names
@@ -40,6 +43,10 @@ class PromptSources:
 GivenPrompts = TypeAliasType(
     "GivenPrompts", str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
 )
+# names for help(), in which their unions would fill several lines
+GivenCallbacks = TypeAliasType("GivenCallbacks", Sequence[Callback] | Callback)  # one, or a list
+GivenGuidance = TypeAliasType("GivenGuidance", GuidanceScale)  # a number, "none" or None
+GivenOverrides = TypeAliasType("GivenOverrides", Overrides)  # a mapping, or a command line's words
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ def prompt_settings(prompts: Any, files: Path, place: str, column: str) -> Any:
 
     UserError, with the row, for values that cannot be stored in a file.
     """
-    at = f"prompts ({place})"
+    at = f"{made_call()}: prompts ({place})"
     if isinstance(prompts, str | Path):
         return str(prompts)
     if isinstance(prompts, Mapping):

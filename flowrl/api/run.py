@@ -21,6 +21,9 @@ from typing_extensions import TypeAliasType
 from flowrl.api.calls import checked_arguments, public_call, public_calls, setting_words
 from flowrl.api.given import Given
 from flowrl.api.parts import (
+    GivenCallbacks,
+    GivenGuidance,
+    GivenOverrides,
     GivenPrompts,
     GivenRewards,
     PromptSources,
@@ -38,7 +41,7 @@ from flowrl.cli.plan import RunPlan, planned
 from flowrl.cli.report import Compare, Report
 from flowrl.cli.restarts import launched
 from flowrl.drill.faults import FaultKind
-from flowrl.errors import FolderInUse, UserError
+from flowrl.errors import FolderInUse, UserError, made_call
 from flowrl.launching.own_python import python_environment
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import state, summary_html
@@ -61,10 +64,8 @@ from flowrl.settings.command_line.arguments import (
     PlanArguments,
     SampleArguments,
 )
-from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.read import (
     OpenedFolder,
-    Overrides,
     open_folder,
     override,
     run_from,
@@ -142,7 +143,7 @@ class Run:
         lr: float | None = None,
         seed: int | None = None,
         tokenizer: Any = None,
-        settings: Overrides | None = None,
+        settings: GivenOverrides | None = None,
         trust: Trust = False,
     ) -> None:
         """Nothing is read before it is needed; a mistake is an error of the first call.
@@ -190,7 +191,7 @@ class Run:
         """The run of a folder that is read once something is asked of it."""
         run = cls(trust=trust)
         run.folder = Path(folder)
-        run.live = Live(GivenRewards.of(rewards, "rewards").objects)
+        run.live = Live(GivenRewards.of(rewards, f"{made_call()}: rewards").objects)
         return run
 
     @classmethod
@@ -214,7 +215,10 @@ class Run:
 
     @classmethod
     def of_model(
-        cls, model: str | Path, adapter: str | Path | None = None, settings: Overrides | None = None
+        cls,
+        model: str | Path,
+        adapter: str | Path | None = None,
+        settings: GivenOverrides | None = None,
     ) -> "Run":
         """An untrained model, by its folder or hub name, for `sample`, `evaluate` and `prove`; and
         an adapter for it, by its folder. `settings`: of its proof."""
@@ -420,7 +424,7 @@ class Run:
         restarts: int = 0,
         no_cache: bool = False,
         trust: Trust = False,
-        callbacks: Sequence[Callback] | Callback = (),
+        callbacks: GivenCallbacks = (),
     ) -> "Run":
         """Train to the end. Returns this run, with its folder.
 
@@ -459,7 +463,7 @@ class Run:
         wait: bool = False,
         no_cache: bool = False,
         trust: Trust = False,
-        callbacks: Sequence[Callback] | Callback = (),
+        callbacks: GivenCallbacks = (),
     ) -> Result:
         """`train` for a program that is the process's own: signals are in the result, and the
         state of the process is not restored."""
@@ -544,7 +548,7 @@ class Run:
         wait: bool,
         no_cache: bool,
         trust: Trust,
-        callbacks: Sequence[Callback] | Callback,
+        callbacks: GivenCallbacks,
     ) -> "Run":
         """Train in a child process that the command line supervises."""
         if not self._given.only_file or checked_callbacks(callbacks) or self.live.callbacks:
@@ -571,18 +575,14 @@ class Run:
         self.folder = Path(folder)
         return self
 
-    def resume(
-        self, *, no_cache: bool = False, callbacks: Sequence[Callback] | Callback = ()
-    ) -> "Run":
+    def resume(self, *, no_cache: bool = False, callbacks: GivenCallbacks = ()) -> "Run":
         """Resume the run from its newest checkpoint, to the same bits as without the interruption.
         Settings, rewards and numbers that this object was made with replace the folder's."""
         with untouched():
             result = self.begin_again(no_cache=no_cache, callbacks=callbacks)
         return self._ended(result)
 
-    def begin_again(
-        self, *, no_cache: bool = False, callbacks: Sequence[Callback] | Callback = ()
-    ) -> Result:
+    def begin_again(self, *, no_cache: bool = False, callbacks: GivenCallbacks = ()) -> Result:
         """`resume` for a program that is the process's own: signals are in the result, and the
         state of the process is not restored."""
         folder, calls = self.begun, checked_callbacks(callbacks)
@@ -608,7 +608,7 @@ class Run:
         weights: str = "last",
         count: int = 1,
         steps: int | None = None,
-        guidance: GuidanceScale = None,
+        guidance: GivenGuidance = None,
         height: int | None = None,
         width: int | None = None,
         seed: int = 0,
@@ -623,7 +623,7 @@ class Run:
         rate: float = 5.0,
         naturalness: float = 0.01,
         rewards: SomeRewards = (),
-        settings: Overrides = (),
+        settings: GivenOverrides = (),
         written: bool = False,
     ) -> Samples:
         """Sample `count` times per prompt. Returns images [n 3 h w], videos [n f 3 h w] or n texts
@@ -631,8 +631,9 @@ class Run:
 
         image       for all prompts: the image to edit, or a video's first frame; a file or an image
         weights     last, best, base, or a folder: an adapter's, or one of the run's checkpoints
-        steps       denoising steps, or tokens; None: the evaluation's, as of guidance, height and
-                    width
+        steps       denoising steps, or tokens; None: the evaluation's, as of height and width
+        guidance    guidance scale, at least 0; "none": the model is called without guidance; None:
+                    the evaluation's
         out         a new or empty folder for the samples, their scores and an overview page; None:
                     they are only returned, or, if they are to be `written`, in the next free folder
                     of RUN/samples
@@ -675,14 +676,14 @@ class Run:
         suite: str | None = None,
         alone: bool = False,
         per_prompt: int | None = None,
-        guidance: GuidanceScale = None,
+        guidance: GivenGuidance = None,
         height: int | None = None,
         width: int | None = None,
         base_steps: int = 0,
         pass_at: Sequence[int] = (),
         majority: bool = False,
         out: str | Path | None = None,
-        settings: Overrides = (),
+        settings: GivenOverrides = (),
     ) -> HeldOutResult:
         """Score samples of held-out prompts, always from the same noise, beside the base model's,
         and print a line for each reward.
@@ -725,7 +726,7 @@ class Run:
 
     def _rewards(self, rewards: SomeRewards) -> tuple[tuple[str, ...], Live]:
         """Rewards as words of a command, and those that are objects."""
-        read = GivenRewards.of(rewards, "rewards")
+        read = GivenRewards.of(rewards, f"{made_call()}: rewards")
         words = tuple(json.dumps(spec) for spec in read.specs)
         return words, Live({**self.live.rewards, **read.objects})
 
@@ -752,7 +753,7 @@ class Run:
             specs = [spec.model_copy(update=changes) for spec in opened.run.judges]
             with opened.limited():
                 return load_rewards(specs, self.live)
-        read = GivenRewards.of(given, "rewards")
+        read = GivenRewards.of(given, f"{made_call()}: rewards")
         named = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
         return load_rewards(named, Live(read.objects))
 
@@ -919,7 +920,7 @@ def takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callback, ...]:
+def checked_callbacks(callbacks: GivenCallbacks) -> tuple[Callback, ...]:
     """The callbacks as a tuple. UserError for anything that a run cannot call with an event and
     wait for."""
     listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
@@ -931,7 +932,7 @@ def checked_callbacks(callbacks: Sequence[Callback] | Callback) -> tuple[Callbac
             fault = "does not take one argument"
         if fault:
             raise UserError(
-                f"flowrl.train: callbacks must be functions of an event, and {function!r:.80} "
+                f"{made_call()}: callbacks must be functions of an event, and {function!r:.80} "
                 f"{fault}: write `def callback(event): ...`, which asks by event.stop(), "
                 "event.save() or event.evaluate()"
             )

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, made_call
 from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.model.form import PIPELINE_INDEX
 
@@ -82,7 +82,7 @@ def has_weights_of(module: nn.Module, folder: Path) -> bool:
     left = dict(module.state_dict(keep_vars=True))
     if any(weight.is_meta for weight in left.values()):
         raise UserError(
-            f"flowrl.train: weights of {type(module).__name__} are offloaded and cannot be "
+            f"{made_call()}: weights of {type(module).__name__} are offloaded and cannot be "
             "read; pass the model's folder or hub name, and settings={'model': {'offload': "
             "True}}"
         )

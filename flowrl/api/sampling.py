@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from flowrl.api.calls import public_call
-from flowrl.api.parts import GivenRewards, SomeRewards
+from flowrl.api.parts import GivenGuidance, GivenRewards, SomeRewards
 from flowrl.api.run import Run, check_counts, opened_model
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
@@ -103,7 +103,7 @@ def sample(
     *,
     plan: Planner,
     steps: int = 10,
-    guidance: GuidanceScale = 1.0,
+    guidance: GivenGuidance = 1.0,
     seed: int = 0,
     call: Mapping[str, Any] = {},
     decode: bool = True,
@@ -173,7 +173,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     strength: float = 10.0,
     count: int = 1,
     steps: int = 10,
-    guidance: GuidanceScale = 1.0,
+    guidance: GivenGuidance = 1.0,
     seed: int = 0,
     call: Mapping[str, Any] = {},
 ) -> SteeredSamples:

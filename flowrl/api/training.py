@@ -1,15 +1,13 @@
 """Training from Python: `flowrl.train` and `flowrl.recipe`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from flowrl.api.calls import public_call
-from flowrl.api.given import PLACE
-from flowrl.api.parts import GivenPrompts, SomeRewards
+from flowrl.api.parts import GivenCallbacks, GivenPrompts, SomeRewards
 from flowrl.api.run import GivenLora, Run
-from flowrl.errors import UserError
-from flowrl.session.live import Callback
+from flowrl.errors import UserError, made_call
 from flowrl.settings.read import run_from
 from flowrl.settings.trust import Trust
 
@@ -50,7 +48,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     seed: int | None = None,
     tokenizer: Any = None,
     settings: Mapping[str, Any] | str | Path | None = None,
-    callbacks: Sequence[Callback] | Callback = (),
+    callbacks: GivenCallbacks = (),
     folder: str | Path | None = None,
     resume: str | Path | None = None,
     trust: Trust = False,
@@ -99,7 +97,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     file = settings if isinstance(settings, str | Path) else None
     over = None if isinstance(settings, str | Path) else settings
     if resume is not None and resume != AUTO and folder is not None:
-        raise UserError(f"{PLACE}: a resumed run already has a folder: leave `folder` out")
+        raise UserError(f"{made_call()}: a resumed run already has a folder: leave `folder` out")
     run = Run(
         file, model=model, rewards=rewards, prompts=prompts, held_out=held_out,
         held_out_rewards=held_out_rewards, recipe=recipe, given=given, lora=lora,

@@ -17,7 +17,15 @@ from flowrl.cli.help import command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.cli.restarts import supervised
-from flowrl.errors import WAYS_TO_WRITE, Stopped, UserError, WaitEnded, printable, write_fault
+from flowrl.errors import (
+    WAYS_TO_WRITE,
+    Stopped,
+    UserError,
+    WaitEnded,
+    messages_name,
+    printable,
+    write_fault,
+)
 from flowrl.paths import find
 from flowrl.session.output import outlive_terminal
 
@@ -158,7 +166,7 @@ def _run(words: list[str]) -> int:
         rest, code = supervised(rest)
         if code is not None:
             return code
-    with ended_in_order():
+    with ended_in_order(), messages_name(name):
         return command(name)(rest)
 
 

@@ -128,6 +128,13 @@ COMMANDS = {
         "flowrl recipes flow_grpo",
         "flowrl.cli.recipe_text:Recipes",
     ),
+    "rewards": Command(
+        "flowrl.api.commands:rewards_command",
+        "[NAME]",
+        "list the rewards by what they score, or one reward's settings and needs",
+        "flowrl rewards clip",
+        "flowrl.cli.reward_text:Rewards",
+    ),
     "serve-reward": Command(
         "flowrl.api.commands:serve_reward_command",
         "NAME [--port 8100 ...]",

@@ -166,6 +166,7 @@ _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "runs": run_folders,
     "launch": lambda _: iter(read_schema()["commands"]["launch"]["words"][0]["choices"]),
     "recipes": lambda _: chain(read_schema()["recipes"], ("parts",), read_schema()["parts"]),
+    "rewards": lambda _: iter(read_schema()["rewards"]),
     "serve-reward": lambda _: iter(read_schema()["rewards"]),
     "completion": lambda _: iter(SHELLS),
     "score": lambda begin: files(begin, None),

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 
 from flowrl.cli.command_table import COMMANDS, RECIPE_NAME
-from flowrl.cli.recipe_text import in_yaml, part_rows, readable, recipe_rows
+from flowrl.cli.recipe_text import in_yaml, part_rows, recipe_rows
+from flowrl.cli.reward_text import first_sentence, reward_needs, reward_rows, scored_media
 from flowrl.recipes import RECIPES
 from flowrl.recipes.meanings import recipe_words
 from flowrl.settings import RunSettings
@@ -22,8 +23,8 @@ from flowrl.settings.parts.own_parts import KINDS, RECIPE_PARTS, parts_of_recipe
 from flowrl.settings.words.names import BASE_KEY, WORDS
 from flowrl.settings.words.sentences import fields_of, kinds_at
 from flowrl.settings.words.short_forms import FOR_A_SECTION
-from rewards.checks.settings import settings_of
-from rewards.load import MAKERS, names
+from rewards.load import names
+from rewards.meanings import reward_wants
 
 _BASE = (
     "Another run file that these settings extend: a path relative to this file, or configs/... of "
@@ -111,15 +112,14 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _reward(name: str) -> dict[str, Any]:
-    """A reward's first line, and its settings: name, type and default."""
-    module = importlib.import_module(f"rewards.catalogue.{name}")
-    makers = [vars(module)[maker] for maker in MAKERS if maker in vars(module)]
-    parameters = {k: p for maker in makers for k, p in settings_of(maker).items()}
-    settings = [
-        (k, readable(p.annotation), "" if p.default is p.empty else in_yaml(p.default))
-        for k, p in parameters.items()
-    ]
-    return {"about": (module.__doc__ or "").strip().split("\n\n")[0], "settings": settings}
+    """A reward's first sentence, what it scores and needs, and its settings; of its judge too."""
+    wants = reward_wants(name)
+    return {
+        "about": first_sentence(name),
+        "scores": scored_media(name),
+        "needs": reward_needs(name, wants[0]),
+        "settings": {want: reward_rows(name, want) for want in wants},
+    }
 
 
 def run_schema() -> dict[str, Any]:
@@ -148,6 +148,7 @@ def run_schema() -> dict[str, Any]:
             part["anyOf"] = part.pop("oneOf")
             part.pop("discriminator")
     _describe_parts(schema["$defs"])
+    _describe_rewards(schema["$defs"]["RewardSpec"])
     for section, short in FOR_A_SECTION.items():
         whole_section = schema["properties"][section]
         schema["properties"][section] = {"anyOf": [whole_section, short]}
@@ -169,6 +170,20 @@ def _describe_parts(definitions: dict[str, Any]) -> None:
             used |= _refer(setting.get("anyOf", []), f"#/$defs/{_definition(place)}")
         if used:
             definitions[_definition(place)] = _part_schema(parts_named(kind.protocol).plain)
+
+
+def _describe_rewards(spec: dict[str, Any]) -> None:
+    """Describe the settings of each reward for editors, beside its name and within `settings`.
+    Names of a user's file and other settings stay allowed."""
+    spec["properties"]["name"]["description"] = f"{', '.join(names())}, or FILE.py:FUNCTION"
+    fields, chosen = set(spec["properties"]), list[dict[str, Any]]()
+    for name in names():
+        rows = {r.name: {"description": r.meaning} for r in reward_rows(name)}
+        beside = {setting: about for setting, about in rows.items() if setting not in fields}
+        condition = {"required": ["name"], "properties": {"name": {"const": name}}}
+        described = {**beside, "settings": {"properties": rows}}
+        chosen.append({"if": condition, "then": {"properties": described}})
+    spec["allOf"] = chosen
 
 
 _PARTS_OF_PARTS = ("kernel", "solver")  # which recipes take as settings of their own

@@ -28,6 +28,9 @@ from flowrl.settings.parts.own_parts import (
 )
 from flowrl.settings.sections.joint import JOINT, JointSettings
 from rewards.checks.settings import function_parameters
+from rewards.perception.hub import is_hub_name
+from rewards.rights import marks
+from rewards.types import Judge, Reward
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 WIDTH = 100
@@ -218,8 +221,15 @@ def readable(kind: Any) -> str:
         return FILE_AND_NAME
     if kind is type(None):
         return "null"
+    if kind in (Reward, Judge):
+        return kind.__name__.lower()
+    if kind is Any:
+        return "any value"
+    if is_hub_name(kind):
+        return "folder or hub name"
     if get_origin(kind) is Annotated:
-        return readable(parts[0])
+        named = any(mark.path for mark in marks(kind))
+        return "file or folder" if named else readable(parts[0])
     if get_origin(kind) in (Sequence, Mapping, dict):
         many = "list of" if get_origin(kind) is Sequence else "names to"
         return f"{many} {readable(parts[-1])}"

@@ -184,7 +184,7 @@ def _check(
 ) -> None:
     if not rewards and not judges and not objects:
         raise UserError(
-            "evaluate-rewards: no rewards; add some, such as --rewards shapes,brightness"
+            "evaluate-rewards: rewards is empty: name some, such as shapes and brightness"
         )
     if shared := set(objects) & (set(rewards) | set(judges)):
         raise UserError(f"rewards: {', '.join(shared)} is also the label of an object; change one")

@@ -1,17 +1,15 @@
 """Meanings of the settings of recipes: `flowrl recipes NAME`, the pages of methods and editors
 print them.
 
-A setting is described in the docstring of its recipe, on a line of its own that begins with the
-name and two spaces:
+A setting is described in the docstring of its recipe (`rewards.checks.described`):
 
     beta   inverse temperature of the preference, above 0; larger keeps the policy nearer
 
-Further lines of a description are indented. What a setting means in all of flowrl's recipes that
-have it stands here once, and a line of a recipe's docstring replaces it.
+What a setting means in all of flowrl's recipes that have it stands here once, and a line of a
+recipe's docstring replaces it.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +18,8 @@ from flowrl.likelihoods.transition import KlForm
 from flowrl.recipes.credit_choices import CreditName
 from flowrl.recipes.grpo import Scale
 from flowrl.recipes.reward_gradient import Form
+from rewards.checks.described import described_settings, without_settings
 
-_LINE = re.compile(r"(\w+)  +(\S.*)")
 _PART = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 # (setting, its type where the name alone is ambiguous, meaning)
 _SHARED: Sequence[tuple[str, Any, str]] = (
@@ -226,33 +224,13 @@ def setting_meanings(recipe: Callable[..., Any]) -> dict[str, str]:
     if recipe.__module__.startswith("flowrl."):
         for name, parameter in inspect.signature(recipe).parameters.items():
             meanings[name] = _shared(name, parameter.annotation)
-    for part in _paragraphs(recipe):
-        meanings |= _described(part, recipe)
+    meanings |= described_settings(recipe.__doc__, inspect.signature(recipe).parameters)
     return {name: text for name, text in meanings.items() if text}
 
 
 def recipe_words(recipe: Callable[..., Any]) -> str:
     """A recipe's docstring without the lines that describe its settings; empty without one."""
-    return "\n\n".join(part for part in _paragraphs(recipe) if not _described(part, recipe))
-
-
-def _paragraphs(recipe: Callable[..., Any]) -> list[str]:
-    return inspect.cleandoc(recipe.__doc__ or "").split("\n\n")
-
-
-def _described(part: str, recipe: Callable[..., Any]) -> dict[str, str]:
-    """The settings that a paragraph describes; empty for any other paragraph."""
-    parameters, meanings, name = inspect.signature(recipe).parameters, dict[str, str](), ""
-    for line in part.splitlines():
-        begun = _LINE.fullmatch(line)
-        if begun is not None and begun[1] in parameters:
-            name, text = begun[1], begun[2]
-            meanings[name] = text
-        elif name and line.startswith(" "):
-            meanings[name] += f" {line.strip()}"
-        else:
-            return {}
-    return meanings
+    return without_settings(recipe.__doc__, inspect.signature(recipe).parameters)
 
 
 def _shared(name: str, kind: Any) -> str:

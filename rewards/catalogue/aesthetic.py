@@ -67,7 +67,12 @@ def load(
     head: ReadFile | None = None,
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `head` is a file with the linear layers, by default from the hub."""
+    """Load the reward.
+
+    model  CLIP model whose image vectors the head reads: a folder or a name on the hub; the
+           published head reads those of ViT-L/14
+    head   file with the five linear layers; null takes the published one from the hub
+    """
     file = Path(weights_file("aesthetic", "head", head, (REPOSITORY, FILE)))
     layers = head_of(weights_of_file("aesthetic", file), f"aesthetic: {file}")
     towers = transformers_towers(model, common.placement)

@@ -39,4 +39,8 @@ class Brightness:
 
 
 def load(kind: Literal["bright", "dark"] = "bright") -> Reward:
+    """Load the reward.
+
+    kind  bright: the score is the mean luma, in 0..1; dark: minus that
+    """
     return Brightness(1 if kind == "bright" else -1)

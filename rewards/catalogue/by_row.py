@@ -17,7 +17,7 @@ from torch import Tensor
 from rewards.checks.self_test import ChecksPrompts
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
 from rewards.combine import reward_scores
-from rewards.types import Reports, Reward, RewardScores, Samples, cell
+from rewards.types import Finite, Reports, Reward, RewardScores, Samples, cell
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,16 @@ class ByRow:
 
 def load(
     rewards: Mapping[str, Reward],
-    weights: Mapping[str, float] | None = None,
+    weights: Mapping[str, Finite] | None = None,
     column: str = "data_set",
-    otherwise: float | Literal["abstain"] | None = None,
+    otherwise: Finite | Literal["abstain"] | None = None,
 ) -> Reward:
-    """rewards    value of the column -> reward of its rows
-    weights    value -> factor of its scores; 1 for others
-    column     names a row's data set, or what else rows differ in
-    otherwise  score of rows with other values, or "abstain"
+    """rewards    names to rewards: each value of the column to the reward of its rows
+    weights    values of the column to the factor of their scores, any number; 1 for the others
+    column     column of the prompt file that says which reward scores a row; flowrl adds `data_set`
+               where prompts.train lists several data sets
+    otherwise  score of rows with any other value, any number; abstain: the reward does not apply to
+               them; null: they are an error
     """
     if not rewards:
         raise ValueError("by_row: give a reward for at least one value of the column")

@@ -77,4 +77,9 @@ def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, Hashab
 
 
 def load(reward: Reward, column: str = "reference") -> Reward:
+    """Load the reward.
+
+    reward  reward of the sample and of its reference; it must score each sample by itself
+    column  column of the prompt file with the reference: an image's path, or the text itself
+    """
     return Centred(reward, column)

@@ -67,6 +67,10 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
+    """Load the reward.
+
+    model  CLAP model with its tokenizer and feature extractor: a folder or a name on the hub
+    """
     from transformers import AutoFeatureExtractor, AutoTokenizer, ClapModel
 
     placement, path = Placement.of(device, dtype), model_path(model)

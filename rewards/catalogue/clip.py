@@ -26,6 +26,14 @@ def load(
     kind: Literal["cosine", "logit", "clipscore"] = "cosine",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
+    """Load the reward.
+
+    model    CLIP model: a folder or a name on the hub; with `library: open_clip` ViT-L-14/openai,
+             hf-hub:NAME or local-dir:FOLDER
+    library  package that loads the model
+    kind     cosine: of image and prompt, in -1..1; logit: the cosine times the model's trained
+             scale, at most 100; clipscore: 2.5 times the cosine, and 0 where that is negative
+    """
     towers_of = open_clip_towers if library == "open_clip" else transformers_towers
     towers = towers_of(model, common.placement)
     factor = {"cosine": 1.0, "logit": towers.scale, "clipscore": CLIPSCORE}[kind]

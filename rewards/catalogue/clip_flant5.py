@@ -67,10 +67,7 @@ NOT_READ = ("vision_tower.", "embed_tokens.")  # loaded from the tower; another 
 
 @dataclass(frozen=True)
 class ClipFlanT5Settings:
-    """batch   samples per model call
-    device  of the model; auto is the process's GPU if it has one
-    dtype   of the weights
-    """
+    """`rewards.meanings` says what each of them means."""
 
     batch: OneOrMore = 4
     device: str = "auto"
@@ -218,7 +215,14 @@ def load(
     aggregate: Aggregate = "mean",
     common: Inline[ClipFlanT5Settings] = ClipFlanT5Settings(),
 ) -> Reward:
-    """Load the reward. Scores are in 0..1; `question` contains {prompt} where the prompt goes."""
+    """Load the reward. Scores are in 0..1.
+
+    model      folder or hub name in the layout of clip-flant5-xxl or -xl: T5's configuration and
+               weights with the projector
+    tower      CLIP model whose image tower sees the image: a folder or a name on the hub
+    tokenizer  T5's tokenizer: a folder or a name on the hub
+    question   text that is asked about the image, with {prompt} where the prompt goes
+    """
     if "{prompt}" not in question:
         raise ValueError("clip_flant5: the question must contain {prompt}")
     placement = Placement.of(common.device, common.dtype)

@@ -42,6 +42,13 @@ def load(
     high: float = float("inf"),
     unit: bool = False,
 ) -> Reward:
+    """Load the reward.
+
+    reward  reward whose scores are bounded
+    low     any number below `high`: lower scores are raised to it; -.inf is no bound
+    high    any number above `low`: higher scores are lowered to it; .inf is no bound
+    unit    whether scores are then mapped to 0..1, (score - low) / (high - low); needs both bounds
+    """
     if not low < high:
         raise ValueError(f"clipped: low must be below high, not {low} and {high}")
     if unit and abs(low) + abs(high) == float("inf"):

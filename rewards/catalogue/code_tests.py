@@ -50,6 +50,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from rewards.answers.code_tests import Tests, function_name, read_tests
@@ -61,7 +62,7 @@ from rewards.rights import Right, TestColumn, WholeIsolation, need
 from rewards.sandbox import run
 from rewards.sandbox.external import configured
 from rewards.sandbox.run import Sandbox, SandboxLimits
-from rewards.types import NEEDED_COLUMN, Inline, Kind, Reward, Samples, cell
+from rewards.types import NEEDED_COLUMN, Inline, Kind, OneOrMore, Positive, Reward, Samples, cell
 
 SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
@@ -118,11 +119,13 @@ def _near(printed: str, wanted: str) -> bool:
 class TestColumns:
     """Columns of the prompt file.
 
-    column     holds a list of tests, or its JSON text
-    function   names the function of `testtype: functional` or `check(candidate)`: its name, code
-               that begins it, or JSON with `func_name`; LiveCodeBench's are starter_code and
-               metadata, HumanEval's is entry_point
-    reference  a program that wins, or a list of them: tried before the row is drawn
+    column     column with a list of tests, or its JSON text; the tests run, so take only those
+               whose code you would run
+    function   column that names the function of `testtype: functional` or `check(candidate)`: its
+               name, code that begins it, or JSON with `func_name`; LiveCodeBench's are starter_code
+               and metadata, HumanEval's is entry_point; empty: none
+    reference  column with a program that wins, or a list of them, which are tried before the row is
+               drawn
     """
 
     column: Annotated[TestColumn, NEEDED_COLUMN] = "tests"
@@ -383,31 +386,25 @@ def start_sandbox(limits: SandboxLimits, isolation: Isolation) -> Sandbox:
 def load(
     kind: Literal["graded", "strict"] = "graded",
     columns: Inline[TestColumns] = TestColumns(),
-    seconds: float = 5.0,
-    memory: int = 512,
-    processes: int = 32,
-    output: int = 4,
-    parallel: int = 4,
+    seconds: Positive = 5.0,
+    memory: Annotated[int, Field(ge=64)] = 512,
+    processes: OneOrMore = 32,
+    output: OneOrMore = 4,
+    parallel: OneOrMore = 4,
     isolation: Annotated[Isolation, WholeIsolation] = "full",
 ) -> Reward:
-    """kind       the share of tests passed, or 1 only for all of them
-    seconds    wall-clock time for all Python tests of a sample, or for one input; after a test that
-               hangs, the remaining ones count as failed
-    memory     MB of address space per process of a program, and of their total memory
-    processes  and threads that a program may have
-    output     MB that a program may print or write to files
-    parallel   number of programs at the same time; with more programs than cores, they run out of
-               time
+    """kind       graded: the share of tests that pass; strict: 1 if all pass, otherwise 0
+    seconds    wall-clock time, above 0, for all Python tests of a sample, or for one input; after a
+               test that hangs, the remaining ones count as failed
+    memory     MB of address space per process of a program, and of their total memory, at least 64
+    processes  processes and threads that a program may have, at least 1
+    output     MB that a program may print or write to files, at least 1
+    parallel   programs that run at the same time, at least 1; with more programs than cores, they
+               run out of time
     isolation  full: refuse to start where programs cannot be isolated; best: warn, and accept that
                a program may read the run's files, its tests among them; external: programs and
                tests run behind the command of the user's configuration, which isolates them
     """
-    small = min(seconds, memory / 64, processes, output, parallel)
-    if small <= 0 or memory < 64:
-        raise ValueError(
-            "code_tests: seconds, processes, output and parallel must be above 0, and memory at "
-            f"least 64 MB; got {seconds}, {processes}, {output}, {parallel} and {memory}"
-        )
     limits = SandboxLimits(seconds, memory * 2**20, output * 2**20, processes=processes)
     tests = columns.column
     need(Right.CODE, tests, f"code_tests, which runs the tests of the column {tests},")

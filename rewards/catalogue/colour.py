@@ -11,10 +11,11 @@ hue             share of pixels with S >= 0.25 and max >= 0.2 whose hue is withi
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from rewards.perception.media import LUMA, each_size, expect
@@ -111,13 +112,18 @@ def load(
     kind: ColourKind = "saturation",
     more: bool = True,
     hue: str | float = "red",
-    width: float = 40.0,
+    width: Annotated[float, Field(gt=0, le=360)] = 40.0,
 ) -> Reward:
-    """Load a reward that is one statistic. With `more: false` lower values score higher; `hue` is a
-    name or degrees."""
+    """Load the reward.
+
+    kind   statistic that is the score, by the formulas above
+    more   whether higher values score higher; false: the score is minus the statistic
+    hue    wanted colour of `kind: hue`: red, orange, yellow, green, cyan, blue, purple or magenta,
+           or any number of degrees, where 0 is red and 120 green; no effect with another kind
+    width  width in degrees, in (0, 360], of the range of hues that count as that colour; larger
+           accepts more; no effect with another kind
+    """
     if isinstance(hue, str) and hue not in HUES:
         raise ValueError(f"colour: hue must be degrees or one of {', '.join(HUES)}, not {hue!r}")
-    if not 0 < width <= 360:
-        raise ValueError(f"colour: width must be in 0..360 degrees, not {width}")
     degrees = HUES[hue] if isinstance(hue, str) else float(hue)
     return Colour(kind, 1 if more else -1, degrees, width)

@@ -83,7 +83,11 @@ class CompBench:
 
 
 def load(server: Inline[PanelSettings], spacy_model: str = "en_core_web_sm") -> Reward:
-    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1.
+
+    spacy_model  spaCy's model that finds the noun phrases of prompts without the column
+                 `noun_phrases`
+    """
     return CompBench(server.open(), parser(spacy_model))
 
 

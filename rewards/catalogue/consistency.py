@@ -126,7 +126,14 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """Load the reward. `batch` is the number of frames per call of the model."""
+    """Load the reward.
+
+    kind   dino: of the subject, by a ViT's class tokens; clip: of the background, by CLIP's image
+           vectors
+    model  model that reads frames: a folder or a name on the hub; null takes VBench's,
+           facebook/dino-vitb16 or openai/clip-vit-base-patch32
+    batch  frames per call of the model, at least 1; fewer need less memory; no effect on scores
+    """
     source, placement = model_path(model or VBENCH_MODELS[kind]), Placement.of(device, dtype)
     frames = dino_frames if kind == "dino" else clip_frames
     return Consistency(frames(source, placement), batch)

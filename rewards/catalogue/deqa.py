@@ -79,6 +79,10 @@ def load(
     about: About = "quality",
     jpeg: Annotated[int, Field(ge=1, le=100)] | None = None,
 ) -> Reward:
-    """Load the reward. `jpeg`: send JPEG files of this quality instead of PNG. For the server's
-    settings see `PanelSettings`."""
+    """Load the reward.
+
+    kind   scale: deqa from 1 (bad) to 5 (excellent), q_align from 0 to 1
+    about  what the five words rate
+    jpeg   quality of the JPEG files that are sent, in [1, 100]; null sends PNG
+    """
     return FiveWords(server.open(), RATING_WEIGHTS[kind], about, jpeg)

@@ -57,7 +57,12 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """Load the reward. batch: images per model call; it has no effect on scores."""
+    """Load the reward.
+
+    kind   embedding that is compared: a DINO's class tokens, or CLIP's image vectors
+    model  model that reads images: a folder or a name on the hub; null takes facebook/dinov2-base
+           or openai/clip-vit-large-patch14
+    """
     model, placement = model or MODELS[kind], Placement.of(device, dtype)
     if kind == "clip":
         return Distance(transformers_towers(model, placement).images, batch)

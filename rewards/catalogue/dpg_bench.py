@@ -32,6 +32,7 @@ from rewards.types import Inline, Kind, Reward, Samples, cell
 SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
 DPG_COLUMN = "dpg_questions"
+NEEDED_COLUMNS = (DPG_COLUMN,)
 NO_PARENT = 0
 Question = Mapping[str, Any]
 
@@ -100,5 +101,5 @@ def _questions(row: Mapping[str, Any], number: int) -> list[Question]:
 
 
 def load(server: Inline[PanelSettings]) -> Reward:
-    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1."""
     return DpgBench(server.open())

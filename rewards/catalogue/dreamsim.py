@@ -148,8 +148,12 @@ def load(
     column: NeededColumn = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `folder`: the unpacked zip; `dino`: DINO's backbone, if the folder has no
-    file for it."""
+    """Load the reward.
+
+    folder  the authors' unpacked zip for the ensemble
+    dino    file with DINO's backbone; null takes the folder's
+    column  column of the prompt file with the reference image: a path or its bytes
+    """
     for path in (folder, dino):
         if path is not None:
             need(Right.FILES, path, path=Path(path))

@@ -229,8 +229,9 @@ class EditShapesReward:
 def load(
     kind: ShapesKind = "graded", column: str = "image", iou: Share = 0.80, aspect: Share = 0.75
 ) -> Reward:
-    """Load the reward. `column`: the column of the prompt file with the path of the source image.
+    """Load the reward.
 
-    A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes.
+    kind    graded: partial credit, in 0..1; strict: 1 where graded is exactly 1, otherwise 0
+    column  column of the prompt file with the path of the source image
     """
     return EditShapesReward(kind, column, iou, aspect)

@@ -131,11 +131,21 @@ def load(
     base: Literal["qwen2.5", "qwen3"] = "qwen2.5",
     protocol: Literal["evaluation", "training"] = "evaluation",
 ) -> Reward:
-    """Load the reward. `following`, `quality`: files with the two texts, or the authors'
-    `vie_prompts.py` for both.
+    """Load the reward.
 
-    column: of the prompt file, with the path of the source image. base: of the served model; the
-    Qwen2.5 form labels the images, the Qwen3 form does not.
+    following  file with the authors' question about source and edit, or their `vie_prompts.py` with
+               both questions, which is not run; needed, since no address of it is known
+    quality    file with the authors' question about the edit alone, or their `vie_prompts.py`;
+               needed too
+    kind       overall: the mean over passes of sqrt(following * quality); average_first: sqrt(mean
+               success * mean quality); prompt_following, consistency and quality: success, no
+               over-editing and the smaller of naturalness and no artifacts alone; 0 to 10
+    column     column of the prompt file with the path of the source image
+    base       model that is served: the messages to qwen2.5 label the images, those to qwen3 do not
+    protocol   evaluation: the second question shows the edit alone; training, as in the authors'
+               reward server: it shows both images, and scores are divided by 10
+    votes      passes per question, at least 1, each sampled with a seed of its own; the authors
+               train with 4 or 8; more cost as many times more requests
     """
     first = FOLLOWING_QUESTION.read("editscore", "following", following)
     second = QUALITY_QUESTION.read("editscore", "quality", quality)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import reward_scores
-from rewards.types import Reward, RewardScores, Samples
+from rewards.types import NotNegative, Reward, RewardScores, Samples
 
 EnsembleKind = Literal["mean", "worst", "cautious"]
 
@@ -69,9 +69,15 @@ def joined_members(
     return joined_scores
 
 
-def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:
+def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: NotNegative = 1.0) -> Reward:
+    """Load the reward.
+
+    rewards  members, two or more, whose scores have the same scale
+    kind     mean of the members, the worst of them, or cautious: their mean minus k standard
+             deviations over members
+    k        standard deviations that `cautious` subtracts, at least 0; larger scores samples lower
+             on which members disagree; no effect with another kind
+    """
     if len(rewards) < 2:
         raise ValueError(f"ensemble: at least two rewards are needed, not {len(rewards)}")
-    if not k >= 0:
-        raise ValueError(f"ensemble: k must be at least 0, not {k}")
     return Ensemble(tuple(rewards), kind, k)

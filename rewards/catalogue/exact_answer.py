@@ -138,10 +138,12 @@ def load(
     find: str = "all",
     column: NeededColumn = "answer",
 ) -> Reward:
-    """kind   number: equal as exact numbers where both are numbers, otherwise as `text`;
-           text: equal except for case and whitespace; exact: equal
-    find   where in the text: all, last_number, last_line, boxed (TeX), tag (<answer>), hash
-           (####), or a regular expression whose first group is the answer
+    """kind    number: equal as exact numbers where both are numbers, otherwise as `text`; text:
+            equal except for case and whitespace; exact: equal
+    find    where in the text the answer is: all, last_number, last_line, boxed (TeX), tag
+            (<answer>), hash (####), or a regular expression whose first group is the answer; the
+            last match counts
+    column  column of the prompt file with the right answer
     """
     try:
         pattern = re.compile(FIND.get(find, find))

@@ -11,9 +11,7 @@ its features have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from rewards.catalogue import clip, hps, pickscore
 from rewards.checks.settings import call_with, converted_settings, settings_of
@@ -27,7 +25,7 @@ from rewards.fitted.folder import HEAD, RECORD, FeatureSource, FittedFolder, fit
 from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
 from rewards.perception.features import FeatureReward, inner_features
 from rewards.rights import ReadFile, Right, need
-from rewards.types import Reward
+from rewards.types import NotNegative, Reward
 
 FEATURED: Mapping[str, Callable[..., FeatureReward]] = {
     "clip": clip.load,
@@ -64,10 +62,14 @@ def load_columns(sources: Sequence[FeatureSource]) -> FeatureColumns:
     return columns
 
 
-def load(
-    path: ReadFile, cautious: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-) -> Reward:
-    """Load the reward. `path` is the folder that `flowrl fit-reward` wrote."""
+def load(path: ReadFile, cautious: NotNegative = 0.0) -> Reward:
+    """Load the reward.
+
+    path      folder that `flowrl fit-reward` wrote
+    cautious  posterior standard deviations that are subtracted from the mean, at least 0; more
+              scores samples lower that are unlike those that were voted on, compares within a group
+              and has no gradient
+    """
     folder = fitted_path(path)
     for file in (folder, folder / RECORD, folder / HEAD):  # each may be a link
         need(Right.FILES, path, path=file)

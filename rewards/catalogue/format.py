@@ -80,6 +80,12 @@ class Format:
 
 
 def load(kind: FormatKind = "think_answer", pattern: str | None = None) -> Reward:
+    """Load the reward.
+
+    kind     form that the whole text must have, as above
+    pattern  regular expression that must match the whole text, dots also line ends; for `kind:
+             pattern` alone
+    """
     if (kind == "pattern") != (pattern is not None):
         raise ValueError(
             "format: `pattern` and `kind: pattern` belong together: give both or neither"

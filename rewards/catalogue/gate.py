@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import reward_scores
-from rewards.types import Reward, RewardScores, Samples
+from rewards.types import Finite, Reward, RewardScores, Samples
 
 
 @dataclass(frozen=True)
@@ -41,5 +41,12 @@ class Gate:
         return scores.plain
 
 
-def load(reward: Reward, where: Reward, above: float = 0.5, floor: float = 0.0) -> Reward:
+def load(reward: Reward, where: Reward, above: Finite = 0.5, floor: Finite = 0.0) -> Reward:
+    """Load the reward.
+
+    reward  reward of the samples that pass; it is not called for others
+    where   reward that decides which samples pass
+    above   score of `where` from which a sample passes, any number
+    floor   score of samples that do not pass, any number; put it below the scores of those that do
+    """
     return Gate(reward, where, above, floor)

@@ -32,9 +32,10 @@ from rewards.perception.detect import Box, Detection, Detector, detector
 from rewards.perception.embedding import Cosine, Placement, Towers, pil_images, transformers_towers
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName
-from rewards.types import Kind, Reward, Samples
+from rewards.types import Kind, Reward, Samples, UnitInterval
 
 SCORED_KINDS: tuple[Kind, ...] = ("image", "video")
+NEEDED_COLUMNS = ("include",)
 
 COLOUR_NAMES = (
     "red",
@@ -270,14 +271,22 @@ def load(
     model: HubName = "facebook/mask2former-swin-small-coco-instance",
     clip: HubName = "openai/clip-vit-large-patch14",
     kind: GenEvalKind = "graded",
-    threshold: float = 0.3,
-    counting: float = 0.9,
+    threshold: UnitInterval = 0.3,
+    counting: UnitInterval = 0.9,
     frames: Frames = "all",
     aggregate: Aggregate = "mean",
     device: str = "auto",
 ) -> Reward:
-    """Load the reward. `model` is a detector or segmenter of COCO's classes; `clip` names
-    colours."""
+    """Load the reward.
+
+    model      detector or segmenter of COCO's classes: a folder or a name on the hub
+    clip       CLIP model that names the colours of objects: a folder or a name on the hub
+    kind       graded: partial credit; strict: 1 if every count, colour and position is exactly
+               right, otherwise 0; official: GenEval's own verdict, 0 or 1
+    threshold  confidence beyond which a detected object counts, in [0, 1]; larger counts fewer
+               objects
+    counting   the same for rows with the tag `counting`, in [0, 1]
+    """
     placement = Placement.of(device)
     towers = transformers_towers(clip, placement)
     reward = GenEval(detector(model, placement), Colours(towers), kind, threshold, counting)

@@ -76,8 +76,13 @@ def load(
     kind: Literal["cosine", "percent"] = "cosine",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `checkpoint` is a file with the weights, by default the hub's file for
-    `version`."""
+    """Load the reward.
+
+    version       release of the weights
+    checkpoint    file with the weights; null takes the release's from the hub
+    architecture  open_clip's name of the network
+    kind          cosine: of image and prompt; percent: 100 times that, as in the benchmark's tables
+    """
     if not is_bare(architecture):
         need(Right.FILES, architecture)
     open_clip = open_clip_library()

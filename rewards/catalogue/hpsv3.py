@@ -73,10 +73,12 @@ def load(
     aggregate: Aggregate = "mean",
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
-    """Load the reward. `checkpoint` is a file in the form of HPSv3.safetensors, by default the
-    hub's.
+    """Load the reward.
 
-    instruction: a file with the text, or the authors' Python file that has it.
+    checkpoint   file in the form of HPSv3.safetensors; null takes the hub's
+    base         model whose configuration and tokenizer are read: a folder or a name on the hub
+    instruction  file with the authors' instruction, or their Python file that has it, which is not
+                 run; null fetches it at the first use
     """
     placement, folder = common.placement, model_path(base)
     text = INSTRUCTION.read("hpsv3", "instruction", instruction)

@@ -192,8 +192,11 @@ def load(
     tokenizer: HubName = "bert-base-uncased",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `checkpoint` is a file in the form of ImageReward.pt, by default the
-    hub's."""
+    """Load the reward.
+
+    checkpoint  file in the form of ImageReward.pt; null takes the hub's
+    tokenizer   BERT's tokenizer: a folder or a name on the hub
+    """
     file = Path(weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE)))
     from transformers import AutoTokenizer
 

@@ -47,4 +47,9 @@ def _bytes(image: Float[Tensor, "3 h w"]) -> int:
 
 
 def load(kind: Literal["large", "small"] = "large", unit: Positive = 1.0) -> Reward:
+    """Load the reward.
+
+    kind  large: the score is the size of the file; small: minus that
+    unit  kilobytes that count as 1, above 0; Flow-GRPO's is 500
+    """
     return JpegSize(1 if kind == "large" else -1, unit)

@@ -131,11 +131,13 @@ def load(
     kind: Literal["score", "expected", "yes_no", "checklist"] = "score",
     question: str | None = None,
 ) -> Reward:
-    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`.
+    """Load the reward. Scores are in 0..1.
 
-    kind: score reads `Score: N` in 1..5 from a reasoned answer; expected takes the mean digit under
-    the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
-    question: replaces the built-in question; {prompt} is the prompt.
+    kind      score: `Score: N` in 1..5 of a reasoned answer; expected: the mean digit under the
+              model's probabilities; yes_no: P(yes); checklist: the share of yes over questions that
+              the model writes itself; all mapped to 0..1
+    question  text in place of the built-in question, with {prompt} where the prompt goes; null
+              keeps it; not with checklist
     """
     if question is not None and kind == "checklist":
         raise ValueError("judge: a checklist writes its own questions; leave out question")
@@ -152,7 +154,14 @@ def judge(
     question: str | None = None,
     both_orders: bool = True,
 ) -> Judge:
-    """Load a judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability
-    uses the model's probabilities of 1 and 2. For the other settings see `load`."""
+    """Load a judge of pairs.
+
+    kind         verdict: the answer's `<answer>Image 1 is better</answer>`; probability: the
+                 model's probabilities of 1 and 2
+    question     text in place of the built-in question, with {prompt} where the prompt goes; null
+                 keeps it
+    both_orders  whether each pair is judged twice with the samples swapped, which cancels a
+                 preference for the first place and costs twice the requests
+    """
     template, read, request = COMPARINGS[kind]
     return Pairwise(server.open(), question or template, read, request, both_orders)

@@ -7,15 +7,16 @@ near       max(0, 1 - |l - target| / target): 1 at the target, 0 at length 0 and
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
-from rewards.types import Kind, Reward, Samples
+from rewards.types import Kind, OneOrMore, Reward, Samples
 
 SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
@@ -65,18 +66,25 @@ def tokens(tokenizer: str) -> Callable[[str], int]:
 
 
 def load(
-    most: int,
-    soft: int = 0,
+    most: OneOrMore,
+    soft: Annotated[int, Field(ge=0)] = 0,
     kind: Literal["overlong", "near"] = "overlong",
     unit: Unit = "words",
     tokenizer: HubName | None = None,
 ) -> Reward:
-    """Load the reward. `soft` is the length of DAPO's slope; `tokenizer`, a folder or hub name, is
-    only for tokens."""
-    if most < 1 or not 0 <= soft <= most:
-        raise ValueError(
-            f"length: most must be at least 1 and soft in 0..most, not {most} and {soft}"
-        )
+    """Load the reward.
+
+    most       length in units of `unit`, at least 1: with overlong longer texts have the whole
+               penalty, -1; with near it is the target
+    soft       length of the slope up to `most`, at least 0 and at most `most`: the penalty begins
+               at most - soft; no effect with near
+    kind       overlong: a penalty of long texts, 0 to -1; near: 1 at the target, 0 at twice the
+               target
+    unit       what is counted
+    tokenizer  tokenizer that counts: a folder or a name on the hub; for `unit: tokens` alone
+    """
+    if soft > most:
+        raise ValueError(f"length: soft must be at most `most`, {most}, not {soft}")
     if (unit == "tokens") != (tokenizer is not None):
         raise ValueError(
             "length: `tokenizer` and `unit: tokens` belong together: give both or neither"

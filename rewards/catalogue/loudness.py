@@ -40,4 +40,9 @@ class Loudness:
 
 
 def load(target: Annotated[float, Field(ge=-120, le=0)] | None = None) -> Reward:
+    """Load the reward.
+
+    target  wanted level in dBFS, in [-120, 0]: the score is minus the distance from it in dB; null:
+            the score is the level itself
+    """
     return Loudness(target)

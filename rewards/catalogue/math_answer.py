@@ -39,7 +39,7 @@ from rewards.checks.winnable import Winnable
 from rewards.perception.media import expect
 from rewards.perception.packages import needs_math_verify
 from rewards.serving.workers import Workers
-from rewards.types import Kind, NeededColumn, Reward, Samples, cell
+from rewards.types import Kind, NeededColumn, OneOrMore, Positive, Reward, Samples, cell
 
 SCORED_KINDS: tuple[Kind, ...] = ("text",)
 
@@ -194,21 +194,16 @@ class MathAnswer:
 def load(
     find: Literal["any", "boxed"] = "any",
     column: NeededColumn = "answer",
-    seconds: float = 5.0,
-    processes: int = 2,
+    seconds: Positive = 5.0,
+    processes: OneOrMore = 2,
 ) -> Reward:
-    r"""find       any: the last box, tag or ####, else formula, else number; boxed: TeX's
-                  \boxed{} only
-    column     holds the right answer: TeX or a number, bare, in $$ or \boxed{}, or after ####; or
-               a list of answers that all belong to it
-    seconds    time limit per comparison; a comparison that takes longer scores 0
-    processes  number of parallel worker processes, about 100 MB each
+    r"""find       any: the last box, tag or ####, else formula, else number; boxed: TeX's \boxed{}
+               only
+    column     column of the prompt file with the right answer: TeX or a number, bare, in $$ or
+               \boxed{}, or after ####; or a list of answers that all belong to it
+    seconds    time limit per comparison, above 0; a comparison that takes longer scores 0
+    processes  worker processes that compare at the same time, at least 1, about 100 MB each
     """
     needs_math_verify({})
-    if seconds <= 0 or processes < 1:
-        raise ValueError(
-            f"math_answer: seconds must be above 0 and processes at least 1, not {seconds} and "
-            f"{processes}"
-        )
     script = Path(__file__).parents[1] / "sandbox" / "math_worker.py"
     return MathAnswer(Workers(script, processes, seconds), find, column)

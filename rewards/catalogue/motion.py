@@ -65,6 +65,12 @@ class Motion:
 def load(
     kind: Literal["amount", "vote"] = "amount", every: OneOrMore = 1, most: Positive = 4.0
 ) -> Reward:
-    """Load the reward. `every`: distance between the compared frames; `most`: the maximum amount
-    that one pair can add."""
+    """Load the reward.
+
+    kind   amount: continuous, for training; vote: VBench's rule, 1 for a video that moves,
+           otherwise 0
+    every  distance between the frames that are compared, in frames, at least 1
+    most   most that one pair of frames can add, in multiples of VBench's threshold between still
+           and moving, above 0; no effect with vote
+    """
     return Motion(kind == "vote", every, most)

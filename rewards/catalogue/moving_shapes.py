@@ -181,6 +181,9 @@ class MovingShapesReward:
 
 
 def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
-    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make the judge of shapes
-    stricter."""
+    """Load the reward.
+
+    kind  graded: the mean of identity and motion, in 0..1; strict: 1 where graded is exactly 1,
+          otherwise 0
+    """
     return MovingShapesReward(kind, iou, aspect)

@@ -205,9 +205,15 @@ def load(
     condition: str = CONDITION,
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `checkpoint`: MPS_overall_checkpoint.pth, or its tensors as safetensors.
+    """Load the reward.
 
-    condition: words by which tokens of the prompt are selected. `batch` has no effect.
+    checkpoint  MPS_overall_checkpoint.pth, of which nothing runs, or its tensors as safetensors
+    clip        CLIP model for the tokenizer, the image processor and the configuration: a folder or
+                a name on the hub
+    threshold   share of the largest similarity to `condition` that a token of the prompt must
+                exceed to count, in (0, 1]; larger reads fewer tokens
+    condition   words by which tokens of the prompt are selected
+    batch       images per call, at least 1; no effect here, since samples are scored one at a time
     """
     need(Right.FILES, checkpoint, path=Path(checkpoint))
     file, folder, placement = Path(checkpoint), model_path(clip), common.placement

@@ -130,5 +130,12 @@ def reader(side: int) -> ImageReader:
 
 
 def load(kind: OcrKind = "graded", every: OneOrMore = 4, side: Side = 320) -> Reward:
-    """Load the reward. A `side` below 736 reads large text faster and small text worse."""
+    """Load the reward.
+
+    kind   graded: 1 minus the share of wrong letters in the quoted texts; strict: 1 if the text is
+           exactly the quoted texts, otherwise 0; published: Flow-GRPO's, of the first quoted text
+    every  distance between the frames of a video that are read, in frames, at least 1
+    side   pixels to which the shorter side of a smaller image is enlarged first, at least 32; below
+           736 large text is read faster and small text worse
+    """
     return Ocr(reader(side), kind, every)

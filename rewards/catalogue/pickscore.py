@@ -22,6 +22,14 @@ def load(
     kind: Literal["logit", "cosine"] = "logit",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
+    """Load the reward.
+
+    model      PickScore's CLIP model: a folder or a name on the hub
+    processor  model whose tokenizer and image processor prepare prompt and image: a folder or a
+               name on the hub
+    kind       logit: the cosine times the trained scale, about 18 to 26; cosine: of image and
+               prompt
+    """
     towers = transformers_towers(model, common.placement, processor)
     factor = towers.scale if kind == "logit" else 1.0
     return common.over_frames("pickscore", Cosine(towers, factor, batch=common.batch))

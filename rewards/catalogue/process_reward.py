@@ -151,12 +151,12 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """model      a folder or hub name of a token classifier, its tokenizer with it
-    label      index or name of the label of a right step
-    separator  text between steps
+    """model      token classifier with its tokenizer: a folder or a name on the hub
+    label      label of a right step: its index or its name; written within `settings: {...}`, since
+               beside `name` it names the scores
+    separator  text between steps, not empty
     mark       text behind each step, at whose last token the verdict is; null: the separator
-    reduce     the verdict on the last step, the least, their mean or their product
-    batch      texts per call; it has no effect on scores but rounding
+    reduce     score of a text: the verdict on its last step, the least, their mean or their product
     """
     if not separator:
         raise ValueError("process_reward: `separator` is empty: name the text between steps")

@@ -17,7 +17,7 @@ from rewards.serving.bounded import EXAMPLE_BYTES
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
-from rewards.types import Inline, Judge, Kind, OneOrMore, Reward, RewardScores, Samples
+from rewards.types import Inline, Judge, Kind, OneOrMore, Positive, Reward, RewardScores, Samples
 
 SCORED_KINDS: tuple[Kind, ...] = ("image", "video", "text")
 
@@ -128,11 +128,13 @@ def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of a served reward or judge. Images are sent losslessly, in the format `pictures`.
+    """Settings of a served reward or judge.
 
-    key: name of an environment variable with the token. batch: samples per request; more only if
-    one group is larger. videos: frames as images, or a lossy MP4. timeout: seconds per try.
-    at_once: maximum number of requests in flight. log: a file with one JSON line per request.
+    url       address of the server, such as http://127.0.0.1:8100
+    key       name of the environment variable with the server's token; null sends none
+    batch     samples per request, at least 1; more only where one group is larger, since a group is
+              sent whole
+    videos    videos as frames, without loss, or as a lossy mp4, which is smaller
     """
 
     url: Address
@@ -140,9 +142,9 @@ class ServerSettings:
     batch: OneOrMore = 16
     pictures: ImageFormat = "png"
     videos: VideoFormat = "frames"
-    timeout: float = 60.0
-    tries: int = 7
-    at_once: int = 8
+    timeout: Positive = 60.0
+    tries: OneOrMore = 7
+    at_once: OneOrMore = 8
     log: WrittenFile | None = None
 
     def open(self, does: str) -> RemoteReward:

@@ -159,8 +159,15 @@ def load(
     label: str = "nsfw",
     common: Inline[ImageModelSettings] = ImageModelSettings(aggregate="min"),
 ) -> Reward:
-    """Load the reward. `label`: the classifier's unsafe class. A video has the score of its worst
-    frame."""
+    """Load the reward.
+
+    kind   classifier: 1 - P(`label`), in 0..1; concepts: minus the largest score of Stable
+           Diffusion's checker, where at least 0 is safe
+    model  classifier or checker: a folder or a name on the hub; null takes
+           Falconsai/nsfw_image_detection or CompVis/stable-diffusion-safety-checker
+    label  the classifier's unsafe class; no effect with concepts; written within `settings: {...}`,
+           since beside `name` it names the scores
+    """
     source = model_path(model or CHECKERS[kind])
     if kind == "classifier":
         judged, safe = classifier(source, label, common.placement), lambda scores: scores > 0.5

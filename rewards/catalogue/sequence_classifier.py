@@ -119,9 +119,10 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
     limits += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
     limits = [size for size in limits if size is not None and size > 0]
     own_limit = min(limits, default=None)
-    if most is not None and (most < 1 or (own_limit is not None and most > own_limit)):
-        room = f"at most {own_limit}" if own_limit is not None else "at least 1"
-        raise ValueError(f"sequence_classifier: `most` must be {room} tokens, not {most}")
+    if most is not None and own_limit is not None and most > own_limit:
+        raise ValueError(
+            f"sequence_classifier: `most` must be at most {own_limit} tokens, not {most}"
+        )
     return own_limit if most is None else most
 
 
@@ -144,20 +145,20 @@ def load(
     model: HubName,
     label: int | str | None = None,
     kind: HeadKind = "logit",
-    most: int | None = None,
+    most: OneOrMore | None = None,
     long: Long = "unscored",
     batch: OneOrMore = 16,
     device: str = "auto",
     dtype: DtypeName = "float32",
 ) -> Reward:
-    """model  a folder or hub name, with its tokenizer
-    label  index or name of a logit; not needed for a single logit
+    """model  sequence classifier with its tokenizer: a folder or a name on the hub
+    label  logit that counts: its index or its label's name; null for a model with one logit;
+           written within `settings: {...}`, since beside `name` it names the scores
     kind   the logit, its softmax over the labels, or its sigmoid
-    most   tokens maximum number of tokens of prompt, text and template; by default the model's
-           limit
+    most   tokens of prompt, text and template together that are read, at least 1 and at most the
+           model's limit; null takes that limit
     long   longer samples are unscored, or cut at the start (which loses the prompt and the template
            first) or at the end (useless for decoders, which score at the last token)
-    batch  samples per model call; it has no effect on scores
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -328,6 +328,11 @@ def load(
     aspect: Share = 0.75,
     column: str | None = None,
 ) -> Reward:
-    """Load the reward. A larger `iou` (0.85) and `aspect` (0.8) make it stricter. `column` of the
-    prompts' rows names the objects to find, if the prompt is worded differently."""
+    """Load the reward.
+
+    kind    graded: partial credit, in 0..1; strict: 1 if the image shows exactly what the prompt
+            names, otherwise 0
+    column  column of the prompt file with the text that names the objects, if the prompt is worded
+            differently; null reads the prompt
+    """
     return ShapesReward(kind, iou, aspect, column)

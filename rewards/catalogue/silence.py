@@ -39,4 +39,9 @@ class Silence:
 
 
 def load(below: Annotated[float, Field(ge=-120, le=0)] = -60.0) -> Reward:
+    """Load the reward.
+
+    below  level in dBFS below which a window of 20 ms is silent, in [-120, 0]; higher calls more of
+           the sound silent
+    """
     return Silence(below)

@@ -87,7 +87,14 @@ def load(
     column: NeededColumn = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. `column` holds each prompt's reference image: a path or its bytes."""
+    """Load the reward.
+
+    kind    embedding that is compared: CLIP's image vectors (content), or a DINO's class tokens
+            (identity and appearance of the subject)
+    model   model that reads images: a folder or a name on the hub; null takes
+            openai/clip-vit-large-patch14 or facebook/dinov2-base
+    column  column of the prompt file with the reference image: a path or its bytes
+    """
     model = model or MODELS[kind]
     if kind == "clip":
         embed = transformers_towers(model, common.placement).images

@@ -57,4 +57,9 @@ class Smoothness:
 
 
 def load(kind: SmoothnessKind = "compensated") -> Reward:
+    """Load the reward.
+
+    kind  prediction of an odd frame: compensated moves blocks of its neighbours half-way, mean is
+          their mean, which falls with speed
+    """
     return Smoothness(kind)

@@ -40,7 +40,12 @@ class SoftMinimum:
 
 
 def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
-    """Load the reward. `temperature` is in units of the members' scores."""
+    """Load the reward.
+
+    rewards      members, two or more, whose scores have the same scale
+    temperature  width of the minimum in units of the members' scores, above 0; smaller is nearer to
+                 the minimum, larger to the mean
+    """
     if len(rewards) < 2:
         raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
     return SoftMinimum(tuple(rewards), temperature)

@@ -119,8 +119,13 @@ def load(
     tokenizer: HubName = "Qwen/Qwen3-VL-8B-Instruct",
     column: NeededColumn = "vqa_list",
 ) -> Reward:
-    """Load the reward. `tokenizer` must be that of the served model; it determines the first tokens
-    of the answers."""
+    """Load the reward.
+
+    kind       mean over a prompt's questions: geometric, 0 if one of them is 0, or arithmetic
+    tokenizer  tokenizer of the served model, for the first tokens of answers: a folder or a name on
+               the hub
+    column     column of the prompt file with the questions and answers, [[question, answer], ...]
+    """
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(model_path(tokenizer))

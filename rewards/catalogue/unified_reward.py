@@ -123,7 +123,12 @@ def load(
     server: Inline[PanelSettings], question: ReadFile, axis: Axis = "all", column: str | None = None
 ) -> Reward:
     """Load the reward. Scores are in 0..1: (x - 1) / 4, and (x - 1) / 9 for videos rated 1..10.
-    `question` is a file."""
+
+    question  file with the question of your release, with {prompt} where the prompt goes
+    axis      axis that counts where the answer has several; all is their mean
+    column    column of the prompt file with the path of an edit's source image, which is shown
+              first; null shows none
+    """
     read = answers.score_in if axis == "all" else partial(answers.axis_in, axis=axis)
     return UnifiedScore(Questioner(server.open(), _read(question), read, column))
 
@@ -134,8 +139,11 @@ def judge(
     both_orders: bool = True,
     column: str | None = None,
 ) -> Judge:
-    """Load a judge that returns P(first is better) in 0..1; `both_orders` averages over both
-    orders of a pair. For the other settings see `load`."""
+    """Load a judge that returns P(first is better) in 0..1. For the other settings see `load`.
+
+    both_orders  whether each pair is judged twice with the samples swapped, which cancels a
+                 preference for the first place and costs twice the requests
+    """
     ask = Questioner(server.open(), _read(question), answers.verdict_in, column)
     return UnifiedPreference(ask, both_orders)
 

@@ -43,7 +43,7 @@ from rewards.types import Inline, Kind, Reward, Samples, cell
 
 SCORED_KINDS: tuple[Kind, ...] = ("image",)
 
-POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
+NEEDED_COLUMNS = POINTS, DESCRIPTIONS = ("testpoints", "testpoint_descriptions")
 
 
 def points_in(answer: chat.Completion, size: int) -> list[float]:
@@ -144,10 +144,11 @@ def _question(
 def load(
     server: Inline[PanelSettings], question: ReadFile, image: Literal["first", "last"] = "first"
 ) -> Reward:
-    """Load the reward. Scores are in 0..1. `question`: the authors' eval_common.py, or an older
-    script of theirs.
+    """Load the reward. Scores are in 0..1.
 
-    For the server's settings see `PanelSettings`.
+    question  the authors' `eval/src/eval_common.py` or an older script of theirs, which is not run
+    image     place of the image in the message: first as JPEG of quality 95, for the authors'
+              model; last as PNG, for Gemini
     """
     return UniGenBench(
         server.open(), CheckpointQuestion.read("unigenbench", question), image == "first"

@@ -217,12 +217,19 @@ def load(
     normalise: bool = True,
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
-    """Load the reward. `video_fps`: frames per second of the samples; `checkpoint`: a folder, by
-    default the hub's.
+    """Load the reward.
 
-    base: a hub name or folder with the configuration and tokenizer; by default the one that
-    `model_config.json` names, or PUBLISHED_BASE if that is a path on the authors' machine.
-    instruction: a file with the text. normalise: by the checkpoint's means and standard deviations.
+    video_fps    frames per second of the samples, above 0; it decides which frames the model is
+                 shown
+    kind         overall: the sum of the three; or visual_quality, motion_quality or text_alignment
+                 alone
+    checkpoint   folder of the published checkpoint; null takes the hub's
+    base         model with the configuration and tokenizer: a folder or a name on the hub; null
+                 takes what the checkpoint names, or Qwen/Qwen2-VL-2B-Instruct where that is a path
+                 on the authors' machine
+    instruction  file with the authors' instruction, or their Python file that has it, which is not
+                 run; null fetches it at the first use
+    normalise    whether each part is normalised by the checkpoint's mean and standard deviation
     """
     folder = _folder(checkpoint)
     config = config_of(folder)

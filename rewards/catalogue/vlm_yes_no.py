@@ -70,7 +70,13 @@ def load(
     no: str = "No",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """Load the reward. Scores are in 0..1; `question` contains {prompt} where the prompt goes."""
+    """Load the reward. Scores are in 0..1.
+
+    model     vision-language model with a chat template: a folder or a name on the hub
+    question  text that is asked about the image, with {prompt} where the prompt goes
+    yes       answer that scores 1, one token of the model
+    no        answer that scores 0, one token of the model
+    """
     if "{prompt}" not in question:
         raise ValueError("vlm_yes_no: the question must contain {prompt}")
     from transformers import AutoModelForImageTextToText, AutoProcessor

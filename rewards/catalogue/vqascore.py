@@ -25,7 +25,10 @@ QUESTION = 'Does this figure show "{prompt}"? Please answer Yes or No.'
 
 
 def load(server: Inline[PanelSettings], question: str = QUESTION) -> Reward:
-    """Load the reward. Scores are in 0..1; for the server's settings see `PanelSettings`."""
+    """Load the reward. Scores are in 0..1.
+
+    question  text that is asked about the image, with {prompt} where the prompt goes
+    """
     return Pointwise(
         server.open(), question, partial(first_token_mass, forms=("Yes",)), SHORT_ANSWER, last=True
     )

@@ -6,10 +6,11 @@ Judging both orders and taking several votes are settings of the judge.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from rewards.checks.self_test import Exemplary
@@ -77,14 +78,22 @@ class Tournament:
 def load(
     judge: Judge,
     pairs: Design = "all",
-    count: int = 0,
+    count: Annotated[int, Field(ge=0)] = 0,
     score: PairScore = "win_rate",
     prior: Positive = 0.5,
     seed: int = 0,
 ) -> Reward:
-    """Load the reward. pairs: all, each or anchors; count: pairs per sample, or anchors per group.
+    """Load the reward.
 
-    score: win_rate is 0..1; bradley_terry is a log-strength that accounts for the strength of
-    opponents, and is fairer if not all pairs are judged. prior: see `rewards.judging.pairs`.
+    judge  judge of pairs, or a reward, of which the higher score wins
+    pairs  pairs of a group that are judged: all; each: every sample is in `count` pairs; anchors:
+           `count` samples are compared with all others and with each other
+    count  at least 0: pairs per sample with `pairs: each` (2 or more), anchors per group with
+           `pairs: anchors` (1 or more); leave it out with all
+    score  win_rate: the mean of the verdicts, in 0..1; bradley_terry: a log-strength that accounts
+           for the strength of opponents, fairer where not all pairs are judged
+    prior  games that each sample also won and lost against a player of average strength, above 0;
+           more draw strengths together; no effect with win_rate
+    seed   any number; decides which pairs `each` and `anchors` draw
     """
     return Tournament(judge, PairBudget(pairs, count, seed), score, prior)

@@ -45,6 +45,12 @@ def call_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
     return function(**arguments)
 
 
+def inline_groups(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The dataclasses of a function's `Inline` parameters."""
+    groups = map(_group, function_parameters(function).values())
+    return [group for group in groups if group is not None]
+
+
 def _group(parameter: inspect.Parameter) -> Callable[..., Any] | None:
     """The dataclass of an `Inline` parameter."""
     marks = getattr(parameter.annotation, "__metadata__", ())

@@ -15,7 +15,7 @@ from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving.bounded import tokens_asked
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
-from rewards.types import Kind, OneOrMore, Samples
+from rewards.types import Kind, OneOrMore, Positive, Samples
 
 AnswerReader = Callable[[chat.Completion], float]
 Messages = list[dict[str, Any]]
@@ -145,12 +145,20 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class PanelSettings:
-    """Settings of a served model that scores or judges. `url` ends with /v1.
+    """Settings of a served model that scores or judges.
 
-    key: name of an environment variable with the API key. votes: requests per question. frames:
-    images per video. media: kind of the samples, for the self-test only. body: merged into every
-    request, such as {temperature: 0.3, max_tokens: 4096}. timeout: seconds per try. at_once:
-    maximum number of requests in flight. log: a file with one JSON line per request.
+    url      address of the server's OpenAI API, which ends with /v1, such as
+             http://127.0.0.1:8000/v1
+    model    name of the model, as the server lists it
+    key      name of the environment variable with the server's API key; null sends none
+    votes    requests per question, at least 1: the score is the mean of the readable answers, of
+             which there must be more than half; several are sampled at temperature 0.7, each with a
+             seed of its own
+    frames   images that are shown of a video, at least 1, spread evenly; no effect on images
+    media    kind of the two samples that the judge is tried on before a run: video or text; else
+             images; no effect on scores
+    body     entries of each request in place of flowrl's, such as {temperature: 0.3, max_tokens:
+             4096}; null keeps flowrl's
     """
 
     url: Address
@@ -160,9 +168,9 @@ class PanelSettings:
     frames: OneOrMore = 8
     media: Kind = "image"
     body: Mapping[str, Any] | None = None
-    timeout: float = 120.0
-    tries: int = 7
-    at_once: int = 64
+    timeout: Positive = 120.0
+    tries: OneOrMore = 7
+    at_once: OneOrMore = 64
     log: WrittenFile | None = None
 
     def open(self) -> Panel:

@@ -9,12 +9,7 @@ from rewards.types import OneOrMore, Reward
 
 @dataclass(frozen=True)
 class ImageModelSettings:
-    """frames     of a video that are scored: all, first, 'every 4', or a number of them
-    aggregate  how a video's score is computed from the scores of its frames
-    batch      images per model call; it has no effect on scores
-    device     of the model; auto is the process's GPU if it has one
-    dtype      of the model
-    """
+    """`rewards.meanings` says what each of them means."""
 
     frames: Frames = "all"
     aggregate: Aggregate = "mean"

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 _Given = Mapping[str, Any]
 
@@ -33,10 +33,42 @@ def needs_math_verify(_: _Given) -> None:
         raise ValueError("math_answer needs math-verify: pip install 'flowrl[math]'")
 
 
+def needs_client(_: _Given) -> None:
+    """ValueError if the packages of clients of a server are missing."""
+    for library in ("httpx", "tenacity"):
+        if importlib.util.find_spec(library) is None:
+            raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
+
+
+class RewardPackages(NamedTuple):
+    """The packages that a reward needs.
+
+    check  raises ValueError if one is missing that these settings need
+    words  which they are, and how they are installed
+    """
+
+    check: Callable[[_Given], None]
+    words: str
+
+
+_SERVED = RewardPackages(needs_client, "httpx and tenacity: pip install 'flowrl[remote]'")
 # by the reward's name; rewards that are not listed need none
-REWARD_PACKAGES: Mapping[str, Callable[[_Given], None]] = {
-    "hps": needs_open_clip,
-    "clip": needs_open_clip_if_named,
-    "ocr": needs_ocr,
-    "math_answer": needs_math_verify,
+REWARD_PACKAGES: Mapping[str, RewardPackages] = {
+    "hps": RewardPackages(needs_open_clip, "open_clip: pip install 'flowrl[rewards]'"),
+    "clip": RewardPackages(
+        needs_open_clip_if_named,
+        "with `library: open_clip`, open_clip: pip install 'flowrl[rewards]'",
+    ),
+    "ocr": RewardPackages(needs_ocr, "rapidocr and onnxruntime: pip install 'flowrl[ocr]'"),
+    "math_answer": RewardPackages(needs_math_verify, "math-verify: pip install 'flowrl[math]'"),
+    "compbench": _SERVED,
+    "deqa": _SERVED,
+    "dpg_bench": _SERVED,
+    "editscore": _SERVED,
+    "judge": _SERVED,
+    "remote": _SERVED,
+    "soft_tifa": _SERVED,
+    "unified_reward": _SERVED,
+    "unigenbench": _SERVED,
+    "vqascore": _SERVED,
 }

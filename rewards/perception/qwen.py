@@ -53,10 +53,7 @@ def resized(height: int, width: int, least: int, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class QwenSettings:
-    """batch   samples per model call
-    device  of the model; auto is the process's GPU if it has one
-    dtype   of the network; heads stay in float32
-    """
+    """dtype  numbers that the network computes in; heads stay in float32"""
 
     batch: OneOrMore = 2
     device: str = "auto"

@@ -9,7 +9,6 @@ own event loop, and all calls share the cap, the counts and the log.
 """
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import math
@@ -23,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rewards.perception.packages import needs_client
 from rewards.rights import Right, need
 from rewards.serving.answers import parse_answer, retry_seconds, token_counts
 from rewards.serving.bounded import LIST_BYTES, Body, most_bytes
@@ -86,9 +86,7 @@ class Client:
             raise ValueError(
                 f"the environment variable {self.key} is empty; export the token first"
             )
-        for library in ("httpx", "tenacity"):
-            if importlib.util.find_spec(library) is None:
-                raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
+        needs_client({})
         self._flight = InFlight(self.patience.at_once)
 
     def get(self, path: str, most: int = LIST_BYTES) -> Any:

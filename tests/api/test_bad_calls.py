@@ -2,6 +2,8 @@
 line, and comes before anything is loaded."""
 
 import inspect
+import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import flowrl
 import samplers
 from flowrl.api import PUBLIC_NAMES
 from flowrl.api.run import Run
+from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.export import check_upload
 
 MODEL = flowrl.path("flowrl/demo/shapes-sd3")
@@ -139,7 +142,7 @@ BAD = [
     (lambda: flowrl.Run("demo").plan(memory=3), "flowrl.Run.plan: memory must be a text, not 3"),
     (
         lambda: flowrl.Run("demo").plan(memory="big"),
-        "--memory: 'big' is not a size; write it as 24GiB or 80GB",
+        "flowrl.Run.plan: memory: 'big' is not a size; write it as 24GiB or 80GB",
     ),
     (
         lambda: flowrl.Run("demo").plan(iteration="x"),
@@ -244,11 +247,11 @@ BAD = [
     ),
     (
         lambda: flowrl.score(".", rewards=[]),
-        "score: no rewards; add some, such as --rewards shapes,brig",
+        "flowrl.score: rewards is empty: name some, such as shapes",
     ),
     (
         lambda: flowrl.score(".", rewards=["nope"]),
-        "--rewards: there is no reward 'nope'; choose one of aesthe",
+        "flowrl.score: rewards: there is no reward 'nope'; choose one of aesthe",
     ),
     (
         lambda: flowrl.score([1, 2], rewards=["jpeg"]),
@@ -311,7 +314,10 @@ BAD = [
     (lambda: flowrl.suites(3), "flowrl.suites: name must be a text, not 3"),
     (lambda: flowrl.path(3), "flowrl.path: 3 is not a name, such as flowrl/demo/shapes-s"),
     (lambda: flowrl.path(None), "flowrl.path: None is not a name, such as flowrl/demo/shape"),
-    (lambda: flowrl.completion_script("tcsh"), "completion: give a shell, one of bash, zsh, fish"),
+    (
+        lambda: flowrl.completion_script("tcsh"),
+        "flowrl.completion_script: give a shell, one of bash, zsh, fish",
+    ),
     (lambda: flowrl.doctor(folder=3), "flowrl.doctor: folder must be a path, not 3"),
     (lambda: flowrl.schema(3), "flowrl.schema: no argument may come without a name"),
     (
@@ -327,7 +333,7 @@ BAD = [
         "flowrl.Run: settings: entry 1 must be a text, not 1",
     ),
     (lambda: flowrl.Run("demo", settings=["--train.lr"]).plan(), "--train.lr needs a value"),
-    (lambda: flowrl.Run(None).plan(), "flowrl.train: pass a recipe, such as recipe=flowrl.recipe("),
+    (lambda: flowrl.Run(None).plan(), "flowrl.Run: pass a recipe, such as recipe=flowrl.recipe("),
     (lambda: flowrl.train(7, **MORE), "flowrl.train: the model must be a folder, a hub name, a di"),
     (
         lambda: flowrl.train([1], **MORE),
@@ -434,7 +440,7 @@ BAD = [
     (lambda: flowrl.Run.of_model("nowhere/").sample("a"), "nowhere/ is neither a folder nor a hub"),
     (
         lambda: flowrl.Run.of_model(MODEL).sample("a", weights="bst"),
-        "sample: --weights bst: a model without a run has no others: leave --weights out",
+        "flowrl.Run.sample: weights bst: a model without a run has no others: leave weights out",
     ),
     (
         lambda: flowrl.Run.of_model(MODEL).sample("a", image=torch.zeros(3)),
@@ -488,6 +494,61 @@ BAD = [
         lambda: flowrl.steer(MODEL, "a", ["shapes"], strength="x"),
         "flowrl.steer: strength must be a number, not 'x'",
     ),
+    (
+        lambda: flowrl.Run(model=MODEL, **{**MORE, "recipe": "nope"}).plan(),
+        "flowrl.Run: recipe.name: 'nope' is not known",
+    ),
+    (
+        lambda: flowrl.Run(model=MODEL, **{**MORE, "rewards": 5}).train(),
+        "flowrl.Run: rewards: give a list of rewards",
+    ),
+    (
+        lambda: flowrl.Run(model=MODEL, **{**MORE, "prompts": []}).prove(),
+        "flowrl.Run: prompts (train): the list is empty",
+    ),
+    (
+        lambda: flowrl.Run(model=_Sized(2), **MORE).plan(),
+        "flowrl.Run: _Sized takes arguments (width), which a run file must list",
+    ),
+    (
+        lambda: flowrl.Run(model=7, **MORE).calibrate(),
+        "flowrl.Run: the model must be a folder, a hub name, a di",
+    ),
+    (
+        lambda: flowrl.Run("demo").train(callbacks=3),
+        "flowrl.Run.train: callbacks must be functions of an event",
+    ),
+    (
+        lambda: flowrl.Run("demo").begin(callbacks=3),
+        "flowrl.Run.begin: callbacks must be functions of an event",
+    ),
+    (lambda: flowrl.Run("demo").begin_again(callbacks=3), "'demo' has not begun: train() it first"),
+    (lambda: flowrl.Run("demo").resume(callbacks=3), "'demo' has not begun: train() it first"),
+    (
+        lambda: flowrl.Run("demo").calibrate(rounds=0),
+        "flowrl.Run.calibrate: rounds: input should be greater than or equal to 1",
+    ),
+    (
+        lambda: flowrl.Run("demo").drill(seed="x"),
+        "flowrl.Run.drill: seed must be a whole number, not 'x'",
+    ),
+    (
+        lambda: flowrl.Run("demo").launch("slurm", nodes=0),
+        "flowrl.Run.launch: nodes",
+    ),
+    (
+        lambda: flowrl.Run.at(".", rewards=5),
+        "flowrl.Run.at: rewards: give a list of rewards, each a name",
+    ),
+    (lambda: flowrl.Run("demo").judges(5), "flowrl.Run.judges: rewards: give a list"),
+    (lambda: flowrl.list_rewards(3), "flowrl.list_rewards: names must be a text or a list, not 3"),
+    (
+        lambda: flowrl.list_rewards("clop"),
+        "flowrl.list_rewards: there is no reward 'clop'; did you",
+    ),
+    (lambda: flowrl.list_recipes("nfft"), "flowrl.list_recipes: 'nfft' is no recipe and no part"),
+    (lambda: flowrl.serve_reward(3), "flowrl.serve_reward: a reward must be a name, a mapping"),
+    (lambda: flowrl.serve_reward("shapes", port=0), "flowrl.serve_reward: port: input should be"),
 ]
 
 
@@ -499,6 +560,37 @@ def test_a_bad_call_is_one_sentence(number, tmp_path, monkeypatch) -> None:
         call()
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+DOOR = re.compile(r"(flowrl(?:\.\w+)+): ")
+OWN_WORDS = re.compile(rf"(?:{'|'.join(map(re.escape, COMMANDS))}): |--[a-z-]+[: ]")
+
+
+@pytest.mark.parametrize(
+    "number", [i for i, (call, _) in enumerate(BAD) if "flowrl" in call.__code__.co_names]
+)
+def test_a_message_names_no_call_but_the_one_that_was_made(number, tmp_path, monkeypatch) -> None:
+    """Neither another function of the API nor a command or its options, which stand for a call."""
+    monkeypatch.chdir(tmp_path)
+    call = BAD[number][0]
+    with pytest.raises(flowrl.UserError) as refused:
+        call()
+    said, written = str(refused.value), call.__code__.co_names
+    made = {f"flowrl.{name}" for name in written} | {f"flowrl.Run.{name}" for name in written}
+    door = DOOR.match(said)
+    assert door is None or door[1] in made, said
+    assert not OWN_WORDS.match(said), said
+    if "`flowrl " not in said:
+        assert not re.search(r"(?<!\S)--[a-z-]+(?= |$)", said), said
+
+
+def test_each_public_call_has_a_bad_one() -> None:
+    written = {name for call, _ in BAD for name in call.__code__.co_names}
+    names = [name for names in PUBLIC_NAMES.values() for name in names]
+    functions = [name for name in names if inspect.isfunction(getattr(flowrl, name))]
+    public = {name: member for name, member in vars(Run).items() if not name.startswith("_")}
+    methods = [n for n, member in public.items() if inspect.isfunction(inspect.unwrap(member))]
+    assert not {*functions, *methods} - written
 
 
 def test_every_public_call_checks_its_arguments() -> None:
@@ -546,3 +638,34 @@ def test_help_names_the_kinds_of_arguments():
     """Their unions fill a dozen lines before the first sentence."""
     shown = str(inspect.signature(flowrl.train))
     assert "rewards: SomeRewards = ()" in shown and "prompts: Optional[GivenPrompts]" in shown
+    assert "guidance: GivenGuidance" in str(inspect.signature(Run.sample))
+
+
+def public_signatures() -> Iterator[tuple[str, inspect.Signature]]:
+    """All public functions, and the public methods of all public classes of flowrl."""
+    for name in flowrl.__all__:
+        public = getattr(flowrl, name)
+        if inspect.isfunction(public):
+            yield name, inspect.signature(public)
+        elif inspect.isclass(public) and public.__module__.startswith("flowrl."):
+            for method, member in vars(public).items():
+                function = inspect.unwrap(getattr(member, "__func__", member))
+                if inspect.isfunction(function) and (method == "__init__" or method[0] != "_"):
+                    yield f"{name}.{method}", inspect.signature(function)
+
+
+LONGEST_KIND = 75  # characters of help's line, of which a name and a default take some too
+
+
+def test_no_kind_of_an_argument_fills_a_line_of_help():
+    """A union of many kinds has a name (`flowrl.api.parts`); a list of choices is shown whole."""
+    kinds = {
+        f"{call}: {parameter.name}": inspect.formatannotation(parameter.annotation)
+        for call, signature in public_signatures()
+        for parameter in signature.parameters.values()
+        if parameter.annotation is not parameter.empty
+    }
+    assert len(kinds) > 100
+    long = {place: kind for place, kind in kinds.items() if len(kind) > LONGEST_KIND}
+    assert not {place: kind for place, kind in long.items() if "Literal" not in kind}
+    assert not {place: kind for place, kind in kinds.items() if "FieldInfo" in kind}

@@ -35,6 +35,7 @@ CALLS = {
     "prove": "flowrl.api.run:Run.prove",
     "convert": "flowrl.api.around:convert",
     "recipes": "flowrl.api.around:list_recipes",
+    "rewards": "flowrl.api.around:list_rewards",
     "serve-reward": "flowrl.api.scoring:serve_reward",
     "vote": "flowrl.api.voting:vote",
     "fit-reward": "flowrl.api.voting:fit_reward",

@@ -13,7 +13,7 @@ from flowrl.recipes.meanings import _SHARED, recipe_words, setting_meanings
 from flowrl.settings import recipe_kind
 from scripts.generate.recipes_page import section
 
-INTERVAL = re.compile(r"\bin ([\[(])([\d.]+), ([\d.]+)([\])])")
+INTERVAL = re.compile(r"\bin ([\[(])(-?[\d.]+), (-?[\d.]+)([\])])")
 HALF_LINE = re.compile(r"\b(at least|above) ([\d.]+)\b")
 READ_WITH: dict[
     tuple[str, str], dict[str, Any]

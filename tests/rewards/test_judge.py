@@ -300,7 +300,7 @@ def test_slips_are_told_before_anything_is_judged(monkeypatch):
             ({"key": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY is empty"),
             ({"kind": "stars"}, "kind: expected 'score', .* or 'checklist', not 'stars'"),
             ({"votes": 0}, "votes: expected a number greater than or equal to 1"),
-            ({"timeout": 0.0}, "timeout must be above 0"),
+            ({"timeout": 0.0}, "timeout: expected a number greater than 0"),
             ({"kind": "checklist", "question": "?"}, "leave out question"),
         ):
             with pytest.raises(ValueError, match=message):

@@ -124,7 +124,7 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
             {"rewards": ["jpeg", "jpeg"], "kind": "best"},
             "kind: expected 'mean', 'worst'",
         ),
-        ("ensemble", {"rewards": ["jpeg", "jpeg"], "k": -1}, "k must be at least 0"),
+        ("ensemble", {"rewards": ["jpeg", "jpeg"], "k": -1}, "greater than or equal to 0"),
         ("soft_minimum", {"rewards": ["jpeg"]}, "at least two rewards"),
         ("soft_minimum", {"rewards": ["jpeg", "jpeg"], "temperature": 0}, "greater than 0"),
         ("clipped", {"reward": "jpeg", "low": 1.0, "high": 1.0}, "low must be below high"),

@@ -1,5 +1,8 @@
 """Reward functions as Flow-GRPO's and TRL's users have them."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -316,3 +319,88 @@ def test_a_reward_that_no_column_moves_is_still_refused():
     rows = Prompts(["1+2=", "2+2="], [{"answer": "33"}, {"answer": "44"}], "text")
     with pytest.raises(ValueError, match="texts all score 0"):
         self_test("a", user_reward(never, {}), rows)
+
+
+TRAINERS_OWN = """
+def state(prompts, completions, trainer_state=None):
+    step = trainer_state.global_step
+    return [float(step)] * len(completions)
+
+
+def logs(completions, log_metric=None):
+    log_metric("a", 1.0)
+    return [0.0] * len(completions)
+
+
+def ids(completions, completion_ids=None):
+    return [float(len(i)) for i in completion_ids]
+
+
+def first(completions, completion_ids=None):
+    for entry in completion_ids:
+        return [float(entry)] * len(completions)
+
+
+class Object:
+    def __call__(self, completions, trainer_state=None):
+        return [float(trainer_state.global_step)] * len(completions)
+
+
+def guarded(completions, trainer_state=None, log_metric=None):
+    step = trainer_state.global_step if trainer_state else 0
+    if log_metric is not None:
+        log_metric("a", step)
+    return [float(step)] * len(completions)
+
+
+def early(completions, trainer_state=None):
+    if trainer_state is None:
+        return [0.0] * len(completions)
+    return [float(trainer_state.global_step)] * len(completions)
+
+
+def in_a_branch(completions, log_extra=None, loud: bool = False):
+    if loud:
+        log_extra("a", [1])
+    return [0.0] * len(completions)
+
+
+def replaced(completions, log_metric=None):
+    log_metric = log_metric or print
+    log_metric("a")
+    return [0.0] * len(completions)
+
+
+def another(completions, trainer_state=5):
+    return [float(trainer_state.real)] * len(completions)
+"""
+TAKEN = ("guarded", "early", "in_a_branch", "replaced", "another")
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "argument"),
+    [
+        ("state", 3, "trainer_state"),
+        ("logs", 8, "log_metric"),
+        ("ids", 13, "completion_ids"),
+        ("first", 17, "completion_ids"),
+        ("Object", 23, "trainer_state"),
+    ],
+)
+def test_what_only_trls_trainer_has_is_refused_where_it_is_used(
+    tmp_path: Path, function: str, line: int, argument: str
+) -> None:
+    """Before anything loads: the call would fail for an attribute of None."""
+    file = tmp_path / "mine.py"
+    file.write_text(TRAINERS_OWN)
+    said = f"{function}, line {line}: {argument} is None here, since only TRL's trainer provides it"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_reward(f"{file}:{function}", {})
+
+
+@pytest.mark.parametrize("function", TAKEN)
+def test_a_function_that_does_without_trls_trainer_is_taken(tmp_path: Path, function: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TRAINERS_OWN)
+    reward = load(f"{file}:{function}")
+    assert len(reward(Samples(["a", "b"], ["p"] * 2, torch.zeros(2).long()))) == 2

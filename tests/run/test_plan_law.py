@@ -24,7 +24,7 @@ from flowrl.run.watch.start_check import (
 )
 from flowrl.settings.model.server import Server
 from flowrl.settings.read import override, read_run, run_from
-from rewards.load import columns_needed, names
+from rewards.load import columns_needed, names, reward_parameters
 from rewards.perception.packages import REWARD_PACKAGES
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.runs import flowrl
@@ -141,9 +141,17 @@ def test_plan_says_what_is_refused_and_what_it_could_not_check(capsys, tmp_path)
 def test_a_missing_package_of_a_reward_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.perception.packages.importlib.util.find_spec", lambda _: None)
     run = read_run(CONFIGS_FOLDER / "demo.yaml")
+    rest = {
+        "clip": {"library": "open_clip"},
+        "unified_reward": {"question": "question.txt"},
+        "unigenbench": {"question": "question.txt"},
+    }
+    server = {"url": "http://127.0.0.1:1/v1"}
     for name in REWARD_PACKAGES:
-        settings = "{name: clip, library: open_clip}" if name == "clip" else f"{{name: {name}}}"
-        made = override(run, ["--rewards", f"[{settings}]"])
+        needed = {s for s, p in reward_parameters(name, "load").items() if p.default is p.empty}
+        named = {k: v for k, v in {**server, "model": "a"}.items() if k in needed}
+        settings = json.dumps([{"name": name, **named, **rest.get(name, {})}])
+        made = override(run, ["--rewards", settings])
         assert any("pip install" in line for line in refusals(made)), name
 
 

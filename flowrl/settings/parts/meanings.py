@@ -1,17 +1,13 @@
 """Meanings of the settings of parts: `flowrl recipes PART` and editors print them.
 
-A setting is described in the docstring of the part's class, or of a class that it extends, on a
-line of its own that begins with the name and two spaces, as a recipe's is
-(`flowrl.recipes.meanings`). What a setting means in all parts that have it stands here once, and a
+A setting is described in the docstring of the part's class, or of a class that it extends
+(`rewards.checks.described`). What a setting means in all parts that have it stands here once, and a
 line of a docstring replaces it.
 """
 
-import inspect
-import re
-
+from rewards.checks.described import described_settings, without_settings
 from rewards.checks.settings import function_parameters
 
-_LINE = re.compile(r"(\w+)  +(\S.*)")
 SHARED_MEANINGS = {
     "kernel": "noise of the noisy steps: a part, NAME, {name: NAME, ...settings} or FILE.py:NAME",
     "solver": (
@@ -55,7 +51,7 @@ def part_meanings(kind: type) -> dict[str, str]:
     nothing describes are left out: a part from a user's file may have such."""
     described = dict[str, str]()
     for base in reversed(kind.__mro__):
-        described |= _described(vars(base).get("__doc__") or "", kind)
+        described |= described_settings(vars(base).get("__doc__"), function_parameters(kind))
     if kind.__module__.split(".")[0] in ("flowrl", "samplers"):
         described = SHARED_MEANINGS | described
     return {name: described[name] for name in function_parameters(kind) if name in described}
@@ -63,28 +59,4 @@ def part_meanings(kind: type) -> dict[str, str]:
 
 def part_words(kind: type) -> str:
     """A part's docstring without the lines that describe its settings."""
-    names, lines_kept, in_setting = function_parameters(kind), list[str](), False
-    for line in inspect.cleandoc(kind.__doc__ or "").splitlines():
-        begun = _LINE.fullmatch(line)
-        in_setting = (begun is not None and begun[1] in names) or (
-            in_setting and line.startswith(" ")
-        )
-        if not in_setting:
-            lines_kept.append(line)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines_kept)).strip()
-
-
-def _described(docstring: str, kind: type) -> dict[str, str]:
-    """The settings that lines of a docstring describe. A description ends at a line that is not
-    indented."""
-    parameters, meanings, name = function_parameters(kind), dict[str, str](), ""
-    for line in inspect.cleandoc(docstring).splitlines():
-        begun = _LINE.fullmatch(line)
-        if begun is not None and begun[1] in parameters:
-            name = begun[1]
-            meanings[name] = " ".join(begun[2].split())
-        elif name and line.startswith(" "):
-            meanings[name] += f" {' '.join(line.split())}"
-        else:
-            name = ""
-    return meanings
+    return without_settings(kind.__doc__, function_parameters(kind))

@@ -200,6 +200,18 @@ def _names(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _refuse_setting(name: str, label: Any) -> None:
+    """ValueError for a label of scores where the reward has a setting of that name, which may be
+    meant. Names of users' files are left alone: nothing of them is imported here."""
+    from rewards.load import names, reward_parameters
+
+    if name in names() and "label" in reward_parameters(name, "load"):
+        raise ValueError(
+            f"label: beside the name it names the scores, and {name} has a setting `label` too: "
+            f"write that as settings: {{label: {short_repr(label)}}}; to name the scores, give both"
+        )
+
+
 class RewardSpec(Settings):
     """A reward: `name` is a file of `rewards/`, or a function in a user's file
     (`my_rewards.py:sharpness`). Keys other than `name`, `label`, `weight` and `sets` are the
@@ -233,11 +245,13 @@ class RewardSpec(Settings):
                 f"settings: expected a mapping such as {{kind: strict}}, not {short_repr(inner)}"
             )
         settings = {**inner, **rest}
-        if not fields.get("label") and isinstance(fields.get("name"), str):
-            stem = fields["name"].rpartition(":")[2]
-            kind = settings.get("kind")
+        if isinstance(name := fields.get("name"), str):
+            stem, kind = name.rpartition(":")[2], settings.get("kind")
             stem = Path(stem).stem if stem.endswith(".py") else stem
-            fields["label"] = f"{stem}.{kind}" if isinstance(kind, str) else stem
+            plain = f"{stem}.{kind}" if isinstance(kind, str) else stem
+            if (label := fields.get("label") or plain) != plain and "label" not in settings:
+                _refuse_setting(name, label)
+            fields["label"] = label
         return {**fields, "settings": settings}
 
     @model_validator(mode="after")
