@@ -1,6 +1,7 @@
 """`flowrl vote`: people compare samples on a page: of a run and its base, of two runs, of a folder,
 or of a file of preferences."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -134,6 +135,10 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
 def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
     print(terminal_text("\n".join(answer.sentences)))
     print(f"votes: {folder / 'votes.jsonl'}")
+    if answer.early:
+        print(f"to go on: flowrl vote {shlex.quote(str(folder))}")
+    elif answer.preferred is None:
+        print(f"a reward from them: flowrl fit-reward {shlex.quote(str(folder))} --out taste")
     return answer
 
 

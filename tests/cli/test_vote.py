@@ -95,6 +95,7 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "36 pairs of 12 prompts voted on" in said and "own consistency" in said
     assert "?token=" not in said, "a simulated person prints no link"
+    assert said.endswith("a reward from them: flowrl fit-reward votes --out taste\n")
     plan = VotePlan.read(Path("votes"))
     assert VoteLog.read(Path("votes"), plan).finished
     assert runs.flowrl("vote", "votes") == 0, "a finished folder answers at once"
