@@ -15,8 +15,8 @@ from flowrl.evaluation.agreement import Ties
 from flowrl.evaluation.folders import Where
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.evaluation.scoring import ScoreArguments, score_folder
-from flowrl.pages.reward_page import report_rewards
 from flowrl.settings.file.plain import texts_of_paths
+from flowrl.votes.voted_table import report_rewards_on_votes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
 ) -> RewardEvaluation:
     """Measure which reward to trust, like `flowrl evaluate-rewards`.
 
-    data     a table, or a folder of tables: prompt, a, b, label; or a public layout
+    data     a table, or a folder of tables: prompt, a, b, label; or a public layout; or a folder
+             of votes
     rewards  names, mappings with a name, or callables
     judges   judges of pairs, by name
     out      a new folder; by default the next free `reward-evaluation-0001`
@@ -84,7 +85,7 @@ def evaluate_rewards(  # noqa: PLR0913 one keyword for each option of the comman
     }  # fmt: skip
     arguments = checked_arguments(EvaluateRewards, values, options, place)
     with untouched():
-        folder = report_rewards(arguments, read.objects)
+        folder = report_rewards_on_votes(arguments, read.objects)
     return RewardEvaluation(folder, json.loads((folder / "evaluation.json").read_text()))
 
 

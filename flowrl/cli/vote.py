@@ -1,9 +1,10 @@
 """`flowrl vote`: people compare samples on a page: of a run and its base, of two runs, of a folder,
 or of a file of preferences."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,7 +38,9 @@ from flowrl.votes.log import VoteLog, forget_rater
 from flowrl.votes.plan import PLAN, VotePlan
 from flowrl.votes.serve import Helper, PageAddress, check_extra, serve_votes
 from flowrl.votes.simulated import SimulatedPerson
-from rewards.types import Samples
+from rewards import Reward
+from rewards.fitted.scoring import KnowsPrompts
+from rewards.types import Samples, parts_of
 
 VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
 RUN_FILE, RUN_VOTES = "run.yaml", "votes"
@@ -132,6 +135,10 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
 def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
     print(terminal_text("\n".join(answer.sentences)))
     print(f"votes: {folder / 'votes.jsonl'}")
+    if answer.early:
+        print(f"to go on: flowrl vote {shlex.quote(str(folder))}")
+    elif answer.preferred is None:
+        print(f"a reward from them: flowrl fit-reward {shlex.quote(str(folder))} --out taste")
     return answer
 
 
@@ -215,11 +222,13 @@ def _sample_base(folder: Path, arguments: Vote, config: Path, question: VoteQues
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of a comparison: its samples, and the run's recorded scores of them by reward."""
+    """One side of a comparison: its samples, the run's recorded scores of them by reward, and
+    sentences on scores that are left out."""
 
     name: str
     samples: Samples
     scores: Mapping[str, list[float | None]]
+    left_out: Sequence[str] = ()
 
 
 def _sample_runs(folder: Path, arguments: Vote, question: VoteQuestion) -> None:
@@ -239,10 +248,9 @@ def _sample_runs(folder: Path, arguments: Vote, question: VoteQuestion) -> None:
             with explained(model.run, trains=False):
                 sides.append(_drawn(model, trial, run.resolve().name))
     if sides[0].name == sides[1].name:
-        sides = [
-            _Side(f"{side.name} ({i + 1})", side.samples, side.scores)
-            for i, side in enumerate(sides)
-        ]
+        sides = [replace(side, name=f"{side.name} ({i + 1})") for i, side in enumerate(sides)]
+    for sentence in dict.fromkeys(sentence for side in sides for sentence in side.left_out):
+        print(terminal_text(sentence))
     copies = SampleCopies(folder)
     rows = [copies.add_all(side.samples, side.name, side.scores) for side in sides]
     source = " and ".join(str(source) for source in arguments.source)
@@ -291,16 +299,42 @@ def _drawn(model: GivenModel, trial: Trial, name: str) -> _Side:
 
 
 def _scored(model: GivenModel, policy: EvaluationSampler, name: str, drawn: TrialSamples) -> _Side:
-    """Samples with the scores of the run's evaluation rewards, as far as they may be opened."""
-    scores: dict[str, list[float | None]] = {}
+    """Samples with the scores of the run's evaluation rewards, as far as they may be opened. Scores
+    of prompts that a reward was fitted to votes on are left out: its agreement there is no test."""
+    scores, left_out = dict[str, list[float | None]](), list[str]()
     if model.judges:
         with model.limited():
             rewards = load_rewards(model.judges)
             table = score_trial(rewards, drawn, Attempts()).scores
         for i, label in enumerate(table.names):
             column = zip(table.values[:, i].tolist(), table.scored[:, i].tolist(), strict=True)
-            scores[label] = [value if is_scored else None for value, is_scored in column]
-    return _Side(name, shown_by(policy, drawn.samples), scores)
+            values = [value if is_scored else None for value, is_scored in column]
+            kept, sentence = testing_scores(label, rewards[label], drawn.samples.prompts, values)
+            if kept is not None:
+                scores[label] = kept
+            left_out += [sentence] if sentence else []
+    return _Side(name, shown_by(policy, drawn.samples), scores, left_out)
+
+
+def testing_scores(
+    label: str, reward: Reward, prompts: Sequence[str], scores: Sequence[float | None]
+) -> tuple[list[float | None] | None, str]:
+    """The scores that test whether a reward agrees with people: None where it was fitted to votes
+    on the prompt; no list if that is everywhere. Also a sentence on those; empty if there are
+    none."""
+    fits = list(parts_of(reward, KnowsPrompts))
+    seen = [any(fit.has_seen(prompt) for fit in fits) for prompt in prompts]
+    if not any(seen):
+        return list(scores), ""
+    of = f"{sum(seen)} of {len(seen)}" if not all(seen) else "all"
+    sentence = (
+        f"{label} was fitted to votes on the prompts of {of} samples: its scores of these are left "
+        "out, since its agreement with people there is no test"
+    )
+    if all(seen):
+        return None, sentence
+    pairs = zip(scores, seen, strict=True)
+    return [None if is_seen else score for score, is_seen in pairs], sentence
 
 
 def _person(arguments: Vote) -> Helper | None:

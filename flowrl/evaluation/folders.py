@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, table_of
-from flowrl.prompts.files import utf8_text
+from flowrl.prompts.files import EVENTS, utf8_text
 from rewards.perception.contents import file_unlike_its_name, open_plain
 from rewards.perception.files import DAMAGE, opened_image_file
 from rewards.perception.moving import MEDIA_FORMATS
@@ -46,6 +46,11 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
+    if (folder / EVENTS).is_file():
+        raise UserError(
+            f"{folder} is a folder of votes, and its files have no prompts: `flowrl "
+            f"evaluate-rewards {folder}` scores its samples"
+        )
     named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")

@@ -381,12 +381,15 @@ def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, 
 
 
 def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
-    """Run a reward's self-test, which only warns, since nothing is trained."""
+    """Run a reward's self-test, which only warns, since nothing is trained. It is silent on samples
+    of a kind that the reward does not score: the scores of the same samples say so."""
     shown = items[:4]
     kind = shown[0].source.kind if shown else "image"
     prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown], kind=kind)
     try:
         self_test(name, reward, prompts)
+    except WrongMedia:
+        return reward
     except ValueError as error:
         print(terminal_text(f"warning: {error}"), file=sys.stderr)
     return reward

@@ -51,7 +51,8 @@ class EvaluateRewards:
 
     dataset: Word[Path]
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
-    HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or EditReward-Bench."""
+    HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or EditReward-Bench; or a folder of
+    `flowrl vote`."""
     rewards: tuple[str, ...] = ()
     """Names, or YAML such as '{name: shapes, kind: strict}'."""
     judges: tuple[str, ...] = ()
@@ -276,8 +277,8 @@ def table(tree: ReportTree) -> str:
         rows.append(
             (
                 name,
-                percent(e.value),
-                f"{100 * e.low:.1f} - {100 * e.high:.1f}",
+                percent(e.value) if e.n else "-",
+                f"{100 * e.low:.1f} - {100 * e.high:.1f}" if e.n else "-",
                 str(reward["tied_pairs"]),
                 str(reward["unscored_pairs"]),
                 f"{1000 * reward['cost']['seconds']:.1f}",

@@ -52,6 +52,11 @@ class RewardResult:
     changed: dict[str, Float[np.ndarray, " n"]] = field(default_factory=dict)  # by edit
     seen: Bool[np.ndarray, " p"] | None = None  # pairs of prompts that it was fitted to
 
+    @property
+    def tested(self) -> Values:
+        """Margins that test it: NaN where it was fitted to votes on the pair's prompt."""
+        return self.margin if self.seen is None else np.where(self.seen, np.nan, self.margin)
+
 
 def headline(preferences: Preferences, ties: Ties | None) -> Ties:
     """Treatment of ties: the user's choice, or that of the data set's paper."""
@@ -64,6 +69,8 @@ def results(
     """All results, for the page and the JSON."""
     of_people = preferences.label - 0.5
     names = ["people", *(a.name for a in outcomes)]
+    share = agreement([of_people, *(a.margin for a in outcomes)])
+    share[0] = share[:, 0] = agreement([of_people, *(a.tested for a in outcomes)])[0]
     return {
         "dataset": _dataset(preferences),
         "level": resamples.level,
@@ -72,7 +79,7 @@ def results(
         "differences": _differences(preferences, outcomes, resamples, ties),
         "agreement": {
             "names": names,
-            "share": agreement([of_people, *(a.margin for a in outcomes)]).tolist(),
+            "share": share.tolist(),
         },
     }
 
@@ -93,7 +100,7 @@ def _dataset(p: Preferences) -> ReportTree:
 
 
 def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
-    threshold = tie_threshold(a.margin, p.label)
+    threshold = tie_threshold(a.tested, p.label)
     tree: ReportTree = {
         "kind": "judge" if a.orders is not None else "reward",
         "unscored_pairs": int(np.isnan(a.margin).sum()),
@@ -101,7 +108,7 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
         "tie_threshold": threshold,
         "accuracy": {
             kind: resamples.share(
-                credits(a.margin, p.label, kind, threshold if kind == "calibrated" else 0.0),
+                credits(a.tested, p.label, kind, threshold if kind == "calibrated" else 0.0),
                 p.cluster,
             )
             for kind in TIE_MODES
@@ -120,7 +127,7 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
             "high": float(scored.max()) if len(scored) else math.nan,
             "unscored": int(np.isnan(a.score).sum()),
         }
-        tree["rank"] = _ranks(p, a.score, resamples)
+        tree["rank"] = _ranks(p, a, resamples)
         pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
         moved = robustness(a.score, a.changed, pairs, tree["score"]["spread"], resamples)
         tree["robustness"] = {name: r._asdict() for name, r in moved.items()}
@@ -128,7 +135,7 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
         credit = credits(a.margin, p.label, ties, threshold if ties == "calibrated" else 0.0)
         tree["seen"] = {
             "pairs": int(a.seen.sum()),
-            "others": resamples.share(np.where(a.seen, np.nan, credit), p.cluster),
+            "accuracy": resamples.share(np.where(a.seen, credit, np.nan), p.cluster),
         }
     if a.orders is not None:
         tree["position"] = position(*a.orders)._asdict()
@@ -138,8 +145,8 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
 
 
 def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
-    threshold = tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0
-    credit = credits(a.margin, p.label, ties, threshold)
+    threshold = tie_threshold(a.tested, p.label) if ties == "calibrated" else 0.0
+    credit = credits(a.tested, p.label, ties, threshold)
     of = np.array(p.category)
     names = sorted(set(p.category) - {""})
     return {c: resamples.share(np.where(of == c, credit, np.nan), p.cluster) for c in names}
@@ -147,18 +154,18 @@ def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Tie
 
 def _calibration(p: Preferences, a: RewardResult) -> ReportTree:
     """Calibration of a judge, or of a reward's margins after scaling by a fitted number."""
-    scale = fitted_scale(a.margin, p.label) if a.orders is None else None
+    scale = fitted_scale(a.tested, p.label) if a.orders is None else None
     with np.errstate(over="ignore"):
-        probability = a.margin + 0.5 if scale is None else 1 / (1 + np.exp(-a.margin / scale))
+        probability = a.tested + 0.5 if scale is None else 1 / (1 + np.exp(-a.tested / scale))
     return {**calibration(probability, p.label)._asdict(), "scale": scale}
 
 
-def _ranks(
-    p: Preferences, score: Float[np.ndarray, " n"], resamples: Resamples
-) -> ReportTree | None:
-    if p.rank is None:
+def _ranks(p: Preferences, a: RewardResult, resamples: Resamples) -> ReportTree | None:
+    if p.rank is None or a.score is None:
         return None
-    groups = p.groups
+    score, groups = a.score.copy(), p.groups
+    if a.seen is not None:
+        score[[*p.a[a.seen], *p.b[a.seen]]] = np.nan
     number = {item.prompt: c for item, c in _prompts(p)}
     cluster = np.array([number[p.items[rows[0]].prompt] for rows in groups])
     tau, rho = rank_correlations(score, p.rank, groups)
@@ -180,10 +187,10 @@ def _differences(
     """Accuracy of the first minus the second, on the same pairs and the same resamples."""
     credit = {
         a.name: credits(
-            a.margin,
+            a.tested,
             p.label,
             ties,
-            tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0,
+            tie_threshold(a.tested, p.label) if ties == "calibrated" else 0.0,
         )
         for a in outcomes
     }
@@ -233,13 +240,17 @@ def _or(x: float, other: float) -> float:
 
 
 def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
-    level, lines = percent(tree["level"], 0), []
+    level, ties, lines = percent(tree["level"], 0), tree["ties"], []
     for i, name in enumerate(best):
-        e: MeanInterval = tree["rewards"][name]["accuracy"][tree["ties"]]
+        e: MeanInterval = tree["rewards"][name]["accuracy"][ties]
+        seen = tree["rewards"][name].get("seen", {}).get("pairs", 0)
         if not e.n:
-            lines.append(f"{name} scored nothing: it has no accuracy.")
+            if seen < tree["dataset"]["pairs"]:
+                of_others = " of the other pairs" if seen else ""
+                lines.append(f"{name} scored nothing{of_others}: it has no accuracy.")
             continue
-        text = f"{name} agrees with people on {percent(e.value)} of the pairs"
+        of = f"{e.n} pairs of prompts that it was not fitted to" if seen else "pairs"
+        text = f"{name} agrees with people on {percent(e.value)} of the {of}"
         text += f" ({level} interval {between(e)})." if i == 0 else f" ({between(e)})."
         if e.low <= 0.5 <= e.high:
             text += " That cannot be distinguished from guessing."
@@ -247,12 +258,26 @@ def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
             text += " It prefers the samples that people reject: check its sign."
         lines.append(text)
     for d in tree["differences"]:
-        if best[:2] == [d["first"], d["second"]]:
-            if d["low"] > 0:
-                lines.insert(1, f"It is significantly better than {d['second']} on the same pairs.")
-            else:
-                lines.insert(1, f"Its difference from {d['second']} is not significant.")
+        if best[:2] == [d["first"], d["second"]] and tree["rewards"][best[0]]["accuracy"][ties].n:
+            lines.insert(1, _difference(d, tree))
     return lines
+
+
+def _difference(d: ReportTree, tree: ReportTree) -> str:
+    """A sentence on the accuracies of the best two, which are compared on the pairs that test
+    both."""
+    both = [tree["rewards"][d[side]] for side in ("first", "second")]
+    fitted = any(reward.get("seen", {}).get("pairs") for reward in both)
+    unseen = f"the {d['n']} pairs of prompts that neither was fitted to"
+    same = unseen if fitted else "the same pairs"
+    if not d["n"]:
+        return f"No pair tests both it and {d['second']}, so they cannot be compared."
+    if d["low"] > 0:
+        return f"It is significantly better than {d['second']} on {same}."
+    if d["high"] < 0:
+        return f"On {same}, {d['second']} is significantly better."
+    on_these = f" on {same}" if fitted else ""
+    return f"Its difference from {d['second']} is not significant{on_these}."
 
 
 def _fooled(name: str, reward: ReportTree) -> list[str]:
@@ -303,19 +328,20 @@ def _judged(name: str, reward: ReportTree) -> list[str]:
 
 
 def _fitted_here(name: str, reward: ReportTree, tree: ReportTree) -> list[str]:
-    """Mark pairs of prompts that a reward was fitted to."""
-    if not reward.get("seen") or not reward["seen"]["pairs"]:
+    """Say what is left out because a reward was fitted to votes on the same prompts."""
+    seen, pairs = reward.get("seen", {"pairs": 0}), tree["dataset"]["pairs"]
+    if not seen["pairs"]:
         return []
-    unseen: MeanInterval = reward["seen"]["others"]
-    elsewhere = (
-        f"on the other {unseen.n} it agrees with people on {percent(unseen.value)} "
-        f"({between(unseen)})"
-        if unseen.n
-        else "there are no others"
-    )
+    share = f" ({percent(seen['accuracy'].value)})" if seen["accuracy"].n else ""
+    fitted = f"{name} was fitted to votes on the prompts of"
+    if seen["pairs"] == pairs:
+        return [
+            f"{fitted} all {pairs} pairs, where its agreement{share} is no test: it has no "
+            "accuracy here. Compare on pairs of other prompts."
+        ]
     return [
-        f"{name} was fitted to votes on the prompts of {reward['seen']['pairs']} of the "
-        f"{tree['dataset']['pairs']} pairs, where its accuracy is no test; {elsewhere}."
+        f"{fitted} {seen['pairs']} of the {pairs} pairs: these are left out of its accuracy, since "
+        f"its agreement there{share} is no test."
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.prompts.files import READERS, check_not_arrow, table_in
+from flowrl.prompts.files import READERS, check_not_arrow, check_not_votes, table_in
 from flowrl.prompts.source import PromptRows, Row
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -19,6 +19,7 @@ def table_of(source: Path) -> tuple[PromptRows, Path]:
     UserError names the file and the problem."""
     if source.is_dir():
         check_not_arrow(source, str(source))
+        check_not_votes(source, str(source))
         files = sorted(source.glob("*.parquet")) or sorted(
             path for path in source.iterdir() if path.suffix.lower() in SUFFIXES
         )
@@ -26,7 +27,7 @@ def table_of(source: Path) -> tuple[PromptRows, Path]:
             raise UserError(f"{source}: no table in this folder ({', '.join(SUFFIXES)})")
         if len(files) > 1 and files[0].suffix != ".parquet":
             names = ", ".join(path.name for path in files)
-            raise UserError(f"{source}: several tables ({names}); choose one of them")
+            raise UserError(f"{source}: several tables ({names}): name one, such as {files[0]}")
         tables = [(path.name, _table(path)) for path in files]
         rows = [row for _, table in tables for row in table.rows]
         return PromptRows(rows, [f"{n}, {p}" for n, table in tables for p in table.places]), source

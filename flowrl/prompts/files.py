@@ -29,6 +29,7 @@ from rewards.hub_names import names_repository
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need, texts_in
 
+EVENTS, VOTES_TABLE = "events.jsonl", "votes.jsonl"  # of a folder of `flowrl vote`
 _MOST_FILES = 5_000  # of a folder
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a folder's data, which `datasets` reads
 _MOST_DESCRIPTION = 2**22  # bytes
@@ -412,6 +413,7 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
 
     at = f"{place}: {data.source}"
     check_not_arrow(folder, at)
+    check_not_votes(folder, at)
     with _reading(at, ""), TemporaryDirectory() as cache:
         with _granted(place):
             for text in _described(folder):
@@ -491,6 +493,16 @@ def check_not_arrow(folder: Path, at: str) -> None:
             f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
             f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
         )
+
+
+def check_not_votes(folder: Path, at: str) -> None:
+    """UserError, beginning with `at`, for a folder of `flowrl vote`, whose other files are no
+    tables of the user."""
+    if (folder / EVENTS).is_file():
+        way = f"name its table, {folder / VOTES_TABLE}"
+        if not (folder / VOTES_TABLE).is_file():
+            way = f"`flowrl vote {folder} --results` makes its table, {VOTES_TABLE}"
+        raise UserError(f"{at} is a folder of votes: {way}")
 
 
 def _files_of(builder: Any) -> dict[str, list[Path]]:

@@ -14,8 +14,9 @@ from flowrl.errors import UserError
 from flowrl.evaluation.agreement import MeanInterval, Resamples
 from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
-from flowrl.votes.log import EVENTS, MOST_EVENTS, GivenVote, VoteLog
-from flowrl.votes.plan import VOTES_TABLE, PlannedSample, VotePlan, sample_text, way_back
+from flowrl.prompts.files import EVENTS, VOTES_TABLE
+from flowrl.votes.log import MOST_EVENTS, GivenVote, VoteLog
+from flowrl.votes.plan import PlannedSample, VotePlan, sample_text, way_back
 from flowrl.whole_file import write_whole
 
 ANSWER_FILE = "answer.json"

@@ -35,10 +35,11 @@ from flowrl.votes.choice import random_pairs, uncertain_pairs
 from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_pairs
 from flowrl.votes.fit import voted_pairs
 from flowrl.votes.live_page import LivePage
-from flowrl.votes.log import EVENTS, VoteLog
-from flowrl.votes.plan import PLAN, VotePlan
+from flowrl.votes.log import VoteLog
+from flowrl.votes.plan import VotePlan
 from flowrl.votes.serve import PageAddress
 from flowrl.votes.simulated import SimulatedPerson
+from flowrl.votes.voted_table import voted_table
 from flowrl.whole_file import write_whole
 from rewards.fitted.folder import FittedFolder, prompt_hash
 from rewards.fitted.heads import LinearHead, VotedPairs, choose_ridge
@@ -433,11 +434,7 @@ def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
 
 def earlier_votes(path: Path, reward: FittedScores) -> VotedPairs:
     """Votes before the run, a table or a folder of them, with the features of its reward."""
-    folder = path if path.is_dir() else path.parent
-    if (folder / EVENTS).is_file() and (folder / PLAN).is_file():
-        write_results(folder, VoteLog.read(folder, VotePlan.read(folder)))
-    table = path / "votes.jsonl" if path.is_dir() else path
-    preferences = load_preferences(table, ReadOptions())
+    preferences = load_preferences(voted_table(path, "ask.earlier").path, ReadOptions())
     gallery = Gallery(preferences.items)
     features: list[Float[np.ndarray, " d"]] = []
     width = len(reward.fitted.head.centre)

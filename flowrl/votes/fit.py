@@ -24,9 +24,8 @@ from flowrl.pages.reward_page import report_rewards
 from flowrl.pages.stack import from_template
 from flowrl.paths import find
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.votes.answer import VoteAnswer, answer_of, count_of, votes_text, write_results
-from flowrl.votes.log import EVENTS, VoteLog
-from flowrl.votes.plan import PLAN, VOTES_TABLE, VotePlan
+from flowrl.votes.answer import count_of
+from flowrl.votes.voted_table import voted_table
 from rewards.catalogue.fitted import feature_settings, load_columns
 from rewards.fitted.folder import FeatureSource, FittedFolder, prompt_hash, weights_digest
 from rewards.fitted.heads import (
@@ -119,7 +118,7 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         raise UserError(f"fit-reward: {arguments.out} already exists: choose a new folder")
     sources = feature_sources(arguments.features)
     check_specs(parse_specs(arguments.beside, "--beside"), "--beside")
-    table, consistency = _table(arguments.votes)
+    table, consistency = voted_table(arguments.votes, "fit-reward")
     choice = ReadOptions(
         arguments.layout, images=arguments.images, columns=column_names(arguments.columns)
     )
@@ -170,43 +169,6 @@ def feature_sources(words: Sequence[str]) -> tuple[FeatureSource, ...]:
         except ValueError as error:
             raise UserError(f"--features: {error}") from error
     return tuple(FeatureSource(spec.name, dict(spec.settings)) for spec in specs.values())
-
-
-def _table(votes: Path) -> tuple[Path, str]:
-    """The table of votes, and a sentence about the raters' consistency, if it is known.
-
-    For a folder of votes the table is written again from its log. A table that is named itself is
-    read as it is, since somebody may have corrected it."""
-    if votes.is_dir():
-        if not (votes / PLAN).is_file() and not (votes / EVENTS).is_file():
-            return votes, ""
-        answer = write_results(votes, VoteLog.read(votes, VotePlan.read(votes)))
-        if not answer.pairs:
-            raise UserError(f"fit-reward: {votes}: {answer.sentences[0]}")
-        return votes / VOTES_TABLE, _consistency(answer)
-    folder = votes.parent
-    if votes.name != VOTES_TABLE or not (folder / EVENTS).is_file() or not votes.is_file():
-        return votes, ""
-    try:
-        log = VoteLog.read(folder, VotePlan.read(folder))
-        text_of_log = votes_text(folder, log)
-    except UserError as error:
-        print(terminal_text(f"the raters' own consistency is unknown: {error}"))
-        return votes, ""
-    if votes.read_bytes() != text_of_log.encode():
-        print(
-            terminal_text(
-                f"{votes} is not what its log says, and is read as it is: name {folder} to have it "
-                "made of the log"
-            )
-        )
-        return votes, ""
-    return votes, _consistency(answer_of(log))
-
-
-def _consistency(answer: VoteAnswer) -> str:
-    c = answer.consistency
-    return f"the raters' own consistency is {c.value:.2f} ({c.n} repeats)" if c.n else ""
 
 
 def voted_pairs(p: Preferences, features: Float[np.ndarray, "n d"]) -> VotedPairs:

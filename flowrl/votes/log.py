@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
+from flowrl.prompts.files import EVENTS
 from flowrl.session.atomic import NO_LOCKS, to_disk
 from flowrl.votes.plan import VotePlan, way_back
 from flowrl.whole_file import write_whole
 
 MOST_EVENTS = 2**27  # bytes: half a million votes
-EVENTS = "events.jsonl"
 GivenVerdict = Literal["left", "right", "equal", "both_bad"]
 VERDICTS: tuple[GivenVerdict, ...] = get_args(GivenVerdict)
 SKIP = "skip"

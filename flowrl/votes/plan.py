@@ -19,12 +19,13 @@ from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.records import MediaKind
+from flowrl.prompts.files import VOTES_TABLE
 from flowrl.whole_file import write_whole
 
 MOST_PLAN = 2**26  # bytes
 MOST_SAMPLE = 2**28  # bytes of an image, a video or a sound
 MOST_SHOWN_TEXT = 2**22  # bytes of a text
-PLAN, VOTES_TABLE = "plan.json", "votes.jsonl"
+PLAN = "plan.json"
 PLAN_FORMAT = 1
 ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second

@@ -199,7 +199,7 @@ def _probed(
             return samples, scores.values, abstains
         samples = probe(kind, _applicable(name, reward, prompts, samples))
         return samples, scored(name, reward, samples), abstains
-    raise ValueError(refusal)
+    raise WrongMedia(refusal)
 
 
 def _applicable(name: str, reward: Reward, prompts: Prompts, shown: Samples) -> Prompts:

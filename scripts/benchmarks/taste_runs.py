@@ -24,8 +24,9 @@ page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
 
 All but dpo and ready have the demo's rule beside them, that the prompt is followed. The gain is the
 hidden taste's on held-out prompts, after minus before. `agreement` is the share of fresh pairs of
-held-out prompts that the fitted reward orders as the hidden taste does. FOLDER/results.json is
-rewritten after each step.
+held-out prompts that the fitted reward orders as the hidden taste does. Of runs that ask, the
+report counts those that were told that people no longer agree, although nobody's taste has changed.
+FOLDER/results.json is rewritten after each step.
 """
 
 import json
@@ -214,6 +215,15 @@ class Study:
             known[f"{short} before"], known[f"{short} after"] = ends(lines, name)
         return known
 
+    def accused(self, method: str) -> bool:
+        """Whether a run that asked was told that people no longer agree with its reward."""
+        alarms = self.folder / f"run-{method}" / "report" / "alarms.jsonl"
+        return alarms.exists() and "people no longer agree" in alarms.read_text()
+
+    def last_agreement(self, method: str) -> float:
+        """Agreement of a run's last votes on random pairs with the fit before them."""
+        return read(self.folder / f"run-{method}")[-1]["ask/agreement"]
+
 
 def _load(spec: dict[str, Any]) -> Any:
     return rewards.load(spec["name"], **{k: v for k, v in spec.items() if k != "name"})
@@ -273,6 +283,15 @@ def report(studies: Sequence[Study]) -> None:
             )
             before, after, rule = (interval(cell) for cell in cells)
             print(f"| {method} | {before} | {after} | {interval(gains)} | {shares} | {rule} |")
+        for method in METHODS:
+            asked = [study for study in own if method in study.found]
+            if method.partition("-")[0] in ASKS and asked:
+                accused = sum(study.accused(method) for study in asked)
+                last = interval([study.last_agreement(method) for study in asked])
+                print(
+                    f"{method}: {accused} of {len(asked)} runs are told that people no longer "
+                    f"agree; agreement of the last votes on random pairs {last}"
+                )
         names = [AGREEMENT["fit"].format(count) for count in COUNTS]
         names += [AGREEMENT["output"].format(VOTES), "agreement of ready"]
         for name in names:

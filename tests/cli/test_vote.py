@@ -95,6 +95,7 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "36 pairs of 12 prompts voted on" in said and "own consistency" in said
     assert "?token=" not in said, "a simulated person prints no link"
+    assert said.endswith("a reward from them: flowrl fit-reward votes --out taste\n")
     plan = VotePlan.read(Path("votes"))
     assert VoteLog.read(Path("votes"), plan).finished
     assert runs.flowrl("vote", "votes") == 0, "a finished folder answers at once"
@@ -122,9 +123,10 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     reward = rewards.load("fitted", path="taste")
     assert reward.has_seen("a red square ")
     words = ("--rewards", "{name: fitted, path: taste}", "--robust", "0", "--out", "again")
-    assert runs.flowrl("evaluate-rewards", "votes/votes.jsonl", *words) == 0
+    assert runs.flowrl("evaluate-rewards", "votes", *words) == 0
     said = capsys.readouterr().out
-    assert "was fitted to votes on the prompts of 36 of the 36 pairs" in said
+    assert "taste was fitted to votes on the prompts of all 36 pairs" in said
+    assert "agrees with people" not in said, "a fit is not praised for what it was fitted to"
     assert runs.flowrl("fit-reward", "votes", "--features", CLIP, "--out", "taste") == 2
     assert "taste already exists" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from PIL import Image
 
 from flowrl.cli.evaluate import evaluate_weights
 from flowrl.errors import UserError
-from flowrl.evaluation.agreement import Resamples, credits
-from flowrl.evaluation.measure import Gallery, scores
+from flowrl.evaluation.agreement import Resamples, Ties, credits
+from flowrl.evaluation.measure import Cost, Gallery, scores
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, judge_pairs, plain, robust_rows
-from flowrl.evaluation.reward_report import headline, results, sentences
+from flowrl.evaluation.reward_report import RewardResult, headline, results, sentences
 from flowrl.paths import PROJECT
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from rewards import load as load_reward
@@ -25,6 +26,7 @@ from tests.support import runs
 
 PAIRS = PROJECT / "configs" / "preferences" / "pairs.jsonl"
 NOISE = 0.1
+COST = Cost(0.0, 0, None)
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +299,93 @@ def test_the_rows_to_change_are_whole_groups(preferences):
 def test_numbers_become_json():
     tree = {"x": float("nan"), "y": (np.float64(1), np.int64(2)), "z": float("inf"), "w": "s"}
     assert plain(tree) == {"x": None, "y": [1.0, 2], "z": None, "w": "s"}
+
+
+def verdicts_of(preferences, seed: int, right: float) -> np.ndarray:
+    """Margins that name people's winner in this share of the pairs."""
+    wrong = np.random.default_rng(seed).random(len(preferences.a)) >= right
+    return np.where(wrong, -1.0, 1.0) * (preferences.label - 0.5)
+
+
+def told(preferences, taste: RewardResult, ties: Ties = "half") -> dict:
+    """What the report says of a fitted reward beside one that is right in 7 of 10 pairs."""
+    beside = RewardResult("plain", verdicts_of(preferences, 1, 0.7), COST, 0.0)
+    resamples = Resamples.draw(preferences.clusters, 200, 0.95, 0)
+    tree = results(preferences, [taste, beside], resamples, ties)
+    return {**tree, "sentences": sentences(tree)}
+
+
+def fitted_to(preferences, share: float, seen_right: float, unseen_right: float) -> RewardResult:
+    """A reward that was fitted to votes on the first prompts; it is right in so many pairs of
+    these, and of the others."""
+    seen = preferences.cluster < share * preferences.clusters
+    margin = np.where(
+        seen,
+        verdicts_of(preferences, 2, seen_right),
+        verdicts_of(preferences, 3, unseen_right),
+    )
+    score = np.zeros(len(preferences.items))
+    return RewardResult("taste", margin, COST, 0.0, score=score, seen=seen)
+
+
+@pytest.mark.parametrize("ties", ["half", "excluded", "calibrated"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_pairs_of_prompts_that_a_fit_has_seen_move_no_number_that_tests_it(
+    share, ties, preferences
+):
+    """Whatever it says of them: accuracy, categories, calibration, differences, and its agreement
+    with people."""
+    good, bad = (
+        told(preferences, fitted_to(preferences, share, right, 0.6), ties) for right in (1.0, 0.0)
+    )
+    assert good["rewards"]["taste"]["seen"]["accuracy"].value > 0.9
+    assert bad["rewards"]["taste"]["seen"]["accuracy"].value < 0.2
+    for name in ("accuracy", "categories", "calibration", "tie_threshold"):
+        one, other = (tree["rewards"]["taste"][name] for tree in (good, bad))
+        assert str(one) == str(other), name
+    assert str(good["differences"]) == str(bad["differences"])
+    assert str(good["agreement"]["share"][0]) == str(bad["agreement"]["share"][0])
+    accuracy = good["rewards"]["taste"]["accuracy"][ties]
+    assert accuracy.n == (0 if share == 1 else accuracy.n) and not accuracy.value > 0.7
+
+
+@pytest.mark.parametrize(("share", "unseen_right", "says", "never"), [
+    (0.0, 1.0, ["It is significantly better than plain on the same pairs."], "fitted to"),
+    (0.5, 1.0, ["pairs of prompts that neither was fitted to.",
+                "taste was fitted to votes on the prompts of"], "on the same pairs"),
+    (0.5, 0.5, ["plain agrees with people on", "these are left out of its accuracy, since its "
+                "agreement there (100.0 %) is no test."], "taste is significantly better"),
+    (1.0, 0.0, ["where its agreement (100.0 %) is no test: it has no accuracy here.",
+                "No pair tests both it and taste, so they cannot be compared."], "taste agrees"),
+])  # fmt: skip
+def test_no_sentence_praises_a_fit_for_prompts_that_it_has_seen(
+    share, unseen_right, says, never, preferences
+):
+    untied = replace(preferences, label=np.where(preferences.label == 0.5, 1.0, preferences.label))
+    said = told(untied, fitted_to(untied, share, 1.0, unseen_right))["sentences"]
+    for sentence in says:
+        assert any(sentence in line for line in said), said
+    assert not any(never in line for line in said), said
+
+
+ONLY_TEXTS = """
+from rewards.perception.media import expect
+
+def of_texts(samples):
+    expect(samples, "of_texts", "text")
+    return [float(len(text)) for text in samples.media]
+"""
+
+
+@pytest.mark.parametrize("reward", ["{name: length, most: 20}", "of_texts.py:of_texts"])
+@pytest.mark.parametrize("command", ["evaluate-rewards", "score"])
+def test_a_reward_of_texts_says_once_that_it_was_given_images(
+    command, reward, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "of_texts.py").write_text(ONLY_TEXTS)
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a red square.png")
+    monkeypatch.chdir(tmp_path)
+    data = PAIRS if command == "evaluate-rewards" else tmp_path
+    assert runs.flowrl(command, data, "--rewards", reward, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("scores text; it was given images") == 1

@@ -11,11 +11,12 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.prompts.files import EVENTS
 from flowrl.votes import server
 from flowrl.votes.answer import answer_of, export_votes, write_results
 from flowrl.votes.collect import VoteQuestion, plan_again
 from flowrl.votes.fit import FitReward, fit_reward_to
-from flowrl.votes.log import EVENTS, GivenVerdict, VoteLog, forget_rater
+from flowrl.votes.log import GivenVerdict, VoteLog, forget_rater
 from flowrl.votes.plan import VotePlan
 from flowrl.votes.serve import PageAddress, serve_votes
 from flowrl.votes.simulated import SimulatedPerson

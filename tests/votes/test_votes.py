@@ -14,6 +14,7 @@ from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.media.animated_png import video_bytes
+from flowrl.prompts.files import EVENTS
 from flowrl.votes.answer import (
     PairVote,
     alpha_of,
@@ -25,7 +26,7 @@ from flowrl.votes.answer import (
     write_results,
 )
 from flowrl.votes.collect import VoteQuestion, plan_again
-from flowrl.votes.log import EVENTS, NotShown, VoteLog, forget_rater
+from flowrl.votes.log import NotShown, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
 from tests.support.voting import COLOURS, log_lines, written_media, written_plan
 

@@ -1,0 +1,140 @@
+"""Folders of votes as data: commands that read preferences read their votes, or name the table; and
+a reward is not tested on prompts that it was fitted to votes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rewards
+from flowrl.api.scoring import evaluate_rewards
+from flowrl.cli.vote import testing_scores
+from flowrl.errors import UserError
+from flowrl.evaluation.folders import find_items
+from flowrl.paths import CONFIGS_FOLDER
+from flowrl.prompts import PromptSet
+from flowrl.prompts.files import VOTES_TABLE
+from flowrl.prompts.source import DataSource
+from flowrl.session import given_file
+from flowrl.settings.sections.given import GivenSettings
+from flowrl.votes.answer import write_results
+from flowrl.votes.fit import FitReward, fit_reward_to
+from flowrl.votes.log import VoteLog
+from flowrl.votes.voted_table import voted_table
+from tests.support.voting import written_plan
+
+CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
+
+
+@pytest.fixture
+def voted(tmp_path: Path) -> Path:
+    """A folder of votes, all for the first of two samples, with a repeat."""
+    folder = tmp_path / "my_votes"
+    plan = written_plan(folder, pairs=16, prompts=8)
+    with VoteLog.opened(folder, plan) as log:
+        while (showing := log.show("rater-1")) is not None:
+            turn = plan.turns["rater-1"][len(log.raters["rater-1"].given)]
+            log.vote("rater-1", showing, "left" if turn.a_left else "right", 1.0)
+        write_results(folder, log)
+    return folder
+
+
+def evaluated(folder: Path) -> int:
+    out = folder.parent / "evaluation"
+    found = evaluate_rewards(folder, ["brightness"], out=out, robust=0, resamples=10)
+    assert any("own consistency is 1.00" in line for line in found.results["sentences"])
+    return found.results["dataset"]["pairs"]
+
+
+READ = {
+    "evaluate-rewards": evaluated,
+    "fit-reward": lambda folder: (
+        fit_reward_to(
+            FitReward(votes=folder, features=(CLIP,), out=folder.parent / "taste", robust=0)
+        ).pairs
+    ),
+    "ask.earlier": lambda folder: len(
+        voted_table(folder, "ask.earlier").path.read_text().splitlines()
+    ),
+}
+
+
+@pytest.mark.parametrize("command", READ)
+@pytest.mark.parametrize("table", ["whole", "cut", "missing"])
+def test_a_folder_of_votes_is_read_by_its_log(command, table, voted):
+    if table == "missing":
+        (voted / VOTES_TABLE).unlink()
+    if table == "cut":
+        lines = (voted / VOTES_TABLE).read_text().splitlines(keepends=True)
+        (voted / VOTES_TABLE).write_text("".join(lines[:5]))
+    assert READ[command](voted) == 16
+
+
+def test_a_table_that_is_named_is_read_as_it_is(voted):
+    """Also as the votes before a run that asks, where it was made of the log again."""
+    lines = (voted / VOTES_TABLE).read_text().splitlines(keepends=True)
+    (voted / VOTES_TABLE).write_text("".join(lines[:5]))
+    table = voted_table(voted / VOTES_TABLE, "ask.earlier").path
+    assert table == voted / VOTES_TABLE and len(table.read_text().splitlines()) == 5
+
+
+NAMES_THE_TABLE = {
+    "given.file of pairs": lambda folder: given_file._pairs(
+        GivenSettings(file=str(folder), kind="pairs")
+    ),
+    "given.file of texts": lambda folder: given_file._texts(
+        GivenSettings(file=str(folder), kind="texts")
+    ),
+    "given.file of images": lambda folder: given_file._media(
+        GivenSettings(file=str(folder), kind="images")
+    ),
+    "prompts.file": lambda folder: PromptSet.of(DataSource(str(folder)), "prompts.file"),
+}
+
+
+@pytest.mark.parametrize("reader", NAMES_THE_TABLE)
+def test_a_reader_that_does_not_know_the_log_names_the_table(reader, voted):
+    sentence = f"{reader.split()[0]}: {voted} is a folder of votes: "
+    with pytest.raises(UserError) as error:
+        NAMES_THE_TABLE[reader](voted)
+    assert str(error.value) == f"{sentence}name its table, {voted / VOTES_TABLE}"
+    (voted / VOTES_TABLE).unlink()
+    with pytest.raises(UserError) as error:
+        NAMES_THE_TABLE[reader](voted)
+    assert str(error.value) == (
+        f"{sentence}`flowrl vote {voted} --results` makes its table, votes.jsonl"
+    )
+
+
+def test_the_files_of_a_folder_of_votes_are_not_scored_under_their_names(voted):
+    sentence = f"`flowrl evaluate-rewards {voted}` scores its samples"
+    with pytest.raises(UserError, match=sentence):
+        find_items(voted, None, "auto")
+
+
+def test_of_several_tables_one_is_named(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"prompt": "p"}) + "\n")
+    with pytest.raises(UserError) as error:
+        evaluate_rewards(tmp_path, ["brightness"], out=tmp_path / "out")
+    assert f"several tables (a.jsonl, b.jsonl): name one, such as {tmp_path / 'a.jsonl'}" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("seen", [0, 2, 4])
+def test_people_test_a_fitted_reward_on_other_prompts_alone(seen):
+    reward = rewards.load("fitted", path="flowrl/demo/shapes-taste")
+    files = [CONFIGS_FOLDER / "prompts" / f"shapes_{name}.jsonl" for name in ("train", "held_out")]
+    voted, others = (PromptSet.of(DataSource(str(file)), "prompts").texts for file in files)
+    voted = [prompt for prompt in voted if reward.has_seen(prompt)]
+    prompts = [*voted[:seen], *others[: 4 - seen]]
+    scores, sentence = testing_scores("taste", reward, prompts, [1.0, 2.0, 3.0, 4.0])
+    if not seen:
+        assert (scores, sentence) == ([1.0, 2.0, 3.0, 4.0], "")
+    if seen == 2:
+        assert scores == [None, None, 3.0, 4.0] and "the prompts of 2 of 4 samples" in sentence
+    if seen == 4:
+        assert scores is None and "the prompts of all samples: its scores" in sentence
+    plain, silent = testing_scores("brightness", rewards.load("brightness"), prompts, [0.5] * 4)
+    assert plain == [0.5] * 4 and not silent
