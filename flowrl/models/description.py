@@ -41,9 +41,10 @@ from flowrl.settings.checks.model_files import (
     pipeline_index,
     read_json,
 )
-from rewards.perception.weight_files import safetensors_header
+from rewards.perception.weight_files import WEIGHT_SUFFIXES, safetensors_header
 
 CLIP_TOKENS = 77
+FROM = "pretrained_model_name_or_path"  # where a modular index has a component from
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,19 @@ def local_folder(source: str) -> Path | None:
         return None
 
 
+def has_weights(m: ModelSettings) -> bool:
+    """Whether files of weights are on this machine, which are not beside a hub name's
+    configurations alone. True for your own code."""
+    if isinstance(m, OwnSettings) or Path(place(m.source)).is_dir():
+        return True
+    folder = local_folder(m.source)
+    files = () if folder is None else folder.rglob("*")
+    return any(file.suffix in WEIGHT_SUFFIXES for file in files)
+
+
 def describe(m: ModelSettings) -> Description | None:
     """Read a model's configurations; None if neither local files nor the table of public models
-    have them."""
+    have them, as after a download that was cut off."""
     if isinstance(m, OwnSettings):
         return None
     source, folder, gguf = m.source, _folder_with(m), _gguf(m)
@@ -229,9 +240,10 @@ def unknown_because(m: ModelSettings) -> str:
     source, folder = m.source, _folder_with(m)
     if folder is not None and (gguf := _gguf(m)) is not None:
         return unreadable_gguf(folder, gguf)
-    if local_folder(source) is not None:
+    if Path(place(source)).is_dir():
         return f"{source} has no {m.configuration}"
-    return f"{source} is not on this machine; `hf download {source}` downloads it"
+    partly = "" if local_folder(source) is None else "whole "
+    return f"{source} is not {partly}on this machine; `hf download {source}` downloads it"
 
 
 def _gguf(m: ModelSettings) -> str | None:
@@ -239,9 +251,25 @@ def _gguf(m: ModelSettings) -> str | None:
 
 
 def _folder_with(m: ModelSettings) -> Path | None:
-    """The model's local folder if it has the file with the configuration."""
+    """The model's local folder if it has the file with the configuration, and in the hub's cache
+    also those of the denoisers: a download may have ended between them."""
     folder = local_folder(m.source)
-    return folder if folder is not None and (folder / m.configuration).is_file() else None
+    if folder is None or not (folder / m.configuration).is_file():
+        return None
+    if isinstance(m, PipelineSettings) and not Path(place(m.source)).is_dir():
+        index = read_json(folder / m.configuration, "model.pipeline")
+        names = denoisers_inside(index, m.source)
+        if not all((folder / name / "config.json").is_file() for name in names):
+            return None
+    return folder
+
+
+def denoisers_inside(index: Mapping[str, Any], source: str) -> list[str]:
+    """The denoisers that an index names, without those of a modular one which are in another place
+    than its own, `source`."""
+    models = _models_of(index)
+    places = {n: dict(*index[n][2:3]).get(FROM) for n in DENOISERS if n in models}
+    return [name for name, repository in places.items() if repository in (None, source)]
 
 
 def unreadable_gguf(folder: Path, name: str) -> str:
@@ -312,7 +340,7 @@ def _tokens(folder: Path) -> int:
 def _models_of(index: Mapping[str, Any]) -> list[str]:
     """Components of an index that have weights."""
     named = {
-        n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and None not in v
+        n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and None not in v[:2]
     }
     return [n for n, v in named.items() if len(v) > 1 and not NO_MODEL.search(str(v[1]))]
 

@@ -2,11 +2,12 @@
 cache, or a few small files of the hub."""
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any
 
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -18,13 +19,14 @@ from huggingface_hub.errors import (
 )
 
 from flowrl.errors import UserError
-from flowrl.models.description import describe
+from flowrl.models.description import denoisers_inside, describe
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
 from rewards.perception.hub import answer_of_hub, of_network
+from rewards.perception.reachable import chain_of
 
 INDEX_SECONDS = 20.0  # for all files together
 ETAG_SECONDS = 5.0
@@ -88,12 +90,14 @@ def fetch_configurations(source: str) -> Path:
     as of `read_index`."""
     cached = _cached_index(source)
     if cached is not None and all(_is_cached(source, file) for file in _wanted(cached, source)):
+        _refuse_missing(cached, source)
         return cached.parent
     outcome: list[Path | Exception] = []
 
     def download() -> None:
         try:
-            outcome.append(_download(source))
+            with _without_retries_told():
+                outcome.append(_download(source))
         except Exception as error:  # given its meaning below, by the thread that asked
             outcome.append(error)
 
@@ -104,7 +108,8 @@ def fetch_configurations(source: str) -> Path:
     if not outcome:
         raise HubSilent(f"the hub did not answer within {INDEX_SECONDS:.0f} s")
     if isinstance(outcome[0], Path):
-        return outcome[0]
+        _refuse_missing(outcome[0], source)
+        return outcome[0].parent
     raise _meaning(outcome[0], source) from outcome[0]
 
 
@@ -134,6 +139,7 @@ def _is_cached(source: str, file: str) -> bool:
 
 
 def _download(source: str) -> Path:
+    """The index in the hub's cache, beside which the configurations then lie."""
     index = _file(source, PIPELINE_INDEX) or _file(source, MODULAR_INDEX)
     if index is None:
         raise UserError(
@@ -142,7 +148,37 @@ def _download(source: str) -> Path:
         )
     for file in _wanted(index, source):
         _file(source, file)
-    return index.parent
+    return index
+
+
+def _refuse_missing(index: Path, source: str) -> None:
+    """UserError for a repository without the configuration of a denoiser that its index names."""
+    for name in denoisers_inside(read_json(index, source), source):
+        file = f"{name}/{CONFIG}"
+        if not (index.parent / file).is_file():
+            raise UserError(
+                f"{source} on the hub has no {file}, although its {index.name} names that part: it "
+                "cannot be loaded, so name another checkpoint"
+            )
+
+
+@contextmanager
+def _without_retries_told() -> Iterator[None]:
+    """Leave out what the hub's client logs in this thread, such as each of its tries: what they
+    come to is one sentence."""
+    asking = get_ident()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != asking
+
+    handlers = logging.getLogger("huggingface_hub").handlers
+    for handler in handlers:
+        handler.addFilter(of_others)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(of_others)
 
 
 def _wanted(index: Path, source: str) -> list[str]:
@@ -176,10 +212,12 @@ def _meaning(error: Exception, source: str) -> Exception:
     if isinstance(error, HFValidationError):
         return UserError(no_such_model(source))
     if (answer := answer_of_hub(error, source)) is not None:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-        waits = status == 429 or status >= 500  # it may answer the next time
+        # the client calls some answers a missing file, whose cause is the answer
+        causes = [each for each in chain_of(error) if isinstance(each, HfHubHTTPError)]
+        codes = [each.response.status_code for each in causes]
+        waits = any(code == 429 or code >= 500 for code in codes)  # it may answer the next time
         return HubSilent(answer) if waits else UserError(answer)
     if not of_network(error) and not isinstance(error, json.JSONDecodeError):
         return error
-    reason = " ".join(str(error).split())[:100]
+    reason = " ".join(str(error).split())[:200]
     return HubSilent(f"the hub cannot be read ({type(error).__name__}: {reason})")

@@ -30,6 +30,7 @@ from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need, texts_in
 
 EVENTS, VOTES_TABLE = "events.jsonl", "votes.jsonl"  # of a folder of `flowrl vote`
+_HUB_SECONDS = 5.0
 _MOST_FILES = 5_000  # of a folder
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a folder's data, which `datasets` reads
 _MOST_DESCRIPTION = 2**22  # bytes
@@ -605,6 +606,7 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     on_hub = "" if Path(name).is_dir() else name
     with _reading(at, way if on_hub else "", on_hub), TemporaryDirectory() as cache:
         if not Path(name).is_dir():
+            _check_answers(name, at, way)
             _check_hub(name, data, at)
         data_set: Any = load_dataset(
             name,
@@ -614,6 +616,30 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
             cache_dir=cache if Path(name).is_dir() else None,
         )
         return _rows_of(data_set, data, at)
+
+
+def _check_answers(name: str, at: str, way: str) -> None:
+    """UserError, beginning with `at` and ending with `way`, for a hub data set of which nothing is
+    on this machine, if nobody answers within seconds: `datasets` would ask again for minutes. What
+    the hub answers is left to its reading."""
+    import datasets
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    from rewards.perception.hub import answer_of_hub, of_network
+
+    downloaded = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
+    prepared = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    if downloaded.is_dir() or prepared.is_dir():
+        return
+    try:
+        HfApi().dataset_info(name, timeout=_HUB_SECONDS)
+    except Exception as error:  # whatever the installed HTTP library raises
+        if not of_network(error):
+            raise
+        if answer_of_hub(error, name) is None:
+            reason = f"the hub cannot be reached: {type(error).__name__}: {_short(error)}"
+            raise UserError(f"{at} cannot be read ({reason}){way}") from error
 
 
 def _check_hub(name: str, data: DataSource, at: str) -> None:

@@ -38,6 +38,8 @@ from tests.support.zoo.sounds import INPUTS, SOUND_SPECIALS  # noqa: E402
 READ = {
     "MusicLDMPipeline": classic.OWN + "it takes the record of its text encoder's features for a "
     "tensor",
+    "StableAudioPipeline | prompt, initial_audio_waveforms": "adds the encoded sound to the noise "
+    "that it begins with, so its first state is no noise of the scheduler's first level",
 }
 
 

@@ -1,6 +1,7 @@
 """`flowrl new --model` and `plan` for sixty checkpoints, whose index a local hub serves."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ from flowrl.cli.families import family_of
 from flowrl.cli.new import New, write_new_run
 from flowrl.errors import UserError
 from flowrl.models import model_index
-from flowrl.models.description import describe
+from flowrl.models.description import describe, has_weights, unknown_because
 from flowrl.models.model_index import fetch_unknown, read_index
 from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.model.quantization import Quantization
 from flowrl.settings.read import check_plan, read_run
-from tests.support.hub.repositories import Hub, files, serving, table
+from tests.support import fuzz
+from tests.support.hub.repositories import FAULTS, Hub, files, serving, table
 from tests.support.runs import flowrl
 
 FAST = (
@@ -56,6 +58,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
         # quantization needs a package that no CPU has
         monkeypatch.setattr(Quantization, "check", lambda _: None)
         yield made
@@ -159,6 +162,101 @@ def test_a_silent_hub_leaves_guesses(
         said = capsys.readouterr().out
         assert f"{name} is assumed to be a diffusers pipeline, and nothing is known of it" in said
         assert "guesses, to compare with the model's card: guidance 1" in said
+
+
+INDEX, CONFIG = "model_index.json", "transformer/config.json"
+SCHEDULER = "scheduler/scheduler_config.json"
+BROKEN = "me/broken"
+LICENCE = "accept its licence on the hub, and log in"
+DAMAGED = "{file} .*(download it again|hf download .*--force-download)"
+ASSUMED = "me/broken is assumed to be a diffusers pipeline, and nothing is known of it, since the "
+# by fault: how `new` refuses, or begins what it guesses with
+REFUSED = {
+    "gated": f"me/broken is gated: {LICENCE}",
+    "private": "the hub has no me/broken: check the name, or log in if it is private",
+    "no right": rf"the hub refuses me/broken \(403\): {LICENCE}",
+    **dict.fromkeys(("half", "a list", "no text", "empty"), DAMAGED),
+}
+TOLD = {
+    "too many": "hub has had too many requests",
+    "in trouble": "hub is in trouble (503)",
+    "slow": "hub did not answer within 1 s",
+    "drops": "hub did not answer within 1 s",
+    "closed": "hub cannot be read (",
+    "cut": "hub cannot be read (",
+    "a page": "hub cannot be read (",
+}
+LACKS = {
+    INDEX: "has neither model_index.json nor modular_model_index.json: it is no diffusers pipeline",
+    CONFIG: "has no transformer/config.json, although its model_index.json names that part",
+}
+
+
+@pytest.fixture
+def broken(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setattr(model_index, "INDEX_SECONDS", 1.0)
+    hub.repositories = {BROKEN: files(table()["black-forest-labs/FLUX.1-Krea-dev"])}
+    return hub
+
+
+def test_every_fault_of_the_hub_is_judged() -> None:
+    assert sorted([*REFUSED, *TOLD, "missing"]) == sorted(FAULTS)
+
+
+def said_by_plan(m: PipelineSettings) -> str:
+    try:
+        return fetch_unknown(m)
+    except UserError as error:  # of a file that is here, and damaged
+        return str(error)
+
+
+SHORT = ("cut", "half", "missing", "too many", "gated")
+
+
+@pytest.mark.quick_cases("cut", "half")
+@pytest.mark.parametrize(
+    ("fault", "file"),
+    [
+        pytest.param(fault, file, marks=[pytest.mark.slow] * (file != CONFIG or fault not in SHORT))
+        for fault in FAULTS
+        for file in (INDEX, CONFIG, SCHEDULER)
+    ],
+)
+def test_a_file_that_the_hub_spoils_is_a_sentence(
+    fault: str, file: str, broken: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence within the limit, by `new` and by `plan`, and no other of the hub's client. The
+    next time, when the hub is well or the advice has been followed, the model is known."""
+    broken.broken = {BROKEN: (file, fault)}
+    m, start = PipelineSettings(pipeline=BROKEN), time.monotonic()
+    if (why := LACKS.get(file) if fault == "missing" else REFUSED.get(fault)) is not None:
+        why = why.format(file=file)
+        with pytest.raises(UserError, match=why) as refused:
+            begun(BROKEN, tmp_path / "run")
+        fuzz.one_sentence(str(refused.value), 500)
+        assert not (tmp_path / "run").exists()
+        if file != SCHEDULER or fault in ("gated", "private", "no right"):
+            assert re.search(why, said_by_plan(m))
+    else:
+        begun(BROKEN, tmp_path / "run")
+        said = capfd.readouterr()
+        if fault == "missing":  # a scheduler without settings has its class's
+            assert "its index names FluxPipeline" in said.out
+        else:
+            assert f"{ASSUMED}{TOLD[fault]}" in said.out
+            assert TOLD[fault] in fetch_unknown(m) and describe(m) is None
+            assert "on this machine; `hf download me/broken` downloads it" in unknown_because(m)
+        assert said.err == ""
+    assert time.monotonic() - start < 10
+    broken.release.set()
+    broken.broken = {}
+    if REFUSED.get(fault) == DAMAGED:
+        huggingface_hub.hf_hub_download(BROKEN, file, force_download=True)
+    elif fault == "missing":
+        return  # known to be missing until its authors change the repository
+    begun(BROKEN, tmp_path / "well")
+    assert "its index names FluxPipeline" in capfd.readouterr().out
+    assert not has_weights(m)
 
 
 def test_a_local_folder_of_a_family_has_its_settings(tmp_path: Path) -> None:

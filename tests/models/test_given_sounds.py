@@ -96,6 +96,39 @@ def test_a_given_sound_has_one_posterior(tmp_path: Path) -> None:
     assert torch.equal(*velocities[:2]) and not torch.equal(*velocities[1:])
 
 
+def test_a_reference_is_one_sound_of_channels_and_time(tmp_path: Path) -> None:
+    """ACE-Step repeats it to 30 seconds, and takes no batch of them, which files were."""
+    file, form = written(tmp_path / "tone.wav", 100), SoundForm(800, 2)
+    wave = columns.with_sounds({"reference_audio": str(file)}, form)["reference_audio"]
+    batch = columns.with_sounds({"src_audio": str(file)}, form)["src_audio"]
+    assert wave.shape == (2, 80) and torch.equal(batch, wave[None])
+    assert columns.placeholder_sounds(["reference_audio"], form)["reference_audio"].ndim == 2
+    row = columns.extras([{"reference_audio": str(file)}], ["reference_audio"], GivenForm(form))[0]
+    assert torch.equal(row["reference_audio"], wave)
+
+
+@pytest.mark.slow
+def test_rows_have_references_of_their_own(tmp_path: Path) -> None:
+    """The whole sample is the pipeline's own with that waveform; another file is another timbre."""
+    made = tiny(diffusers.AceStepPipeline, SPECIALS | SOUND_SPECIALS, SIZES)
+    policy = PipelinePolicy(made.pipe, call=made.call)
+    files = [written(tmp_path / f"{hertz}.wav", hertz, channels=2) for hertz in (100, 200)]
+    meta = [{"reference_audio": str(file)} for file in files]
+    proof = policy.prove(PROMPTS, steps=3, guidance=1.0, meta=meta)
+    whole = prove_whole(policy, PROMPTS, policy.loop.extras(meta, PROMPTS), proof)
+    assert whole.failure() is None and whole.own is not None and whole.own.media == 0
+    x = torch.randn(1, *policy.shape(3), generator=torch.Generator().manual_seed(0))
+    known = waveform_in(open_sound_file(str(files[0])), SoundForm(made.pipe.sample_rate, 2))[0]
+    of_call = PipelinePolicy(made.pipe, call={**made.call, "reference_audio": known})
+    velocities = []
+    for driven, rows in ((policy, meta[:1]), (of_call, []), (policy, meta[1:])):
+        velocity = driven.bind(driven.encode(PROMPTS[:1], rows), steps=3, guidance=1.0)
+        with torch.no_grad():
+            level = torch.tensor([driven.schedule(3).sigmas[1]])
+            velocities.append(velocity(x, level, torch.tensor([0])))
+    assert torch.equal(*velocities[:2]) and not torch.equal(*velocities[1:])
+
+
 SWITCHES = {
     "Kandinsky6TI2VAPipeline": {"sample_audio": False},
     "BriaFibo2Pipeline": {"render_text_images": False},

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import flowrl
 from flowrl.pages.compare_page import write_comparison
 from flowrl.pages.records import write_record
 from flowrl.pages.run_page import write_report
 from tests.support.page_runs import group, write_long_run, write_run
+from tests.support.tiny_clap import saved_clap
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -65,6 +67,13 @@ window.addEventListener("load", async () => {
     motion.click();
     facts.motion.push(motion.textContent);
   }
+  const heard = (audio) => new Promise((done) => {
+    audio.onloadedmetadata = () => done(audio.duration);
+    audio.onerror = () => done(null);
+    audio.preload = "metadata";
+    audio.load();
+  });
+  facts.seconds = await Promise.all([...document.querySelectorAll("audio")].map(heard));
   facts.images = document.images.length;
   facts.missing = [...document.images].filter((image) => !image.naturalWidth).length;
   facts.wide = document.documentElement.scrollWidth - window.innerWidth;
@@ -113,6 +122,58 @@ def test_a_page_in_the_browser(tmp_path, kind, width):
     assert seen["tree"].startswith(("step 0, node 1", "part 1, node 1"))
     assert bool(seen["images"]) == (kind != "text")
     assert seen.get("motion") == (["Pause videos", "Play videos"] if kind == "video" else None)
+
+
+TONES = '''
+import math
+
+import torch
+
+
+class Tones(torch.nn.Module):
+    """Tones of a quarter of a second: the state is their octave and their loudness."""
+
+    state, rate = (2,), 8000
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = torch.nn.Linear(3, 2)
+
+    def encode(self, prompts, rows):
+        return torch.zeros(len(prompts), 1)
+
+    def forward(self, x, sigma, encoded):
+        return self.network(torch.cat([x, sigma.to(x)[:, None]], 1))
+
+    def decode(self, x0, encoded):
+        hertz, size = 440 * 2 ** x0[:, :1].clamp(-2, 2), x0[:, 1:].sigmoid()
+        time = torch.arange(self.rate // 4) / self.rate
+        return (0.5 * size * torch.sin(2 * math.pi * hertz * time))[:, None]
+'''
+
+
+def test_sounds_of_a_model_of_ones_own_are_played(tmp_path):
+    """Scored by CLAP; each player of the page reads its sound, whose length is the model's."""
+    (tmp_path / "tones.py").write_text(TONES)
+    (tmp_path / "prompts.txt").write_text("a red cube\ntwo blue cat\n")
+    prompts = str(tmp_path / "prompts.txt")
+    settings = {
+        "recipe": {"name": "flow_grpo", "steps": 3, "group": 4},
+        "model": {"own": f"{tmp_path / 'tones.py'}:Tones", "lora": None, "device": "cpu"},
+        "prompts": {"train": prompts, "held_out": prompts, "per_iteration": 2},
+        "rewards": [{"name": "clap", "model": saved_clap(tmp_path / "clap"), "device": "cpu"}],
+        "train": {"iterations": 2, "lr": 1e-2},
+        "evaluate": {"every": 1, "steps": 3, "samples": 2},
+        "track": {"images": 2},
+    }
+    run = flowrl.train(settings=settings, folder=tmp_path / "run")
+    lines = [line for line in run.metrics if line.get("iteration")]
+    assert all(line["reward_std/clap"] > 0 and line["grad_norm"] > 0 for line in lines)
+    seen = facts(tmp_path / "run" / "report.html")
+    assert seen["failures"] == [] and seen["missing"] == 0 and seen["outside"] == []
+    assert len(seen["seconds"]) >= 4
+    assert seen["seconds"] == pytest.approx([0.25] * len(seen["seconds"]))
 
 
 def test_a_page_without_a_tree_runs_its_whole_script(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from flowrl.api.hub import downloaded_run
 from flowrl.cli.given_model import is_pipeline
 from flowrl.errors import UserError
-from flowrl.prompts import DataSource, PromptSet
+from flowrl.prompts import DataSource, PromptSet, files
 from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks import machine
 from rewards.perception.hub import fetched
@@ -55,7 +55,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Answering]:
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", url)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
-        monkeypatch.setattr(machine, "_HUB_SECONDS", 1.0)
+        for room in (machine, files):
+            monkeypatch.setattr(room, "_HUB_SECONDS", 1.0)
         monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's own tries
         monkeypatch.chdir(tmp_path)
         yield made
@@ -117,10 +118,17 @@ def test_a_repository_without_the_file_is_said(door: str, hub: Answering) -> Non
 @pytest.mark.parametrize("door", [name for name in DOORS if "reward" not in name])
 def test_a_silent_hub_is_a_missing_network(door: str, hub: Answering) -> None:
     """A request that nobody answers, within the limit of a start, and an answer that is cut off."""
-    if door in ("a data set", "a run"):  # whose client would wait for long
+    if door == "a run":  # whose client would wait for long
         hub.cut = (NAME,)
     else:
         hub.slow = (NAME,)
+    start = time.monotonic()
     said = refusal(DOORS[door])
     hub.release.set()
+    assert time.monotonic() - start < 30
     assert "hf download" in said or door == "a run", said
+
+
+def test_a_data_set_whose_answers_are_cut_off_is_said(hub: Answering) -> None:
+    hub.cut = (NAME,)
+    assert "hf download --repo-type dataset owner/name" in refusal(DOORS["a data set"])

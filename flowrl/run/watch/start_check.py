@@ -194,11 +194,11 @@ def _rewards(run: RunSettings) -> Iterator[tuple[str, RewardSpec]]:
 
 def unchecked(run: RunSettings) -> Iterator[str]:
     """Sentences on what `plan` could not check here, and why."""
-    from flowrl.models.description import local_folder
+    from flowrl.models.description import has_weights
 
     for part in filter(None, (run.prompt_writer, run)):
         source = part.model.source
-        if not isinstance(part.model, OwnSettings) and local_folder(source) is None:
+        if not has_weights(part.model):
             yield (
                 f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
             )

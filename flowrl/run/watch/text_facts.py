@@ -70,7 +70,7 @@ def pipeline_kind(run: RunSettings) -> type | None:
 
     m = run.model
     folder = local_folder(m.pipeline) if isinstance(m, PipelineSettings) else None
-    if folder is None:
+    if folder is None or not (folder / run.model.configuration).is_file():
         return None
     if (source := modular_source(run.model)) is not None:
         return type(source.skeleton())

@@ -21,6 +21,13 @@ from flowrl.models.diffusers.call.drive.driver import DENOISERS
 CONFIGS = Path(__file__).parents[3] / "flowrl" / "models" / "public_configs.json"
 COMMIT = "0" * 40
 Files = Mapping[str, str]
+# a refusal: its status, and the hub's word for it; None: an answer that is no refusal
+FAULTS: Mapping[str, Any] = {
+    "gated": (401, "GatedRepo"), "private": (401, "RepoNotFound"), "no right": (403, ""),
+    "missing": (404, "EntryNotFound"), "too many": (429, ""), "in trouble": (503, ""),
+    "slow": None, "drops": None, "closed": None, "cut": None, "half": None, "a list": None,
+    "no text": None, "empty": None, "a page": None,
+}  # fmt: skip
 
 
 @cache
@@ -62,13 +69,15 @@ def files(row: Mapping[str, Any]) -> Files:
 class Hub:
     """A local hub: its address, the repositories, and those that misbehave.
 
-    asked  paths of the requests, in order
+    broken  a file that misbehaves, and how (a word of `FAULTS`), by repository
+    asked   paths of the requests, in order
     """
 
     repositories: Mapping[str, Files]
     gated: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
+    broken: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     release: Event = field(default_factory=Event)
 
@@ -86,14 +95,64 @@ class Hub:
         if file not in self.repositories[source]:
             return self._refuse(request, 404, "EntryNotFound")
         data = self.repositories[source][file].encode()
+        place, fault = self.broken.get(source, ("", ""))
+        if place == file:
+            return self._misbehave(request, body, data, fault)
+        self._send(request, body, data, data[: len(data) // 2] if source in self.cut else data)
+        return None
+
+    def _misbehave(
+        self, request: BaseHTTPRequestHandler, body: bool, data: bytes, fault: str
+    ) -> None:
+        half = len(data) // 2
+        match fault:
+            case "slow":
+                self.release.wait(60)
+            case "drops":
+                self._send(request, body, data, data, pause=self.release)
+            case "closed":
+                request.connection.close()
+            case "cut":
+                self._send(request, body, data, data[:half])
+            case "half":
+                self._send(request, body, data, data[:half], length=half)
+            case "a list":
+                self._send(request, body, data, b"[1, 2]", length=6)
+            case "no text":
+                self._send(request, body, data, b"\xff\xfe{}", length=4)
+            case "empty":
+                self._send(request, body, data, b"", length=0)
+            case "a page":
+                request.send_response(200)
+                request.send_header("Content-Length", "13")
+                request.end_headers()
+                request.wfile.write(b"<html></html>" if body else b"")
+            case _:
+                self._refuse(request, *FAULTS[fault])
+
+    @staticmethod
+    def _send(
+        request: BaseHTTPRequestHandler,
+        body: bool,
+        data: bytes,
+        sent: bytes,
+        length: int | None = None,
+        pause: Event | None = None,
+    ) -> None:
+        """An answer that says it is of a file with this data, and its bytes, one a second until
+        `pause`. `length` is the answer's, if it is not the file's."""
         request.send_response(200)
         request.send_header("X-Repo-Commit", COMMIT)
         request.send_header("ETag", f'"{abs(hash(data)):040x}"')
-        request.send_header("Content-Length", str(len(data)))
+        request.send_header("Content-Length", str(len(data) if length is None else length))
         request.end_headers()
-        if body:
-            request.wfile.write(data[: len(data) // 2] if source in self.cut else data)
-        return None
+        if body and pause is not None:
+            for number in sent:
+                if pause.wait(1.0):
+                    return
+                request.wfile.write(bytes([number]))
+        elif body:
+            request.wfile.write(sent)
 
     def _refuse(self, request: BaseHTTPRequestHandler, status: int, code: str) -> None:
         request.send_response(status)

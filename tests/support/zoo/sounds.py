@@ -162,6 +162,10 @@ INPUTS: dict[str, dict[str, tuple[Mapping[str, Any], bool]]] = {
     "StableAudioPipeline": {
         "prompt": ({}, True),
         "prompt, negative prompt": ({"negative_prompt": "bad"}, True),
+        "prompt, initial_audio_waveforms": (
+            {"initial_audio_waveforms": waveform(), "initial_audio_sampling_rate": 800},
+            True,
+        ),
     },
     "StableAudio3Pipeline": {
         "prompt": ({}, True),
@@ -184,5 +188,6 @@ INPUTS: dict[str, dict[str, tuple[Mapping[str, Any], bool]]] = {
             },
             False,
         ),
+        "prompt, lyrics, reference_audio": ({"reference_audio": waveform()[0]}, False),
     },
 }

@@ -33,6 +33,8 @@ from rewards.perception.video_files import moves, open_video_bytes, open_video_f
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
 OPEN_IMAGES = 256  # images that stay open
 OPEN_VIDEOS = 32  # of which all frames stay open
+# sounds that a pipeline takes as [channels time]; it takes others as [1 channels time]
+ONE_SOUND = ("reference_audio",)
 RATIOS = tuple(Fraction(*sides) for sides in ((1, 1), (2, 1), (1, 2), (4, 3), (3, 4)))
 
 Extra = Mapping[str, Any]
@@ -152,8 +154,8 @@ def _value(name: str, value: Any, place: str, form: GivenForm) -> Any:
 
 
 def _sound(name: str, value: Any, place: str, form: SoundForm | None) -> Any:
-    """The waveform [1 channels time] of a cell's file, in the pipeline's form. Tensors are returned
-    unchanged."""
+    """The waveform [1 channels time] of a cell's file, in the pipeline's form; [channels time] for
+    those of ONE_SOUND. Tensors are returned unchanged."""
     if isinstance(value, Tensor):
         return value
     if value is None or not value:
@@ -164,17 +166,18 @@ def _sound(name: str, value: Any, place: str, form: SoundForm | None) -> Any:
             raise ValueError("no sound: expected a path of a WAV file, or {bytes, path}")
         if form is None:
             raise ValueError("the pipeline's components name no rate and channels for it")
-        return _heard(file, form, *_stamps([file]))
+        return _heard(file, form, *_stamps([file]), alone=name in ONE_SOUND)
     except ValueError as error:
         raise UserError(f"{place}, {name}: {error}") from error
 
 
 @lru_cache(OPEN_IMAGES)
-def _heard(file: ImageFile, form: SoundForm, stamp: Stamp | None) -> Tensor:
+def _heard(file: ImageFile, form: SoundForm, stamp: Stamp | None, *, alone: bool) -> Tensor:
     """The same file returns the same tensor, by which rows are grouped, until it changes."""
     del stamp
     audio = open_sound_file(file) if isinstance(file, str) else open_sound_bytes(*file)
-    return waveform_in(audio, form)
+    wave = waveform_in(audio, form)
+    return wave[0] if alone else wave
 
 
 def waveform_in(audio: Audio, form: SoundForm) -> Tensor:
@@ -338,7 +341,8 @@ def placeholder_sounds(names: Iterable[str], form: SoundForm) -> Extra:
     """Placeholder sounds for trial calls: a second of noise."""
     draws = torch.Generator().manual_seed(0)
     shape = (1, form.channels, form.rate)
-    return {name: 0.1 * torch.randn(shape, generator=draws) for name in names}
+    noise = {name: 0.1 * torch.randn(shape, generator=draws) for name in names}
+    return {name: wave[0] if name in ONE_SOUND else wave for name, wave in noise.items()}
 
 
 def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
