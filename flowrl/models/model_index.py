@@ -24,7 +24,9 @@ from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
-from rewards.perception.hub import answer_of_hub, of_network
+from rewards.hub_names import possible_repository
+from rewards.perception.hub import answer_of_hub, check_cached, from_hub, of_network
+from rewards.perception.hub_cache import CachedRepository
 
 INDEX_SECONDS = 20.0  # for all files together
 ETAG_SECONDS = 5.0
@@ -66,8 +68,23 @@ def read_index(source: str) -> ModelIndex:
     without an answer within INDEX_SECONDS.
     """
     folder = find(source)
-    if not folder.is_dir():
-        folder = fetch_configurations(source)
+    if folder.is_dir():
+        return _index_of(folder, source)
+    repository = _repository(source)
+    with from_hub(source, repository, UserError):
+        index = _index_of(fetch_configurations(source), source)
+        check_cached(source, repository, UserError, asks=False)  # it may lose files meanwhile
+        return index
+
+
+def _repository(source: str) -> CachedRepository:
+    """The repository of this name. UserError for what no repository can be called."""
+    if not possible_repository(source):
+        raise UserError(no_such_model(source))
+    return CachedRepository(source)
+
+
+def _index_of(folder: Path, source: str) -> ModelIndex:
     names = [name for name in (PIPELINE_INDEX, MODULAR_INDEX) if (folder / name).is_file()]
     if not names:
         raise UserError(f"{source} has neither {PIPELINE_INDEX} nor {MODULAR_INDEX}")
@@ -86,6 +103,13 @@ def read_index(source: str) -> ModelIndex:
 def fetch_configurations(source: str) -> Path:
     """The folder in the hub's cache with a hub name's index and its parts' configurations. Errors
     as of `read_index`."""
+    repository = _repository(source)
+    with from_hub(source, repository, UserError):
+        check_cached(source, repository, UserError, asks=False)
+        return _fetched(source)
+
+
+def _fetched(source: str) -> Path:
     cached = _cached_index(source)
     if cached is not None and all(_is_cached(source, file) for file in _wanted(cached, source)):
         return cached.parent
@@ -105,7 +129,10 @@ def fetch_configurations(source: str) -> Path:
         raise HubSilent(f"the hub did not answer within {INDEX_SECONDS:.0f} s")
     if isinstance(outcome[0], Path):
         return outcome[0]
-    raise _meaning(outcome[0], source) from outcome[0]
+    meaning = _meaning(outcome[0], source)
+    if meaning is outcome[0]:
+        raise meaning
+    raise meaning from outcome[0]
 
 
 def fetch_unknown(m: ModelSettings) -> str:

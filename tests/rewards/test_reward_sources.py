@@ -29,8 +29,10 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     hub.hub_reachable.cache_clear()
+    hub.hub_silence.cache_clear()
     yield
     hub.hub_reachable.cache_clear()
+    hub.hub_silence.cache_clear()
 
 
 @pytest.mark.parametrize(
