@@ -26,14 +26,16 @@ def downloaded_run(repository: str) -> Path:
         raise UserError(
             f"{place}: {repository[:100]!r} is neither a folder nor owner/name of a repository"
         )
-    kept = CachedRepository(repository, whole=True)
+    stored = CachedRepository(repository, whole=True)
     try:
-        with waiting(f"the run {repository}"), from_hub(place, kept, UserError):
-            check_cached(place, kept, UserError)
-            local = present_place(repository) != repository or hub_silence(repository) is not None
+        with waiting(f"the run {repository}"), from_hub(place, stored, UserError):
+            check_cached(place, stored, UserError)
+            local = present_place(repository) != repository
+            if not local and (silence := hub_silence(repository)) is not None:
+                raise UserError(f"{place}: {repository} cannot be read: the hub {silence}")
             folder = Path(snapshot_download(repository, local_files_only=local))
             lacks_run = not (folder / "run.yaml").is_file()
-            check_cached(place, kept, UserError)  # it may have lost files meanwhile
+            check_cached(place, stored, UserError)  # it may have lost files meanwhile
             if lacks_run:
                 raise UserError(
                     f"{place}: {repository} has no run.yaml, so it is not the folder of a run. "

@@ -35,7 +35,7 @@ from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.sections.data import PromptPlace
-from rewards.perception.hub import hub_silence, say_cached
+from rewards.perception.hub import NOT_ASKED, hub_silence, say_cached
 from samplers.scheduler import unbound
 from samplers.storage import Storage
 
@@ -413,11 +413,13 @@ def loaded_from(m: PipelineSettings | LanguageSettings) -> str:
     if repository is None or silence is None:
         return place(m.source)
     folder = repository.snapshot()
+    way = f": run {repository.command()} where there is a network"
+    if silence.startswith(NOT_ASKED):
+        way = ""
     if not isinstance(folder, Path):
         raise UserError(
             f"{place_of_model}: {m.source} is neither a folder nor in the hub's cache "
-            f"{repository.root}, and the hub {silence}: run {repository.command()} where there is "
-            "a network"
+            f"{repository.root}, and the hub {silence}{way}"
         )
     try:
         if isinstance(m, PipelineSettings):
@@ -425,10 +427,7 @@ def loaded_from(m: PipelineSettings | LanguageSettings) -> str:
         else:
             check_language(str(folder), m.gguf_file)
     except UserError as error:
-        raise UserError(
-            f"{error}; the hub, which has the rest, {silence}: run {repository.command()} where "
-            "there is a network"
-        ) from error
+        raise UserError(f"{error}; the hub, which has the rest, {silence}{way}") from error
     say_cached(m.source, folder, silence)
     return str(folder)
 

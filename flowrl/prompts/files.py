@@ -630,7 +630,7 @@ def _reading(at: str, way: str, on_hub: str = "") -> Iterator[None]:
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from httpx import HTTPError
 
-    from rewards.perception.hub import answer_of_hub, waiting
+    from rewards.perception.hub import answer_of_hub, token_fault, waiting
     from rewards.perception.hub_cache import CachedRepository
 
     # of the library, its files' readers, the hub's client and file systems that are not installed
@@ -644,6 +644,8 @@ def _reading(at: str, way: str, on_hub: str = "") -> Iterator[None]:
     except (*errors, RuntimeError, ImportError) as error:
         if on_hub and (raised := repository.raised(error)) is not None:
             raise UserError(f"{at} cannot be read: {raised}") from error
+        if on_hub and (obstacle := token_fault()) is not None:
+            raise UserError(f"{at} cannot be read: the hub {obstacle}") from error
         if on_hub and (answer := answer_of_hub(error, on_hub)) is not None:
             raise UserError(f"{at} cannot be read: {answer}") from error
         if isinstance(error, DatasetNotFoundError):

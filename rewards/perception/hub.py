@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Annotated, Any, get_args
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from rewards.hub_names import possible_repository
 from rewards.perception.hub_cache import CachedRepository
@@ -22,53 +24,84 @@ HubName = Annotated[str, HUB_NAME]  # marks settings that `check_hub_settings` l
 _CLIENTS = {"huggingface_hub", "httpx", "httpx2", "httpcore", "requests"}
 _TIMEOUT = 5.0  # seconds; the hub's own client retries for half a minute per file
 OFF = "is switched off (HF_HUB_OFFLINE)"
+NOT_ASKED = "cannot be asked"
 NOTICE_SECONDS = 5.0  # after which a line says what is waited for
 
 
 class HubFault(ValueError):
-    """What keeps a repository from being read, in one sentence with the way out."""
+    """A repository cannot be read; the text is one sentence with what helps."""
 
 
 @functools.cache
-def hub_reachable() -> bool:
-    """Whether the hub can be reached. Checked once per process."""
+def unreached() -> str | None:
+    """Why the hub cannot be reached, as the end of a sentence about it; None if it can be. Checked
+    once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return False
+        return OFF
     try:
         request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         urllib.request.urlopen(request, timeout=_TIMEOUT).close()
     except urllib.error.HTTPError:
-        return True  # an answer, whatever it says
-    except (OSError, ValueError):
-        return False
-    return True
+        return None  # an answer, whatever it says
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        address = urlsplit(constants.ENDPOINT)
+        by_proxy = address.scheme in getproxies() and not proxy_bypass(address.hostname or "")
+        proxy = f" through the proxy of {address.scheme.upper()}_PROXY" if by_proxy else ""
+        return f"cannot be reached{proxy} ({constants.ENDPOINT}: {_short(reason)})"
+    return None
 
 
 @functools.cache
 def hub_silence(name: str) -> str | None:
     """Why the hub gives no model of this name now, as the end of a sentence about it; None if it
     answers, whatever it says of the model. Checked once per process, within seconds: its own client
-    waits for ever for a hub that takes a request and is silent, and repeats each question for half
-    a minute while the hub is in trouble."""
+    waits without an end for a hub that takes a request and is silent, and repeats each question
+    for half a minute while the hub is in trouble."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
-    if constants.HF_HUB_OFFLINE:
-        return OFF
-    if not hub_reachable():
-        return "cannot be reached"
+    if (obstacle := unreached() or token_fault()) is not None:
+        return obstacle
     try:
         HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=_TIMEOUT)
     except HfHubHTTPError as error:
         status = error.response.status_code
         return f"is in trouble ({status})" if status == 429 or status >= 500 else None
+    except (ValueError, KeyError, TypeError):  # of an answer that is none of a hub
+        return f"answers as no hub does ({constants.ENDPOINT}: a proxy's or a login page?)"
     except Exception as error:  # whatever the installed HTTP library raises
         if not of_network(error):
             raise
         return f"does not answer within {_TIMEOUT:.0f} s ({constants.ENDPOINT})"
     return None
+
+
+def token_fault() -> str | None:
+    """Why no request to the hub can be made with this user's token, as the end of a sentence about
+    the hub; None without a fault. The hub's client raises a bare error, or calls it a connection
+    that failed."""
+    from huggingface_hub import constants, get_token
+
+    way = "; log in again (hf auth login)"
+    try:
+        token = get_token()
+    except UnicodeDecodeError:
+        return f"{NOT_ASKED}: {constants.HF_TOKEN_PATH} holds no token{way}"
+    except OSError as error:
+        if error.filename is None or of_client(error):
+            raise
+        reason = (error.strerror or str(error)).lower()
+        return f"{NOT_ASKED}: {error.filename} cannot be read ({reason}): change its rights{way}"
+    if token is not None and not all("!" <= letter <= "~" for letter in token):
+        return f"{NOT_ASKED}: HF_TOKEN or {constants.HF_TOKEN_PATH} holds no token{way}"
+    return None
+
+
+def _short(error: object) -> str:
+    return " ".join(str(error).split())[:100]
 
 
 @functools.cache
@@ -140,31 +173,31 @@ def from_hub(
     try:
         yield
     except Exception as error:
-        cause = _cause(repository, error, existed, told=type(error) in (kind, HubFault))
+        cause = _cause(repository, error, existed, in_words=type(error) in (kind, HubFault))
         if cause is None:
             raise
         raise kind(f"{place}: {cause}") from error
 
 
 def _cause(
-    repository: CachedRepository, error: Exception, existed: bool, told: bool = False
+    repository: CachedRepository, error: Exception, existed: bool, in_words: bool = False
 ) -> str | None:
-    """A clause on what kept a repository from being read; None if it was something else. `told`:
-    the error is a sentence already, which only a fault on this machine replaces."""
+    """A clause on the reason why a repository could not be read; None if it lies elsewhere.
+    `in_words`: the error is a sentence already, which only a fault on this machine replaces."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if existed and fault_of(repository.folder) is not None:
         return repository.raised(error) or repository.lost(repository.folder)
-    if told and error.__cause__ is None:
+    if in_words and error.__cause__ is None:
         return None
     if (raised := repository.raised(error)) is not None:
         return raised
     chain = list(chain_of(error))
     of_hub = [e for e in chain if of_client(e)]
-    answer = None if told else answer_of_hub(error, repository.name)
+    answer = None if in_words else answer_of_hub(error, repository.name)
     if (fault := repository.fault()) is not None:
         return f"{fault.words} ({answer})" if fault.fetched and answer else fault.words
-    if told or not of_hub or not any(repository.name in str(e) for e in chain):
+    if in_words or not of_hub or not any(repository.name in str(e) for e in chain):
         return None
     if answer is not None or any(isinstance(e, HfHubHTTPError) for e in of_hub):
         return answer
@@ -183,14 +216,14 @@ def of_client(error: BaseException) -> bool:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Ask the hub for `what` in the body; say so on stderr if that takes long. Its client waits for
-    minutes, without a word, for a hub that does not answer."""
+def waiting(subject: str) -> Iterator[None]:
+    """Ask the hub for `subject` in the body; say so on stderr if that takes long. Its client waits
+    for minutes, without a word, for a hub that does not answer."""
     from huggingface_hub import constants
 
     def say() -> None:
         print(
-            f"waiting for the hub ({constants.ENDPOINT}): {what}; Ctrl-C ends it, and "
+            f"waiting for the hub ({constants.ENDPOINT}): {subject}; Ctrl-C ends it, and "
             "HF_HUB_OFFLINE=1 reads the hub's cache alone",
             file=sys.stderr,
             flush=True,
@@ -266,9 +299,10 @@ def _hub_path(model: str, *files: str) -> str:
         return model
     folders = [Path(cached_file).parent for cached_file in cached if isinstance(cached_file, str)]
     if not folders:
+        way = ": download the model on a machine with a network, and name its folder"
         raise ValueError(
-            f"there is no folder {model}, and the hub {silence}: download the model on a machine "
-            "with a network, and name its folder"
+            f"there is no folder {model}, and the hub {silence}"
+            + ("" if silence.startswith(NOT_ASKED) else way)
         )
     say_cached(model, folders[0], silence)
     return str(folders[0])
@@ -289,9 +323,9 @@ def weights_file(reward: str, setting: str, file: str | None, published: tuple[s
                 raise ValueError(f"{reward}: no such file: {file}")
             return file
     repository, name = published
-    kept, way_out = CachedRepository(repository, file=name), f"name a file with `{setting}`"
-    with from_hub(reward, kept):
-        check_cached(reward, kept)
+    stored, way_out = CachedRepository(repository, file=name), f"name a file with `{setting}`"
+    with from_hub(reward, stored):
+        check_cached(reward, stored)
         cached = try_to_load_from_cache(repository, name)
         if isinstance(cached, str):
             return cached
@@ -370,10 +404,12 @@ def fetched_folder(reward: str, name: str, way_out: str) -> Path:
     are neither there nor on this machine, or are damaged."""
     from huggingface_hub import snapshot_download
 
-    kept = CachedRepository(name, whole=True)
-    with from_hub(reward, kept):
-        check_cached(reward, kept)
-        local = Path(present_place(name)).is_dir() or hub_silence(name) is not None
+    stored = CachedRepository(name, whole=True)
+    with from_hub(reward, stored):
+        check_cached(reward, stored)
+        local = Path(present_place(name)).is_dir()
+        if not local and (silence := hub_silence(name)) is not None:
+            raise HubFault(f"{reward}: {name} could not be fetched; {way_out} (the hub {silence})")
         return Path(
             fetched(reward, name, way_out, lambda: snapshot_download(name, local_files_only=local))
         )

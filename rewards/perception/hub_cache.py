@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ _WEIGHTS = re.compile(  # that a loader reads by itself
 
 @dataclass(frozen=True)
 class CacheFault:
-    """What is wrong with a repository in the hub's cache.
+    """A fault of a repository in the hub's cache.
 
     words    a clause that names the file or the folder, and what helps
     fetched  whether the hub's client fetches what is gone by itself, if the hub answers
@@ -117,7 +118,7 @@ class CachedRepository:
         )
 
     def fault(self) -> CacheFault | None:
-        """What is wrong with its files, those first that the hub's client does not fetch again;
+        """The fault of its files, those first that the hub's client does not fetch again;
         None without a fault, and if nothing of it is in the cache."""
         try:
             snapshot = self.snapshot()
@@ -156,7 +157,7 @@ class CachedRepository:
 
     def _fault_of_shards(self, folder: Path, weights: list[str]) -> CacheFault | None:
         if not all((folder / name).exists() for name in weights):
-            return None  # told by its file
+            return None  # the check of its file says so
         try:
             check_shards(folder, weights)
         except ValueError as error:
@@ -232,7 +233,17 @@ class CachedRepository:
         return None
 
     def _holds(self, file: Path) -> bool:
-        return any(file.is_relative_to(root) for root in (self.root, self.root.resolve()))
+        roots = (self.root, *_beside())
+        return any(file.is_relative_to(root) for path in roots for root in (path, path.resolve()))
+
+
+def _beside() -> Iterator[Path]:
+    """The caches of the hub's libraries beside that of its client."""
+    from huggingface_hub import constants
+
+    yield Path(constants.HF_HOME)
+    if (datasets := sys.modules.get("datasets")) is not None:
+        yield Path(datasets.config.HF_DATASETS_CACHE)
 
 
 def _parts(snapshot: Path) -> Iterator[Path]:
@@ -251,7 +262,7 @@ def _parts(snapshot: Path) -> Iterator[Path]:
 
 
 def _loaded_weights(names: list[str]) -> list[str]:
-    """Of a folder's files, those of the form of weights that a loader prefers."""
+    """The files of weights among `names` in the form that a loader prefers."""
     matches = [match for name in names if (match := _WEIGHTS.fullmatch(name))]
     preferred = min((match["suffix"] != "safetensors" for match in matches), default=False)
     return [match[0] for match in matches if (match["suffix"] != "safetensors") == preferred]

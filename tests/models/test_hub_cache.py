@@ -152,13 +152,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.hub_reachable.cache_clear()
+    hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
     (tmp_path / "cache").mkdir()
     (tmp_path / "beside").mkdir()
     yield tmp_path / "cache"
-    hub.hub_reachable.cache_clear()
+    hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
 
@@ -315,7 +315,7 @@ def served(root: Path, sources, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """A hub that answers, and an empty cache."""
     files = {
         file.relative_to(source).as_posix(): file.read_text(encoding="latin-1")
-        for source in sources.values()
+        for source in (*sources.values(), sources[language])  # whose files lie over the others
         for file in source.rglob("*")
         if file.name in FETCHING.values() or file.name == "tokenizer.json"
     }
@@ -332,7 +332,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's own tries
-    hub.hub_reachable.cache_clear()
+    hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
 
@@ -436,3 +436,99 @@ def test_a_long_wait_for_the_hub_is_said(
         pass
     time.sleep(0.1)
     assert not capsys.readouterr().err
+
+
+def token_locked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "token").write_text("hf_abc")
+    (folder / "token").chmod(0)
+
+
+def token_damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "token").write_bytes(b"\xff\xfe\x00h")
+
+
+def token_of_two_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token: hf_abc")
+
+
+def nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+def no_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, "mirror.example")
+
+
+def proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    serve(monkeypatch, "http://hub.invalid")
+
+
+# what is wrong around the hub, and words of the sentence
+AROUND: dict[str, tuple[Callable[[Path, pytest.MonkeyPatch], None], str]] = {
+    "a token that is locked": (token_locked, "token cannot be read (permission denied)"),
+    "a token that is damaged": (token_damaged, "token holds no token; log in again"),
+    "a token of two words": (token_of_two_words, "holds no token; log in again"),
+    "a login page": (nothing, "answers as no hub does"),
+    "no address": (no_address, "mirror.example"),
+    "a proxy that is away": (proxy, "through the proxy of HTTP_PROXY"),
+}
+ASKING = {
+    **{name: DOORS[name].read for name in FETCHING if name != "new"},
+    "a reward's model": DOORS["a reward's model"].read,
+    "a reward's folder": DOORS["a reward's folder"].read,
+    "a run": DOORS["a run"].read,
+}
+
+
+@pytest.mark.parametrize("fault", AROUND)
+@pytest.mark.parametrize("door", ASKING)
+def test_what_is_wrong_around_the_hub_is_named(
+    door: str, fault: str, root: Path, sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what is not cached; what is cached is read."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    do, words = AROUND[fault]
+    made = Answering({})
+    made.status, made.page = 200, fault == "a login page"
+    with serving(made) as url, rights_hold():
+        serve(monkeypatch, url)
+        do(tmp_path, monkeypatch)
+        with pytest.raises(ValueError) as told:
+            ASKING[door](tmp_path / "beside")
+        said = str(told.value)
+        fuzz.one_sentence(said, 700)
+        assert words in said and "secret" not in said, said
+        cache(sources[DOORS[door].make], root, DOORS[door].name)
+        ASKING[door](tmp_path / "beside")
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_the_commands_of_the_messages_mend_the_cache(
+    damage: str, served: Path, sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain download fetches what is gone, and leaves what is damaged as it is."""
+    name = "config.json"
+    repository = cache(sources[language], served, NAME)
+    file = next(file for file in links(repository) if file.name == name).resolve()
+
+    def read() -> Path:
+        hub.hub_silence.cache_clear()
+        hub.unreached.cache_clear()
+        return Path(weights_file("it", "weights", None, (NAME, name)))
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", damage == "gone")
+    file.unlink() if damage == "gone" else file.write_bytes(b"")
+    with pytest.raises(ValueError, match=f"`hf download {NAME} {name}") as told:
+        read()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    command = str(told.value).split("`")[1].split()
+    assert command[:4] == ["hf", "download", NAME, name]
+    assert command[4:] == ([] if damage == "gone" else ["--force-download"])
+    huggingface_hub.hf_hub_download(NAME, name)
+    assert file.stat().st_size == 0 or damage == "gone"
+    huggingface_hub.hf_hub_download(NAME, name, force_download=damage == "damaged")
+    assert read().stat().st_size

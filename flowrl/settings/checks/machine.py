@@ -32,7 +32,13 @@ from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
 from rewards.hub_names import names_repository
-from rewards.perception.hub import answer_of_hub, check_cached, from_hub, present_place
+from rewards.perception.hub import (
+    answer_of_hub,
+    check_cached,
+    from_hub,
+    present_place,
+    token_fault,
+)
 from rewards.perception.hub_cache import CachedRepository
 from rewards.perception.reachable import reachable
 from samplers import Plan
@@ -346,6 +352,8 @@ def _ask_hub(place: str, source: str, wanted: str) -> None:
 
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
+    if (obstacle := token_fault()) is not None:
+        raise UserError(f"{place}: {source} is not in the hub's cache, and the hub {obstacle}")
     try:
         url = huggingface_hub.hf_hub_url(source, wanted)
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)

@@ -1,11 +1,10 @@
 """Repositories in a local cache of the hub, as its client lays them out: files by their contents in
 `blobs`, links to them in the folder of a commit, and the commit of the main branch."""
 
-import hashlib
 import os
 from pathlib import Path
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from tests.support.hub.repositories import COMMIT, etag
 
 
 def cache(source: Path, root: Path, name: str, kind: str = "model") -> Path:
@@ -15,7 +14,7 @@ def cache(source: Path, root: Path, name: str, kind: str = "model") -> Path:
     blobs.mkdir(parents=True)
     for file in sorted(path for path in source.rglob("*") if path.is_file()):
         content = file.read_bytes()
-        blob = blobs / hashlib.sha256(content).hexdigest()
+        blob = blobs / etag(content)
         blob.write_bytes(content)
         link = snapshot / file.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)

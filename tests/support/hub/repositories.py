@@ -58,6 +58,11 @@ def files(row: Mapping[str, Any]) -> Files:
     return {"model_index.json": json.dumps(index), **made}
 
 
+def etag(data: bytes) -> str:
+    """The name of a file's contents, as a hub gives it."""
+    return f"{abs(hash(data)):040x}"
+
+
 @dataclass
 class Hub:
     """A local hub: its address, the repositories, and those that misbehave.
@@ -88,7 +93,7 @@ class Hub:
         data = self.repositories[source][file].encode()
         request.send_response(200)
         request.send_header("X-Repo-Commit", COMMIT)
-        request.send_header("ETag", f'"{abs(hash(data)):040x}"')
+        request.send_header("ETag", f'"{etag(data)}"')
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         if body:

@@ -45,8 +45,8 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         try:
             spec.revision = commit(repository, spec.revision)
         except UNREACHED as error:
-            kept = CachedRepository(repository)
-            if (raised := kept.raised(error)) is not None:
+            stored = CachedRepository(repository)
+            if (raised := stored.raised(error)) is not None:
                 raise UserError(f"model.pipeline: the {name} of {source}: {raised}") from error
             reason = " ".join(str(error).split())[:200]
             raise UserError(
