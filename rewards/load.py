@@ -42,7 +42,13 @@ from rewards.checks.settings import own_settings as own_settings
 from rewards.checks.winnable import KnowsWinnable
 from rewards.combine import ByScore
 from rewards.perception.contents import file_unlike_its_name
-from rewards.perception.hub import check_model_name, is_hub_name, model_path
+from rewards.perception.hub import (
+    check_model_name,
+    from_hub,
+    is_hub_name,
+    model_path,
+    named_repository,
+)
 from rewards.perception.packages import REWARD_PACKAGES
 from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import check_file, check_texts_beside
@@ -263,11 +269,15 @@ def _reachable_files(
 ) -> Iterator[None]:
     """`reachable` for the files and models that a reward's settings name."""
     with ExitStack() as stack:
-        for setting, value in settings.items():
-            annotation = parameters[setting].annotation
-            if is_hub_name(annotation) or any(mark.path for mark in marks(annotation)):
-                for path in chain.from_iterable(map(_places, texts_in(value))):
-                    stack.enter_context(reachable(f"reward {name!r}: {setting}", path))
+        for setting, parameter in parameters.items():
+            value, place = settings.get(setting, parameter.default), f"reward {name!r}: {setting}"
+            on_hub, named = is_hub_name(parameter.annotation), list(texts_in(value))
+            if on_hub or any(mark.path for mark in marks(parameter.annotation)):
+                for path in chain.from_iterable(map(_places, named)):
+                    stack.enter_context(reachable(place, path))
+            for text in named if on_hub else ():
+                if (repository := named_repository(text)) is not None:
+                    stack.enter_context(from_hub(place, repository))
         yield
 
 

@@ -29,6 +29,8 @@ from flowrl.settings.read import Overrides, check_plan, open_folder, override, r
 from flowrl.settings.trust import EVALUATED_PARTS, SAMPLED_PARTS, within
 from flowrl.settings.words.short_forms import REWARDS
 from rewards.hub_names import names_repository
+from rewards.perception.hub import check_cached, from_hub
+from rewards.perception.hub_cache import CachedRepository
 from rewards.rights import Limits, Right, need
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model", "weights")  # of the last weights
@@ -291,6 +293,13 @@ def is_pipeline(source: str) -> bool:
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
     if not names_repository(source):
         raise UserError(f"--model: {no_such_model(source)}")
+    repository = CachedRepository(source)
+    with from_hub("--model", repository, UserError):
+        check_cached("--model", repository, UserError)
+        return _is_pipeline_on_hub(source)
+
+
+def _is_pipeline_on_hub(source: str) -> bool:
     indices = (("model_index.json", True), (MODULAR_INDEX, True), ("config.json", False))
     for file, kind in indices:
         if isinstance(try_to_load_from_cache(source, file), str):

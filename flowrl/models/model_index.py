@@ -25,7 +25,9 @@ from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
 from flowrl.settings.checks.model_files import NO_MODEL, read_json
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
-from rewards.perception.hub import answer_of_hub, of_network
+from rewards.hub_names import possible_repository
+from rewards.perception.hub import answer_of_hub, check_cached, from_hub, of_network
+from rewards.perception.hub_cache import CachedRepository
 from rewards.perception.reachable import chain_of
 
 INDEX_SECONDS = 20.0  # for all files together
@@ -68,8 +70,23 @@ def read_index(source: str) -> ModelIndex:
     without an answer within INDEX_SECONDS.
     """
     folder = find(source)
-    if not folder.is_dir():
-        folder = fetch_configurations(source)
+    if folder.is_dir():
+        return _index_of(folder, source)
+    repository = _repository(source)
+    with from_hub(source, repository, UserError):
+        index = _index_of(fetch_configurations(source), source)
+        check_cached(source, repository, UserError, asks=False)  # it may lose files meanwhile
+        return index
+
+
+def _repository(source: str) -> CachedRepository:
+    """The repository of this name. UserError for what no repository can be called."""
+    if not possible_repository(source):
+        raise UserError(no_such_model(source))
+    return CachedRepository(source)
+
+
+def _index_of(folder: Path, source: str) -> ModelIndex:
     names = [name for name in (PIPELINE_INDEX, MODULAR_INDEX) if (folder / name).is_file()]
     if not names:
         raise UserError(f"{source} has neither {PIPELINE_INDEX} nor {MODULAR_INDEX}")
@@ -88,6 +105,13 @@ def read_index(source: str) -> ModelIndex:
 def fetch_configurations(source: str) -> Path:
     """The folder in the hub's cache with a hub name's index and its parts' configurations. Errors
     as of `read_index`."""
+    repository = _repository(source)
+    with from_hub(source, repository, UserError):
+        check_cached(source, repository, UserError, asks=False)
+        return _fetched(source)
+
+
+def _fetched(source: str) -> Path:
     cached = _cached_index(source)
     if cached is not None and all(_is_cached(source, file) for file in _wanted(cached, source)):
         _refuse_missing(cached, source)
@@ -110,7 +134,10 @@ def fetch_configurations(source: str) -> Path:
     if isinstance(outcome[0], Path):
         _refuse_missing(outcome[0], source)
         return outcome[0].parent
-    raise _meaning(outcome[0], source) from outcome[0]
+    meaning = _meaning(outcome[0], source)
+    if meaning is outcome[0]:
+        raise meaning
+    raise meaning from outcome[0]
 
 
 def fetch_unknown(m: ModelSettings) -> str:

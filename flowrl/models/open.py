@@ -24,11 +24,18 @@ from flowrl.settings import (
     PipelineSettings,
     RunSettings,
 )
-from flowrl.settings.checks.machine import check_model, reading_model
+from flowrl.settings.checks.machine import (
+    check_language,
+    check_model,
+    check_pipeline,
+    hub_repository,
+    reading_model,
+)
 from flowrl.settings.model.engine import EngineSettings
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from flowrl.settings.model.levels import levels_of
 from flowrl.settings.sections.data import PromptPlace
+from rewards.perception.hub import NOT_ASKED, hub_silence, say_cached
 from samplers.scheduler import unbound
 from samplers.storage import Storage
 
@@ -103,7 +110,7 @@ def _pipeline(
         user_levels = UserLevels(cache(partial(levels_of, m.sigmas)), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
-        modular_source(m) or place(m.pipeline),
+        modular_source(m) or loaded_from(m),
         dtype=DTYPES[m.dtype],
         device=device,
         call={key: value for key, value in call.items() if value is not None},
@@ -246,10 +253,12 @@ def _language(
 
     refuse_images(run, m.language)
     serve = None if m.server is None or folder is None else partial(_server, run, m, folder)
-    return CausalPolicy.load(
-        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
+    policy = CausalPolicy.load(
+        loaded_from(m), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention, quantized=m.quantization, use=text_use(run, m), serve=serve,
     )  # fmt: skip
+    policy.model.name_or_path = place(m.language)  # which its adapters' files name
+    return policy
 
 
 def _image_tokens(
@@ -257,9 +266,8 @@ def _image_tokens(
 ) -> "ImageTokenPolicy":
     from flowrl.models.image_tokens.policy import ImageTokenPolicy
 
-    source = place(m.language)
     policy = ImageTokenPolicy.load(
-        source, image, dtype=DTYPES[m.dtype], device=device, attention=m.attention,
+        loaded_from(m), image, dtype=DTYPES[m.dtype], device=device, attention=m.attention,
         use=text_use(run, m),
     )  # fmt: skip
     check_image_steps(policy, run)
@@ -394,6 +402,34 @@ def with_guider(run: RunSettings) -> RunSettings:
 
     guiders = guiders_of(source.skeleton())
     return run.model_copy(update={"model": m.model_copy(update={"guider": guiders})})
+
+
+def loaded_from(m: PipelineSettings | LanguageSettings) -> str:
+    """The place that loaders read a model from: its folder; its hub name, while the hub answers for
+    it; and otherwise the folder of the hub's cache, since the hub's own client would wait for long.
+    UserError if that folder lacks files."""
+    place_of_model, repository = f"model.{m.KIND}", hub_repository(m.source)
+    silence = None if repository is None else hub_silence(m.source)
+    if repository is None or silence is None:
+        return place(m.source)
+    folder = repository.snapshot()
+    way = f": run {repository.command()} where there is a network"
+    if silence.startswith(NOT_ASKED):
+        way = ""
+    if not isinstance(folder, Path):
+        raise UserError(
+            f"{place_of_model}: {m.source} is neither a folder nor in the hub's cache "
+            f"{repository.root}, and the hub {silence}{way}"
+        )
+    try:
+        if isinstance(m, PipelineSettings):
+            check_pipeline(str(folder), m.form)
+        else:
+            check_language(str(folder), m.gguf_file)
+    except UserError as error:
+        raise UserError(f"{error}; the hub, which has the rest, {silence}{way}") from error
+    say_cached(m.source, folder, silence)
+    return str(folder)
 
 
 def place(source: str) -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from flowrl.bounded_files import parsed_json
 from flowrl.errors import UserError
+from flowrl.settings.checks.machine import hub_repository, reading_source
 from flowrl.settings.checks.model_files import ANOTHER, check_saved
-from rewards.perception.reachable import reachable
+from rewards.perception.hub import check_cached
 from rewards.perception.torch_files import TORCH_ERRORS
 
 _LIBRARIES = (SafetensorError, *TORCH_ERRORS, ImportError, NotImplementedError)
@@ -28,7 +29,7 @@ def reading(place: Path | str, setting: str) -> Iterator[None]:
     """Turn what libraries raise for weights that they cannot read, or that do not fit the model,
     into a UserError that begins with `setting`."""
     try:
-        with reachable(setting, Path(place), UserError):
+        with reading_source(setting, str(place)):
             yield
     except Exception as error:
         expected = isinstance(error, _LIBRARIES)
@@ -45,6 +46,8 @@ def load_saved(saved: Path, setting: str, load: Callable[[], T]) -> T:
     `setting`."""
     check_saved(saved, setting)
     with reading(saved, setting):
+        if (repository := hub_repository(str(saved))) is not None:
+            check_cached(setting, repository, UserError)
         return load()
 
 

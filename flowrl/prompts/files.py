@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, Field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -668,16 +668,22 @@ def _reading(at: str, way: str, on_hub: str = "") -> Iterator[None]:
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
     from httpx import HTTPError
 
-    from rewards.perception.hub import answer_of_hub
+    from rewards.perception.hub import answer_of_hub, token_fault, waiting
+    from rewards.perception.hub_cache import CachedRepository
 
     # of the library, its files' readers, the hub's client and file systems that are not installed
     errors = (DatasetsError, HTTPError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError)
+    repository = CachedRepository(on_hub, "dataset")
     try:
-        with _no_progress_bars():
+        with _no_progress_bars(), waiting(on_hub) if on_hub else nullcontext():
             yield
     except UserError:
         raise
     except (*errors, RuntimeError, ImportError) as error:
+        if on_hub and (raised := repository.raised(error)) is not None:
+            raise UserError(f"{at} cannot be read: {raised}") from error
+        if on_hub and (obstacle := token_fault()) is not None:
+            raise UserError(f"{at} cannot be read: the hub {obstacle}") from error
         if on_hub and (answer := answer_of_hub(error, on_hub)) is not None:
             raise UserError(f"{at} cannot be read: {answer}") from error
         if isinstance(error, DatasetNotFoundError):

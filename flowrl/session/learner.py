@@ -30,6 +30,7 @@ from flowrl.session import optimizers
 from flowrl.session.policies import Policies
 from flowrl.session.teachers import load_teachers
 from flowrl.settings import RunSettings
+from flowrl.settings.checks.machine import present_source
 from flowrl.settings.sections.run import EVALUATION
 
 
@@ -237,7 +238,7 @@ def load_policy(
         policy.train_all()
     elif m.lora.start is not None:
         start, place = m.lora.start, "model.lora.from"
-        load_saved(find(start), place, lambda: policy.begin_from(start))
+        load_saved(find(start), place, lambda: policy.begin_from(present_source(start)))
     else:
         policy.add_lora(
             rank=m.lora.rank,

@@ -41,7 +41,7 @@ from rewards.perception.embedding import (
     in_pair_batches,
 )
 from rewards.perception.frames import Aggregate, Frames, OverFrames
-from rewards.perception.hub import HubName, fetched, model_path
+from rewards.perception.hub import HubName, fetched_folder, model_path
 from rewards.perception.weight_files import weights_of_file
 from rewards.types import Inline, Kind, OneOrMore, Reward, Samples
 
@@ -230,10 +230,7 @@ def load(
     from transformers import AutoTokenizer, CLIPVisionModel
 
     if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        way_out = "name its folder with `model`"
-        folder = Path(fetched("clip_flant5", model, way_out, lambda: snapshot_download(model)))
+        folder = fetched_folder("clip_flant5", model, "name its folder with `model`")
     state, seen = state_of(folder), model_path(tower)
     reward = ClipFlanT5(
         tower=placement.put(complete(CLIPVisionModel.from_pretrained, seen)),

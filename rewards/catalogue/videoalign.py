@@ -34,7 +34,7 @@ from rewards.hub_names import names_repository
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
-from rewards.perception.hub import HubName, fetched, hub_reachable, model_path
+from rewards.perception.hub import HubName, fetched_folder, model_path
 from rewards.perception.media import WrongMedia, expect, items
 from rewards.perception.qwen import (
     QwenBackbone,
@@ -284,9 +284,4 @@ def _folder(checkpoint: str | None) -> Path:
         if not Path(checkpoint).is_dir():
             raise ValueError(f"videoalign: no such folder: {checkpoint}")
         return Path(checkpoint)
-    from huggingface_hub import snapshot_download
-
-    def fetch() -> str:
-        return snapshot_download(HUB_FOLDER, local_files_only=not hub_reachable())
-
-    return Path(fetched("videoalign", HUB_FOLDER, "name its folder with `checkpoint`", fetch))
+    return fetched_folder("videoalign", HUB_FOLDER, "name its folder with `checkpoint`")

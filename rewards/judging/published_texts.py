@@ -7,8 +7,10 @@ digest is used. A blank at the end of a line changes the tokens and therefore th
 
 import ast
 import hashlib
+import os
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, permutations
 from pathlib import Path
@@ -101,9 +103,22 @@ class PublishedText:
                     f"{reward}: {self.what} could not be fetched from {self.url} ({error}): "
                     f"{way_out}"
                 ) from error
-            self._found(reward, setting, self.url, content)
-            cached.write_bytes(content)
+            text = self._found(reward, setting, self.url, content)
+            _keep(cached, content)
+            return text
         return self._found(reward, setting, str(cached), cached.read_bytes())
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Keep a downloaded text, whole or not at all. Where nothing can be written, it is downloaded
+    again the next time."""
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(file)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
 
 
 def _digest(text: str) -> str:

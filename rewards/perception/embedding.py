@@ -7,6 +7,7 @@ other numbers. Two libraries load such models as `Towers`: transformers and open
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.hub import model_path
+from rewards.perception.hub import from_hub, model_path, named_repository
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
@@ -57,7 +58,10 @@ class Placement:
 def loaded_with_info(load: Callable[..., Any], source: str) -> tuple[Any, Mapping[str, Any]]:
     """Load a model by its `from_pretrained`, with what it says of its weights. ValueError if its
     files are damaged, or belong to another model."""
-    with reachable(source, folder := Path(source)):
+    with ExitStack() as stack:
+        stack.enter_context(reachable(source, folder := Path(source)))
+        if (repository := named_repository(source)) is not None:
+            stack.enter_context(from_hub(source, repository))
         if folder.is_dir():
             check_loaded_weights(folder)
         try:

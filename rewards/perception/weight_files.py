@@ -30,7 +30,7 @@ _MOST_TEXT = 2**26  # bytes of a configuration or vocabulary
 _ZERO_TAIL = 2**23  # bytes: a shorter end of zeros may be a layer's
 _LOOKS = 64  # blocks that are read of such an end
 _LOOK = 4096  # bytes
-_TEXTS = (".json", ".txt", ".model", ".jinja")  # what a loader reads beside weights
+LOADED_TEXTS = (".json", ".txt", ".model", ".jinja")  # what a loader reads beside weights
 _PARTS = r"(-\d+-of-\d+)?"
 _OBJECTS = re.compile(r"(.+_)?config\.json|tokenizer\.json|special_tokens_map\.json")
 _LOADED = tuple(  # the first that a folder has is the one that transformers reads
@@ -282,13 +282,14 @@ def check_texts_beside(folder: Path) -> None:
     says, or is no JSON although it is called so. Its weights may be pointers: some models are read
     without them."""
     for file in sorted(folder.iterdir()):
-        if file.suffix in _TEXTS and file.is_file():
+        if file.suffix in LOADED_TEXTS and file.is_file():
             check_file(file)
             if file.suffix == ".json":
-                _check_json(file)
+                check_json(file)
 
 
-def _check_json(file: Path) -> None:
+def check_json(file: Path) -> None:
+    """ValueError for a file that is no JSON, or not of the form that its name promises."""
     size = file.stat().st_size
     if size > _MOST_TEXT:
         raise ValueError(f"{file} cannot be read: it has {size} bytes, more than {_MOST_TEXT}")

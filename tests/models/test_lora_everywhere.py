@@ -69,10 +69,14 @@ def test_the_list_is_not_empty() -> None:
 )  # fmt: skip
 def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     made = built(name)
+    for root in made.roots().values():
+        # torch multiplies part of a tensor, such as EasyAnimate's text tokens at `attn1.to_out.0`,
+        # by another product for a weight that takes a gradient; adapters freeze the weights, which
+        # alone changed EasyAnimate's output by 1.4e-6 (the one product by 2e-7, 0 in float64)
+        root.requires_grad_(False)
     base = velocity(made)
     made.add_lora(rank=2, alpha=6, targets=None, seed=0)
-    # a product of part of a tensor rounds by where that lies in memory (EasyAnimate: 1.4e-6)
-    torch.testing.assert_close(velocity(made), base, atol=1e-5, rtol=0)
+    assert torch.equal(velocity(made), base)
     optimizer = torch.optim.AdamW(made.trainable().values(), lr=0.05)
     velocity(made, gradient=True).square().mean().backward()
     optimizer.step()

@@ -16,7 +16,7 @@ from flowrl.errors import UserError
 from flowrl.prompts import DataSource, PromptSet, files
 from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks import machine
-from rewards.perception.hub import fetched
+from rewards.perception.hub import fetched, hub_silence, unreached
 from tests.support import fuzz
 from tests.support.hub.repositories import Hub, serving
 
@@ -24,14 +24,23 @@ NAME = "owner/name"
 
 
 class Answering(Hub):
-    """A hub that has one answer for everything: a status, and the hub's word for it."""
+    """A hub that has one answer for everything: a status, and the hub's word for it; or the page of
+    a network that asks its users to log in."""
 
-    status, word = 200, ""
+    status, word, page = 200, "", False
 
     def answer(self, request: BaseHTTPRequestHandler, body: bool) -> None:
         self.asked.append(request.path)
         if self.slow:
             self.release.wait(60)
+        if self.page:
+            request.send_response(200)
+            request.send_header("Content-Type", "text/html")
+            request.send_header("Content-Length", "27")
+            request.end_headers()
+            if body:
+                request.wfile.write(b"<!doctype html><html></html>"[:27])
+            return None
         if self.cut:
             request.send_response(200)
             request.send_header("Content-Length", "100")
@@ -57,6 +66,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Answering]:
         monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
         for room in (machine, files):
             monkeypatch.setattr(room, "_HUB_SECONDS", 1.0)
+        monkeypatch.setattr("rewards.perception.hub._TIMEOUT", 1.0)
+        unreached.cache_clear()
+        hub_silence.cache_clear()
         monkeypatch.setattr(time, "sleep", lambda _: None)  # between the client's own tries
         monkeypatch.chdir(tmp_path)
         yield made
@@ -117,11 +129,8 @@ def test_a_repository_without_the_file_is_said(door: str, hub: Answering) -> Non
 
 @pytest.mark.parametrize("door", [name for name in DOORS if "reward" not in name])
 def test_a_silent_hub_is_a_missing_network(door: str, hub: Answering) -> None:
-    """A request that nobody answers, within the limit of a start, and an answer that is cut off."""
-    if door == "a run":  # whose client would wait for long
-        hub.cut = (NAME,)
-    else:
-        hub.slow = (NAME,)
+    """A request that nobody answers, within the limit of a start."""
+    hub.slow = (NAME,)
     start = time.monotonic()
     said = refusal(DOORS[door])
     hub.release.set()

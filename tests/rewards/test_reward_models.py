@@ -201,7 +201,7 @@ def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
         raise FileNotFoundError("no connection")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    monkeypatch.setattr("rewards.perception.hub.hub_reachable", lambda: True)
+    monkeypatch.setattr("rewards.perception.hub.hub_silence", lambda _: None)
     said = rf"^{name}: \S+ of \S+ could not be fetched; name a file with `{setting}`"
     with pytest.raises(ValueError, match=said):
         fetch()
@@ -221,7 +221,7 @@ def test_whatever_the_hubs_client_raises_is_a_sentence(name, error, monkeypatch)
 
     for download in ("hf_hub_download", "snapshot_download"):
         monkeypatch.setattr(f"huggingface_hub.{download}", dropped)
-    monkeypatch.setattr("rewards.perception.hub.hub_reachable", lambda: True)
+    monkeypatch.setattr("rewards.perception.hub.hub_silence", lambda _: None)
     settings = {"video_fps": 8} if name == "videoalign" else {}
     if name == "clip_flant5":
         settings = {"model": "owner/model"}

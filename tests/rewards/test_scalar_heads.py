@@ -387,6 +387,6 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
     refused(r"checkpoint-200/model\.pth does not exist; an adapter alone")
     refused("has no model_config.json", checkpoint=str(tiny.base))
     refused("no such folder: nowhere", checkpoint="nowhere")
-    monkeypatch.setattr("rewards.catalogue.videoalign.hub_reachable", lambda: False)
+    monkeypatch.setattr("rewards.perception.hub.hub_silence", lambda _: "cannot be reached")
     refused("KwaiVGI/VideoReward could not be fetched", checkpoint=None)
     refused("videoalign: instruction: .* does not hold", instruction=str(config))

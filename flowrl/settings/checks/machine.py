@@ -1,7 +1,7 @@
 """Checks of a run against this machine and its packages, before any weights are read."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,14 @@ from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
 from flowrl.settings.words.names import unknown_name
 from rewards.hub_names import names_repository
+from rewards.perception.hub import (
+    answer_of_hub,
+    check_cached,
+    from_hub,
+    present_place,
+    token_fault,
+)
+from rewards.perception.hub_cache import CachedRepository
 from rewards.perception.reachable import reachable
 from samplers import Plan
 from samplers.scheduler import unbound
@@ -264,6 +272,9 @@ def check_model(m: ModelSettings) -> None:
         on_hub = names_repository(source)
         if not find(source).exists() and not (on_hub and Path(source).suffix not in _WEIGHT_FILES):
             raise UserError(f"{place}: there is no file or folder {source}")
+        if (repository := hub_repository(source)) is not None:
+            with from_hub(place, repository, UserError):
+                check_cached(place, repository, UserError, asks=False)
         check_saved(find(source), place)
     if m.quantized is not None:
         m.quantized.check()
@@ -293,23 +304,56 @@ def reading_model(m: ModelSettings) -> Iterator[None]:
     if isinstance(m, OwnSettings):  # code, whose weights' file has a check of its own
         yield
         return
-    with reachable(f"model.{m.KIND}", find(m.source), UserError):
+    with reading_source(f"model.{m.KIND}", m.source):
         yield
 
 
+@contextmanager
+def reading_source(place: str, source: str) -> Iterator[None]:
+    """Read a folder or a repository of the hub's cache in the body. UserErrors begin with `place`,
+    as of `reading_model`."""
+    with ExitStack() as stack:
+        stack.enter_context(reachable(place, find(source), UserError))
+        if (repository := hub_repository(source)) is not None:
+            stack.enter_context(from_hub(place, repository, UserError))
+        yield
+
+
+def hub_repository(source: str) -> CachedRepository | None:
+    """The repository of a model that is named by its hub name; None for a folder or a file."""
+    if find(source).exists() or not names_repository(source):
+        return None
+    return CachedRepository(source)
+
+
+def present_source(source: str) -> str:
+    """The place that loaders read a folder, a file or a repository from: `present_place` of a hub
+    name."""
+    return source if hub_repository(source) is None else present_place(source)
+
+
 def check_hub(m: ModelSettings) -> None:
-    """UserError, within seconds, for a hub name whose model is neither cached nor reachable."""
+    """UserError, within seconds, for a hub name whose model is neither cached nor reachable, or
+    whose files in the hub's cache are damaged, locked or gone."""
     place, source = f"model.{m.KIND}", m.source
     if isinstance(m, OwnSettings) or find(source).is_dir():
         return
-    wanted = m.configuration
+    if (repository := hub_repository(source)) is None:
+        _ask_hub(place, source, m.configuration)
+        return
+    with from_hub(place, repository, UserError):
+        check_cached(place, repository, UserError)
+        _ask_hub(place, source, m.configuration)
+
+
+def _ask_hub(place: str, source: str, wanted: str) -> None:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    from rewards.perception.hub import answer_of_hub
-
     if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
         return
+    if (obstacle := token_fault()) is not None:
+        raise UserError(f"{place}: {source} is not in the hub's cache, and the hub {obstacle}")
     try:
         url = huggingface_hub.hf_hub_url(source, wanted)
         huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
@@ -374,8 +418,11 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             f"{place}: {source} is a single file; give a folder in {library}' format, as "
             f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
         )
-    elif not names_repository(source):
+    elif (repository := hub_repository(source)) is None:
         raise UserError(f"{place}: {no_such_model(source)}")
+    else:
+        with from_hub(place, repository, UserError):
+            check_cached(place, repository, UserError, asks=False)
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -33,7 +33,10 @@ def modular_alone(source: Any) -> bool:
 def _cached(source: str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(source, name), str)
+    try:
+        return isinstance(try_to_load_from_cache(source, name), str)
+    except OSError:  # the check of the model's files says why
+        return False
 
 
 def with_form(data: Any) -> Any:

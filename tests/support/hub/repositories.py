@@ -65,6 +65,11 @@ def files(row: Mapping[str, Any]) -> Files:
     return {"model_index.json": json.dumps(index), **made}
 
 
+def etag(data: bytes) -> str:
+    """The name of a file's contents, as a hub gives it."""
+    return f"{abs(hash(data)):040x}"
+
+
 @dataclass
 class Hub:
     """A local hub: its address, the repositories, and those that misbehave.
@@ -143,7 +148,7 @@ class Hub:
         `pause`. `length` is the answer's, if it is not the file's."""
         request.send_response(200)
         request.send_header("X-Repo-Commit", COMMIT)
-        request.send_header("ETag", f'"{abs(hash(data)):040x}"')
+        request.send_header("ETag", f'"{etag(data)}"')
         request.send_header("Content-Length", str(len(data) if length is None else length))
         request.end_headers()
         if body and pause is not None:

@@ -31,6 +31,7 @@ from flowrl.models.diffusers.lora.lora import (
 from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.models.saved_weights import load_saved, tensors_and_settings
 from flowrl.paths import find
+from flowrl.settings.checks.machine import present_source
 from flowrl.settings.model.adapters import FrozenAdapter
 from rewards.perception.hub import of_network
 from rewards.perception.weight_files import other_half, safetensors_header
@@ -46,7 +47,11 @@ def merge_adapters(pipe: Any, adapters: Sequence[FrozenAdapter]) -> None:
     """
     for i, adapter in enumerate(adapters):
         place = f"model.adapters, {i + 1}"
-        load_saved(find(adapter.path), place, partial(_merge, pipe, adapter, place))
+        load_saved(find(adapter.path), place, partial(_merge_present, pipe, adapter, place))
+
+
+def _merge_present(pipe: Any, adapter: FrozenAdapter, place: str) -> None:
+    _merge(pipe, adapter.model_copy(update={"path": present_source(adapter.path)}), place)
 
 
 def _merge(pipe: Any, adapter: FrozenAdapter, place: str) -> None:

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from flowrl.errors import UserError
+from rewards.perception.hub_cache import CachedRepository
 
 UNREACHED = (HfHubHTTPError, RevisionResolutionError, OfflineModeIsEnabled, OSError)
 
@@ -44,6 +45,9 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         try:
             spec.revision = commit(repository, spec.revision)
         except UNREACHED as error:
+            stored = CachedRepository(repository)
+            if (raised := stored.raised(error)) is not None:
+                raise UserError(f"model.pipeline: the {name} of {source}: {raised}") from error
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"model.pipeline: the {name} of {source} is in {repository}, which is neither on "
