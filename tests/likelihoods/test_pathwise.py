@@ -260,3 +260,17 @@ def test_the_losses_by_their_formulas():
     )
     anchored = RewardGradient(anchors=(Anchor(0.1),))
     assert loss_of(anchored, [0.0])[0] == pytest.approx([0.4])  # 0.1 |0 - 2|^2
+
+
+def test_a_hinge_counts_the_samples_that_reach_its_bound():
+    score, weight = (torch.tensor(v, dtype=torch.float64)[:, None] for v in ([1, 2, 3], [2, 4, 0]))
+    rows = PathRows(torch.arange(3), score, score > 0, None, score, (0.5, 0.0), weight=weight)
+    for form, satisfied in (("linear", None), ("target", None), ("hinge", [0.0, 1.0, 1.0])):
+        loss = RewardGradient(form=form, bound=2.0)
+        entries = loss(Pathwise(Kept()), {"new": Evaluation(score, None)}, rows)
+        counted = entries.metrics.get("through/satisfied")
+        assert (None if counted is None else counted[:, 0].tolist()) == satisfied
+        assert torch.equal(entries.metrics["through/score"], score)
+        assert torch.equal(entries.metrics["through/weight"], weight)
+        assert torch.equal(entries.metrics["policy_loss"], entries.value)
+        assert entries.value[2] == 0, "its weight is 0"
