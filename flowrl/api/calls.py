@@ -189,11 +189,24 @@ _ARGUMENTS = {
     "model.language": "model",
     "recipe.group": "count",
 }
+_OF_THE_HUB = {  # arguments of `push_to_hub` elsewhere, and the ones here
+    "repo_id": "repository",
+    "repo_name": "repository",
+    "model_id": "repository",
+    "hub_model_id": "repository",
+    "hub_private_repo": "private",
+    "hub_private": "private",
+}
+_TOKENS = ("token", "hub_token", "use_auth_token")
 
 
 def _instead(name: str, names: Sequence[str]) -> str:
     """The advice for an argument that a call does not have: flowrl's word for another library's
     name, the nearest name, or all names."""
+    if (argument := _OF_THE_HUB.get(name)) in names:
+        return f"did you mean {argument!r}?"
+    if "repository" in names and name in _TOKENS:
+        return "the hub's token comes from `hf auth login` or the variable HF_TOKEN"
     written = list[str]()
     for setting in flowrl_words(name):
         section, *inner = setting.removeprefix("--").split(".")

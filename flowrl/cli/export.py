@@ -1,5 +1,6 @@
 """Export of a run: its adapter in several key formats, merged weights, and a model card."""
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from flowrl.cli.model_card import CardSubject, write_card
 from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import removed_if_empty
+from flowrl.json_text import json_text
 from flowrl.models.adapters import ADAPTER, merge_language_adapters
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora import own_form
@@ -106,8 +108,21 @@ def _write(
     if arguments.merged:
         _merge(run, weights, out / MERGED)
         written.append(out / MERGED)
+    if arguments.push_to_hub is not None:
+        hide_places(out)
     subject = CardSubject(run, arguments.run, weights, arguments.push_to_hub)
     return [*written, write_card(subject, out, [path.name for path in written])]
+
+
+def hide_places(out: Path) -> None:
+    """Keep only the last part of a base model's absolute path in the configurations of adapters, as
+    in the card: nobody else has the folder, and its path names this machine's user."""
+    for file in sorted(out.rglob(TEXT_ADAPTER)):
+        config = json.loads(file.read_text(encoding="utf-8"))
+        base = str(config.get("base_model_name_or_path") or "")
+        if Path(base).is_absolute():
+            config["base_model_name_or_path"] = Path(base).name
+            file.write_text(json_text(config, indent=2), encoding="utf-8")
 
 
 def _weights(arguments: ExportArguments) -> Path:

@@ -111,9 +111,9 @@ def load(
     checkpoint  folder of a published checkpoint, with model.safetensors or model.pth
     base        model that was fine-tuned, for its configuration and tokenizer: a folder or a name
                 on the hub
-    following   file with the authors' text on instruction following, or their `prompts.py` with
-                both texts, which is not run; needed, since no address of it is known
-    quality     file with the authors' text on quality, or their `prompts.py`; needed too
+    following   file with the authors' text on instruction following, or their Python file with both
+                texts, which is not run; needed, since no address of it is known
+    quality     file with the authors' text on quality, or their Python file; needed too
     kind        mean, min or sum of the scores of both passes, or the score of one: following or
                 quality
     column      column of the prompt file with the path of the source image

@@ -207,6 +207,22 @@ BAD = [
         lambda: flowrl.Run("demo").export(fromat="x"),
         "flowrl.Run.export: there is no argument 'fromat'; did you",
     ),
+    (
+        lambda: flowrl.Run("demo").push(repo_id="me/a"),
+        "flowrl.Run.push: there is no argument 'repo_id'; did you mean 'repository'?",
+    ),
+    (
+        lambda: flowrl.Run("demo").push(hub_model_id="me/a"),
+        "there is no argument 'hub_model_id'; did you mean 'repository'?",
+    ),
+    (
+        lambda: flowrl.Run("demo").push("me/a", token="x"),
+        "there is no argument 'token'; the hub's token comes from `hf auth login` or the variable",
+    ),
+    (
+        lambda: flowrl.train(settings="demo", push_to_hub=True),
+        "from Python `run.push('OWNER/NAME')`",
+    ),
     (lambda: flowrl.Run("demo").push(None), "flowrl.Run.push: repository must be a text, not None"),
     (lambda: flowrl.Run("demo").report(), "'demo' has not begun: train() it first"),
     (lambda: flowrl.vote(None), "flowrl.vote: source must be a path or a list, not None"),

@@ -166,6 +166,17 @@ class ConnectError(Exception):
     """As an HTTP library raises it that is no base class of the hub's own errors."""
 
 
+def test_a_configuration_on_the_hub_names_no_folder_of_this_machine(tmp_path):
+    (tmp_path / "unet").mkdir()
+    bases = {"adapter_config.json": "/home/me/models/sums-lm", "unet/adapter_config.json": "a/b"}
+    for name, base in bases.items():
+        (tmp_path / name).write_text(json.dumps({"base_model_name_or_path": base, "r": 4}))
+    export.hide_places(tmp_path)
+    for name, base in (("adapter_config.json", "sums-lm"), ("unet/adapter_config.json", "a/b")):
+        config = json.loads((tmp_path / name).read_text())
+        assert config == {"base_model_name_or_path": base, "r": 4}
+
+
 def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tmp_path):
     words = ("export", run[0], "--formats", "diffusers", "--push-to-hub", "me/new")
     assert flowrl(*words, "--private", "--out", tmp_path / "a") == 0

@@ -19,7 +19,7 @@ from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.unigenbench import UniGenBench
 from rewards.checks.described import without_settings
 from rewards.checks.settings import inline_groups
-from rewards.load import MAKERS, Want, names, reward_parameters
+from rewards.load import Want, names, reward_parameters
 from rewards.meanings import COMMON_MEANINGS, reward_meanings, reward_wants
 from scripts.generate.rewards_page import PAGE, reward_section, rewards_page
 from tests.recipes.test_setting_meanings import outside_of
@@ -43,7 +43,7 @@ def test_each_setting_has_a_meaning(name: str, want: Want) -> None:
 def test_no_line_describes_what_is_no_setting(name: str) -> None:
     """A misspelt name would leave its line as prose."""
     module = importlib.import_module(f"rewards.catalogue.{name}")
-    for maker in (maker for maker in MAKERS if vars(module).get(maker) is not None):
+    for maker in reward_wants(name):
         known = reward_parameters(name, maker)
         for described in (vars(module)[maker], *inline_groups(vars(module)[maker])):
             lines = without_settings(described.__doc__, known).splitlines()

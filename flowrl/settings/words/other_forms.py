@@ -48,7 +48,8 @@ OTHER_FORMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "push_to_hub* hub_*",
-        "weights are uploaded after the run: `flowrl export RUN --push-to-hub OWNER/NAME`",
+        "weights are uploaded after the run: `flowrl export RUN --push-to-hub OWNER/NAME`, from "
+        "Python `run.push('OWNER/NAME')`",
     ),
     (
         "mask_truncated_completions",
