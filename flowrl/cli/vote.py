@@ -309,9 +309,9 @@ def _scored(model: GivenModel, policy: EvaluationSampler, name: str, drawn: Tria
         for i, label in enumerate(table.names):
             column = zip(table.values[:, i].tolist(), table.scored[:, i].tolist(), strict=True)
             values = [value if is_scored else None for value, is_scored in column]
-            kept, sentence = testing_scores(label, rewards[label], drawn.samples.prompts, values)
-            if kept is not None:
-                scores[label] = kept
+            tests, sentence = testing_scores(label, rewards[label], drawn.samples.prompts, values)
+            if tests is not None:
+                scores[label] = tests
             left_out += [sentence] if sentence else []
     return _Side(name, shown_by(policy, drawn.samples), scores, left_out)
 

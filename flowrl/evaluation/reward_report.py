@@ -266,8 +266,8 @@ def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
 def _difference(d: ReportTree, tree: ReportTree) -> str:
     """A sentence on the accuracies of the best two, which are compared on the pairs that test
     both."""
-    both = [tree["rewards"][d[side]] for side in ("first", "second")]
-    fitted = any(reward.get("seen", {}).get("pairs") for reward in both)
+    sides = [tree["rewards"][d[side]] for side in ("first", "second")]
+    fitted = any(reward.get("seen", {}).get("pairs") for reward in sides)
     unseen = f"the {d['n']} pairs of prompts that neither was fitted to"
     same = unseen if fitted else "the same pairs"
     if not d["n"]:

@@ -25,7 +25,7 @@ page's own door. Then one run of NFT (demo_votes) or of DPO for each method:
 All but dpo and ready have the demo's rule beside them, that the prompt is followed. The gain is the
 hidden taste's on held-out prompts, after minus before. `agreement` is the share of fresh pairs of
 held-out prompts that the fitted reward orders as the hidden taste does. Of runs that ask, the
-report counts those that were told that people no longer agree, although nobody's taste has changed.
+report counts those with the alarm that people no longer agree, although nobody's taste has changed.
 FOLDER/results.json is rewritten after each step.
 """
 
@@ -216,7 +216,7 @@ class Study:
         return known
 
     def accused(self, method: str) -> bool:
-        """Whether a run that asked was told that people no longer agree with its reward."""
+        """Whether a run that asked has the alarm that people no longer agree with its reward."""
         alarms = self.folder / f"run-{method}" / "report" / "alarms.jsonl"
         return alarms.exists() and "people no longer agree" in alarms.read_text()
 
@@ -289,8 +289,8 @@ def report(studies: Sequence[Study]) -> None:
                 accused = sum(study.accused(method) for study in asked)
                 last = interval([study.last_agreement(method) for study in asked])
                 print(
-                    f"{method}: {accused} of {len(asked)} runs are told that people no longer "
-                    f"agree; agreement of the last votes on random pairs {last}"
+                    f"{method}: {accused} of {len(asked)} runs have the alarm that people no "
+                    f"longer agree; agreement of the last votes on random pairs {last}"
                 )
         names = [AGREEMENT["fit"].format(count) for count in COUNTS]
         names += [AGREEMENT["output"].format(VOTES), "agreement of ready"]

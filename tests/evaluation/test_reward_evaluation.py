@@ -307,7 +307,7 @@ def verdicts_of(preferences, seed: int, right: float) -> np.ndarray:
     return np.where(wrong, -1.0, 1.0) * (preferences.label - 0.5)
 
 
-def told(preferences, taste: RewardResult, ties: Ties = "half") -> dict:
+def report_on(preferences, taste: RewardResult, ties: Ties = "half") -> dict:
     """What the report says of a fitted reward beside one that is right in 7 of 10 pairs."""
     beside = RewardResult("plain", verdicts_of(preferences, 1, 0.7), COST, 0.0)
     resamples = Resamples.draw(preferences.clusters, 200, 0.95, 0)
@@ -336,7 +336,8 @@ def test_pairs_of_prompts_that_a_fit_has_seen_move_no_number_that_tests_it(
     """Whatever it says of them: accuracy, categories, calibration, differences, and its agreement
     with people."""
     good, bad = (
-        told(preferences, fitted_to(preferences, share, right, 0.6), ties) for right in (1.0, 0.0)
+        report_on(preferences, fitted_to(preferences, share, right, 0.6), ties)
+        for right in (1.0, 0.0)
     )
     assert good["rewards"]["taste"]["seen"]["accuracy"].value > 0.9
     assert bad["rewards"]["taste"]["seen"]["accuracy"].value < 0.2
@@ -362,7 +363,7 @@ def test_no_sentence_praises_a_fit_for_prompts_that_it_has_seen(
     share, unseen_right, says, never, preferences
 ):
     untied = replace(preferences, label=np.where(preferences.label == 0.5, 1.0, preferences.label))
-    said = told(untied, fitted_to(untied, share, 1.0, unseen_right))["sentences"]
+    said = report_on(untied, fitted_to(untied, share, 1.0, unseen_right))["sentences"]
     for sentence in says:
         assert any(sentence in line for line in said), said
     assert not any(never in line for line in said), said

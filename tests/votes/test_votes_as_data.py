@@ -21,6 +21,7 @@ from flowrl.votes.answer import write_results
 from flowrl.votes.fit import FitReward, fit_reward_to
 from flowrl.votes.log import VoteLog
 from flowrl.votes.voted_table import voted_table
+from rewards.fitted.scoring import KnowsPrompts
 from tests.support.voting import written_plan
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -125,6 +126,7 @@ def test_of_several_tables_one_is_named(tmp_path):
 @pytest.mark.parametrize("seen", [0, 2, 4])
 def test_people_test_a_fitted_reward_on_other_prompts_alone(seen):
     reward = rewards.load("fitted", path="flowrl/demo/shapes-taste")
+    assert isinstance(reward, KnowsPrompts)
     files = [CONFIGS_FOLDER / "prompts" / f"shapes_{name}.jsonl" for name in ("train", "held_out")]
     voted, others = (PromptSet.of(DataSource(str(file)), "prompts").texts for file in files)
     voted = [prompt for prompt in voted if reward.has_seen(prompt)]
