@@ -38,7 +38,7 @@ OURS = frozenset(
 )  # fmt: skip
 
 STAGED = "pyramid_num_inference_steps_list"  # of Helios' stages
-STAGES = (
+IN_STAGES = (
     "steps each chunk in stages of growing resolution: between them it enlarges the state, and "
     "adds noise that no scheduler draws, so no state of one size goes through the loop; and its "
     "steps are a list, a number for each stage "
@@ -52,7 +52,7 @@ def refuse_class(kind: type) -> None:
     """Raises UserError, with the reason, if no pipeline of this class can be driven."""
     name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
     if STAGED in parameters:
-        raise UserError(f"{name} {STAGES}")
+        raise UserError(f"{name} {IN_STAGES}")
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
             raise UserError(
