@@ -240,8 +240,8 @@ def _meaning(error: Exception, source: str) -> Exception:
         return UserError(no_such_model(source))
     if (answer := answer_of_hub(error, source)) is not None:
         # the client calls some answers a missing file, whose cause is the answer
-        causes = [each for each in chain_of(error) if isinstance(each, HfHubHTTPError)]
-        codes = [each.response.status_code for each in causes]
+        causes = [cause for cause in chain_of(error) if isinstance(cause, HfHubHTTPError)]
+        codes = [cause.response.status_code for cause in causes]
         waits = any(code == 429 or code >= 500 for code in codes)  # it may answer the next time
         return HubSilent(answer) if waits else UserError(answer)
     if not of_network(error) and not isinstance(error, json.JSONDecodeError):

@@ -622,14 +622,14 @@ def _check_answers(name: str, at: str, way: str) -> None:
     """UserError, beginning with `at` and ending with `way`, for a hub data set of which nothing is
     on this machine, if nobody answers within seconds: `datasets` would ask again for minutes. What
     the hub answers is left to its reading."""
-    import datasets
+    from datasets import config
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
 
     from rewards.perception.hub import answer_of_hub, of_network
 
     downloaded = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    prepared = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
+    prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")
     if downloaded.is_dir() or prepared.is_dir():
         return
     try:

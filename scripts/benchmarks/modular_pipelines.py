@@ -24,6 +24,7 @@ import diffusers  # noqa: E402
 import pipelines as classic  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
+from flowrl.models.diffusers.call.traits.checks import IN_STAGES  # noqa: E402
 from flowrl.models.diffusers.modular.verdicts import (  # noqa: E402
     MODULAR_VERDICTS_FILE,
     modular_classes,
@@ -35,14 +36,9 @@ from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, SIBLINGS, of_clas
 from tests.support.zoo.pipelines import Unbuilt  # noqa: E402
 
 # what was read in their code, and no tiny parts can show
-STAGES = (
-    "steps each chunk in stages of growing resolution: between them it enlarges the state, and "
-    "adds noise that no scheduler draws, so no state of one size goes through the loop; and its "
-    "steps are a list, a number for each stage (pyramid_num_inference_steps_list)"
-)
 READ = {
-    "HeliosPyramidModularPipeline": STAGES,
-    "HeliosPyramidDistilledModularPipeline": STAGES,
+    "HeliosPyramidModularPipeline": IN_STAGES,
+    "HeliosPyramidDistilledModularPipeline": IN_STAGES,
     "MiniMaxMusic3ModularPipeline": "a language model samples the song's frames, and with them its "
     "length, in each call; windows of 8 s then begin inside the loop, and are blended with the "
     "window before between steps, which no step of a scheduler shows",

@@ -7,6 +7,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import (
@@ -21,6 +22,7 @@ from flowrl.models.diffusers.call.drive.received import Received
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.results.proof_checks import check_states
 from flowrl.models.diffusers.call.traits import checks
+from flowrl.models.diffusers.call.traits.verdicts import refuse_known
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy
@@ -197,6 +199,15 @@ def test_refused_pipelines() -> None:
     assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
     entry = made.loop.traits.entry
     assert entry.output == 0
+
+
+def test_stages_of_growing_resolution_are_refused_with_the_reason_in_their_code() -> None:
+    """Helios Pyramid has no `num_inference_steps`, which is not what stands in the way."""
+    kind = diffusers.HeliosPyramidPipeline
+    with pytest.raises(UserError, match="HeliosPyramidPipeline steps each chunk in stages of grow"):
+        checks.refuse_class(kind)
+    with pytest.raises(UserError, match="steps each chunk in stages of growing resolution"):
+        refuse_known(kind.__name__)
 
 
 def test_a_solver_that_looks_at_a_level_twice() -> None:

@@ -37,6 +37,13 @@ OURS = frozenset(
     )
 )  # fmt: skip
 
+STAGED = "pyramid_num_inference_steps_list"  # of Helios' stages
+IN_STAGES = (
+    "steps each chunk in stages of growing resolution: between them it enlarges the state, and "
+    "adds noise that no scheduler draws, so no state of one size goes through the loop; and its "
+    "steps are a list, a number for each stage "
+    f"({STAGED})"
+)
 PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -44,6 +51,8 @@ Parameters = Mapping[str, inspect.Parameter]
 def refuse_class(kind: type) -> None:
     """Raises UserError, with the reason, if no pipeline of this class can be driven."""
     name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
+    if STAGED in parameters:
+        raise UserError(f"{name} {IN_STAGES}")
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
             raise UserError(
