@@ -69,7 +69,9 @@ def hub_silence(name: str) -> str | None:
         HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=_TIMEOUT)
     except HfHubHTTPError as error:
         status = error.response.status_code
-        return f"is in trouble ({status})" if status == 429 or status >= 500 else None
+        if status == 429:
+            return "has had too many requests (429), and answers again in some minutes"
+        return f"is in trouble ({status})" if status >= 500 else None
     except (ValueError, KeyError, TypeError):  # of an answer that is none of a hub
         return f"answers as no hub does ({constants.ENDPOINT}: a proxy's or a login page?)"
     except Exception as error:  # whatever the installed HTTP library raises
