@@ -34,6 +34,7 @@ from flowrl.models.language.vision import ROW_COLUMNS, model_class, reads_images
 from flowrl.models.open import modular_source, place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import LanguageSettings, ModelSettings, OwnSettings, PipelineSettings
+from flowrl.settings.checks.machine import hub_repository
 from flowrl.settings.checks.model_files import (
     NO_MODEL,
     check_no_own_code,
@@ -190,14 +191,17 @@ class Description:
 
 
 def local_folder(source: str) -> Path | None:
-    """Find a model's local folder: as given, below the project, or in the hub's cache."""
+    """Find a model's local folder: as given, below the project, or in the hub's cache. None for one
+    in the cache that lost the contents of files, which a start asks the hub for."""
     folder = Path(place(source))
     if folder.is_dir():
         return folder
     try:
-        return Path(snapshot_download(source, local_files_only=True))
+        cached = Path(snapshot_download(source, local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
         return None
+    lost = any(path.is_symlink() and not path.exists() for path in cached.rglob("*"))
+    return None if lost else cached
 
 
 def has_weights(m: ModelSettings) -> bool:
@@ -242,8 +246,10 @@ def unknown_because(m: ModelSettings) -> str:
         return unreadable_gguf(folder, gguf)
     if Path(place(source)).is_dir():
         return f"{source} has no {m.configuration}"
-    partly = "" if local_folder(source) is None else "whole "
-    return f"{source} is not {partly}on this machine; `hf download {source}` downloads it"
+    repository = hub_repository(source)
+    begun = repository is not None and isinstance(repository.snapshot(), Path)
+    whole = " whole" if begun else ""
+    return f"{source} is not{whole} on this machine; `hf download {source}` downloads it"
 
 
 def _gguf(m: ModelSettings) -> str | None:

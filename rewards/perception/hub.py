@@ -70,7 +70,7 @@ def hub_silence(name: str) -> str | None:
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status == 429:
-            return f"has had too many requests ({status})"
+            return "has had too many requests (429), and answers again in some minutes"
         return f"is in trouble ({status})" if status >= 500 else None
     except (ValueError, KeyError, TypeError):  # of an answer that is none of a hub
         return f"answers as no hub does ({constants.ENDPOINT}: a proxy's or a login page?)"

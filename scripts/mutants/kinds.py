@@ -190,7 +190,7 @@ ROWS = (
      "            if number in _NOT_WRITTEN or", "            if False and number in _NOT_WRITTEN or",
      "models/test_hub_cache.py::test_a_full_or_read_only_disk_is_named"),
     ("kind-cache-silent", "rewards/perception/hub.py",
-     "        return f\"is in trouble ({status})\" if status == 429 or status >= 500 else None\n",
+     "        return f\"is in trouble ({status})\" if status >= 500 else None\n",
      "        return None\n",
      "models/test_hub_cache.py::test_a_whole_cache_is_read_beside_a_silent_hub"),
     ("kind-finite-text", "flowrl/json_text.py", "lambda _: None), allow_nan=False, **options)",

@@ -12,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import DATA_SET
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
-from flowrl.settings.checks.machine import check_hub, check_model
+from flowrl.settings.checks.machine import check_hub, check_model, hub_repository
 from flowrl.settings.read import run_checks, run_yaml_text
 from flowrl.settings.sections.data import PromptPlace, RewardSpec
 from rewards.types import Reward, cell
@@ -198,7 +198,11 @@ def unchecked(run: RunSettings) -> Iterator[str]:
 
     for part in filter(None, (run.prompt_writer, run)):
         source = part.model.source
-        if not has_weights(part.model):
+        repository = None if isinstance(part.model, OwnSettings) else hub_repository(source)
+        fault = None if repository is None else repository.fault()
+        if fault is not None and fault.fetched:
+            yield f"files of {source}: {fault.words}; a start asks the hub for it"
+        elif not has_weights(part.model):
             yield (
                 f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
             )
