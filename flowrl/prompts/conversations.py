@@ -96,8 +96,8 @@ def _with_outputs(table: PromptRows, at: str) -> PromptRows:
     fault = f"output is {table.rows[first]['output']!r:.50}, not a text"
     if not spoken:
         raise UserError(
-            f"{at}, {table.places[first]}: {fault}: write the answers as texts, or read the prompts "
-            "alone, by column: instruction"
+            f"{at}, {table.places[first]}: {fault}: write the answers as texts, or read the "
+            "prompts alone, by column: instruction"
         )
     warnings.warn(
         f"{at}: {len(table.rows) - len(spoken)} of {len(table.rows)} rows left out: {fault} "

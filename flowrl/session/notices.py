@@ -220,7 +220,7 @@ def configured_receiver() -> Receiver | None:
     if word == "off":
         return None
     if word not in ("", "on"):  # such as 0, by which somebody means to send none
-        raise ValueError(f"{NOTICES_VARIABLE} is {word!r:.50}: set it to off, or leave it out")
+        raise ValueError(f"{NOTICES_VARIABLE} is {word!r:.50}, and its words are off and on")
     section = configured_section("notify")
     if section is None:
         return None

@@ -246,8 +246,8 @@ def test_a_configuration_that_others_may_write_sends_nothing(tmp_path, monkeypat
     [
         (CONFIGURATION_VARIABLE, "/nowhere/config.toml", "which is no file: correct it, or unset"),
         (CONFIGURATION_VARIABLE, "/", "which is no file: correct it, or unset"),
-        ("FLOWRL_NOTIFY", "0", "FLOWRL_NOTIFY is '0': set it to off, or leave it out"),
-        ("FLOWRL_NOTIFY", "OFF", "set it to off, or leave it out"),
+        ("FLOWRL_NOTIFY", "0", "FLOWRL_NOTIFY is '0', and its words are off and on"),
+        ("FLOWRL_NOTIFY", "OFF", "its words are off and on"),
     ],
 )
 def test_a_variable_that_is_set_and_means_nothing_is_said(
