@@ -26,11 +26,16 @@ def configured_section(name: str) -> Mapping[str, Any] | None:
     """A section of the user's configuration; None without the file or the section.
 
     ValueError for a file that others can write, that is no TOML, or that has sections of other
-    names, and for a section that is no table.
+    names, for a section that is no table, and where FLOWRL_CONFIG names what is no file: who sets
+    it waits for what the file says. /dev/null says that there is none.
     """
     assert name in SECTIONS
     file = configuration_file()
     if not file.is_file():
+        if os.environ.get(CONFIGURATION_VARIABLE) and str(file) != os.devnull:
+            raise ValueError(
+                f"{CONFIGURATION_VARIABLE} names {file}, which is no file: correct it, or unset it"
+            )
         return None
     status = file.stat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:

@@ -150,6 +150,9 @@ class Given:
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         words = settings if self.settings is None or settings else self.settings
         listed = isinstance(words, Mapping | list | tuple)
+        if isinstance(words, Mapping) and not all(isinstance(word, str) for word in words):
+            key = next(word for word in words if not isinstance(word, str))
+            raise UserError(f"{PLACE}: settings: the key {key!r:.50} is not a text")
         if not listed or not all(isinstance(word, str) for word in words):
             raise UserError(
                 f"{made_call()}: settings must be a mapping or a run's file, not "

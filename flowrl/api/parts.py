@@ -98,6 +98,11 @@ class GivenRewards:
                     )
                 spec = {key: _in_file(value) for key, value in spec.items()}
                 spec, reward = _with_objects(spec, place) if _has_object(spec) else (spec, None)
+            elif isinstance(one, Mapping):
+                raise UserError(
+                    f"{place}: the `name` of a reward must be a text or a callable, not "
+                    f"{named!r:.50}"
+                )
             else:
                 raise UserError(
                     f"{place}: a reward must be a name, a mapping with a `name`, or a callable, "

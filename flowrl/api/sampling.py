@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import isclass
+from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,6 +33,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy, PipelineUse
 from flowrl.models.open import place
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import checked_text
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.session.live import Live
 from flowrl.session.session import load_rewards
@@ -122,10 +123,10 @@ def sample(
 
     UserError for a pipeline that cannot be driven, or a plan that does not fit its noise levels.
     """
-    texts = _prompt_list(prompts)
+    texts = _prompt_list(prompts, "flowrl.sample")
     check_counts("flowrl.sample", {"steps": steps})
     _check_guidance(guidance, "flowrl.sample")
-    if not isinstance(plan, Planner) or isclass(plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not _is_planner(plan):
         raise UserError(
             "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or "
             f"samplers.Tree(...), not {short_repr(plan)}"
@@ -185,7 +186,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     The model and the other arguments are as those of `flowrl.sample`, rewards as those of
     `flowrl.train`.
     """
-    texts = _prompt_list(prompts)
+    texts = _prompt_list(prompts, "flowrl.steer")
     check_counts("flowrl.steer", {"particles": particles, "count": count, "steps": steps})
     _check_guidance(guidance, "flowrl.steer")
     if method not in get_args(Method):
@@ -205,11 +206,23 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
         return SteeredSamples(samples, score_all(judges, samples), evaluations)
 
 
-def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
+def _is_planner(plan: object) -> bool:
+    """Whether an object can be called as a planner is. Its protocol fits whatever can be called,
+    such as a kernel of `samplers`."""
+    if isclass(plan) or not callable(plan):
+        return False
+    try:
+        signature(plan).bind((1.0, 0.0), 0, 0)
+    except (TypeError, ValueError):  # other parameters, or none that can be read
+        return False
+    return True
+
+
+def _prompt_list(prompts: str | Sequence[str], at: str) -> tuple[str, ...]:
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
-    if not texts or not all(text.strip() for text in texts):
-        raise UserError("prompts must not be empty")
-    return texts
+    if not texts:
+        raise UserError(f"{at}: prompts must not be empty")
+    return tuple(checked_text(text, f"{at}: prompts") for text in texts)
 
 
 def _check_guidance(guidance: GuidanceScale, at: str) -> None:

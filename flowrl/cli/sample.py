@@ -34,6 +34,7 @@ from flowrl.models.rewritten import RewrittenPolicy
 from flowrl.pages.sample_files import Page
 from flowrl.paths import find, folder_inside, new_numbered
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import checked_text
 from flowrl.prompts.row_sizes import RowSize
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.session.live import NOTHING_LIVE, Live
@@ -70,8 +71,9 @@ def sample_prompts(
     chosen = GivenModel.of(arguments, options, "sample")
     run = chosen.run
     sides = [name for name in ("height", "width") if getattr(arguments, name) is not None]
+    texts = tuple(checked_text(text, "sample: prompts") for text in arguments.prompts)
     with chosen.limited():
-        prompts = with_rows(run, arguments.prompts, None, sides)
+        prompts = with_rows(run, texts, None, sides)
     image = arguments.image if from_python.image is None else from_python.image
     prompts = with_image(prompts, image)
     named = bool(specs)  # by the user

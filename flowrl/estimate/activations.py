@@ -96,7 +96,10 @@ def _kept(
     if lora is not None:
         rank, targets, half, dora = lora
         ends = chosen_targets(model, targets)
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=ends, use_dora=dora))
+        with torch.device("meta"):  # peft makes new layers on the CPU, and a plan needs none of it
+            model.add_adapter(
+                LoraConfig(r=rank, lora_alpha=rank, target_modules=ends, use_dora=dora)
+            )
         for parameter_name, p in model.named_parameters():
             if ".lora_" in parameter_name:
                 p.data = p.data.to(

@@ -18,7 +18,15 @@ from flowrl.errors import UserError
 from flowrl.prompts.prompt_set import has_half_pair
 from rewards.audio import Audio
 from rewards.perception.contents import FIRST_BYTES, open_plain, unlike_its_name
-from rewards.perception.files import DAMAGE, PIECE, Read, open_image_file
+from rewards.perception.files import (
+    DAMAGE,
+    PIECE,
+    Read,
+    absence,
+    in_short,
+    no_path,
+    open_image_file,
+)
 from rewards.perception.media import to_tensor
 from rewards.perception.moving import (
     MEDIA_FORMATS,
@@ -108,8 +116,8 @@ def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
 
 
 def _sentence(source: Source, error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"{source.name}: no such file"
+    if isinstance(error, FileNotFoundError) or no_path(source.name) is not None:
+        return f"{in_short(source.name)}: {absence(source.name)}"
     begin = _beginning(source)
     if begin == b"":
         return f"{source.name}: an empty file"

@@ -8,6 +8,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.models.description import describe
+from flowrl.models.diffusers.call.inputs.columns import ImageFile, file_of_cell
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import SOUND_COLUMNS, VIDEO_COLUMNS, PromptRow
 from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
@@ -58,18 +59,17 @@ class _Seen:
         return self.videos
 
 
-_Opener = Callable[[str | bytes, _Seen], None]
+_Opener = Callable[[ImageFile, _Seen], None]
 
 
 def _check(value: Any, place: str, seen: _Seen, opener: _Opener) -> None:
-    for file in _files(value):
-        if file in seen.files:
-            continue
-        seen.files.add(file)
-        try:
-            opener(file, seen)
-        except ValueError as error:
-            raise UserError(f"{place}: {error}") from error
+    try:
+        for file in _files(value):
+            if file not in seen.files:
+                seen.files.add(file)
+                opener(file, seen)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def _opener(name: str, model: ModelSettings) -> _Opener:
@@ -80,36 +80,37 @@ def _opener(name: str, model: ModelSettings) -> _Opener:
     return _watch if moving else _see
 
 
-def _see(file: str | bytes, seen: _Seen) -> None:
-    if isinstance(file, bytes):
-        open_image_bytes(file, "bytes") if len(seen.files) <= DECODED else None
+def _see(file: ImageFile, seen: _Seen) -> None:
+    if not isinstance(file, str):
+        open_image_bytes(*file) if len(seen.files) <= DECODED else None
     elif len(seen.files) <= DECODED:
         open_image_file(file)
     else:
         check_image_file(file)
 
 
-def _watch(file: str | bytes, seen: _Seen) -> None:
-    if moves(file):
+def _watch(file: ImageFile, seen: _Seen) -> None:
+    if _moves(file):
         if seen.another_video() <= DECODED_VIDEOS:
             _open_video(file)
     else:
         _see(file, seen)
 
 
-def _open_video(file: str | bytes) -> None:
+def _moves(file: ImageFile) -> bool:
+    return moves(file if isinstance(file, str) else file[0])
+
+
+def _open_video(file: ImageFile) -> None:
     """Decode all frames, and keep the first and the last."""
-    if isinstance(file, bytes):
-        open_video_bytes(file, "bytes", most=2)
-    else:
+    if isinstance(file, str):
         open_video_file(file, most=2)
-
-
-def _hear(file: str | bytes, _: _Seen) -> None:
-    if isinstance(file, bytes):
-        open_sound_bytes(file, "bytes")
     else:
-        open_sound_file(file)
+        open_video_bytes(*file, most=2)
+
+
+def _hear(file: ImageFile, _: _Seen) -> None:
+    open_sound_file(file) if isinstance(file, str) else open_sound_bytes(*file)
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,16 @@ class ImageRows:
 
     def _decoded(self, row: Mapping[str, Any]) -> Winnable:
         for name in self.names:
-            for file in _files(row.get(name)):
-                try:
-                    if VIDEO_COLUMNS.fullmatch(name) and moves(file):
+            try:
+                for file in _files(row.get(name)):
+                    if VIDEO_COLUMNS.fullmatch(name) and _moves(file):
                         _open_video(file)
-                    elif isinstance(file, bytes):
-                        open_image_bytes(file, "bytes")
-                    else:
+                    elif isinstance(file, str):
                         open_image_file(file)
-                except ValueError as error:
-                    return Winnable("no", f"{name}: {error}")
+                    else:
+                        open_image_bytes(*file)
+            except ValueError as error:
+                return Winnable("no", f"{name}: {error}")
         return Winnable("yes")
 
     def answer_keys(self, _: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
@@ -148,7 +149,7 @@ class ImageRows:
         files = [file for name in self.names for file in _files(row.get(name))]
         digest = hashlib.sha256()
         for file in files:
-            digest.update(file if isinstance(file, bytes) else repr(_stamp(file)).encode())
+            digest.update(repr(_stamp(file)).encode() if isinstance(file, str) else file[0])
         return f"image:{digest.hexdigest()}" if files else None
 
 
@@ -158,10 +159,10 @@ def _stamp(file: str) -> tuple[str, int, int]:
     return (file, 0, 0) if stat is None else (file, stat.st_size, stat.st_mtime_ns)
 
 
-def _files(value: Any) -> Iterator[str | bytes]:
-    """Paths and bytes in a cell; the model reads other values, such as images from Python."""
-    for cell in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(cell, Mapping):
-            cell = cell.get("bytes") or cell.get("path")
-        if isinstance(cell, str | bytes):
-            yield cell
+def _files(value: Any) -> Iterator[ImageFile]:
+    """Paths in a cell, and bytes with their names; the model reads other values, such as images
+    from Python. ValueError for a mapping with neither, and for a number, as the model says it."""
+    for one in value if isinstance(value, list | tuple) else (value,):
+        file = file_of_cell(one)
+        if file is not None:
+            yield file

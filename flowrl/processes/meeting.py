@@ -16,7 +16,14 @@ from torch.distributed.constants import default_pg_nccl_timeout, default_pg_time
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from flowrl.errors import UserError, after
-from flowrl.processes.store import Launch, NotMet, StorePlace, name_attempt, restarts
+from flowrl.processes.store import (
+    Launch,
+    NotMet,
+    StorePlace,
+    check_launcher_variables,
+    name_attempt,
+    restarts,
+)
 from flowrl.processes.watch import Board, Watch, hang_seconds, seconds_of, watching
 
 T = TypeVar("T")
@@ -57,10 +64,13 @@ def meeting() -> Meeting:
 def meet(cpu: bool) -> PartialState:
     """Start the process group if the environment names other processes.
 
-    UserError if the other processes have not joined within MEETING_SECONDS, or the seconds in the
-    variable FLOWRL_MEETING_SECONDS: without a launcher nothing else would notice that a process has
-    died. Later waits end as `flowrl.processes.watch` says.
+    UserError if the variables that name them are not complete, or if the others have not joined
+    within MEETING_SECONDS, or the seconds in the variable FLOWRL_MEETING_SECONDS: without a
+    launcher nothing else would notice that a process has died. Later waits end as
+    `flowrl.processes.watch` says.
     """
+    check_launcher_variables()
+    hang_seconds()  # also where there is nobody to wait for: the next start may have others
     seconds, began, place = _seconds(), time.monotonic(), StorePlace.given()
     if dist.is_initialized():
         _MET[:] = _MET or [Meeting(None, Launch(None, (restarts(),)))]

@@ -19,12 +19,45 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from flowrl.errors import UserError
+
 LAUNCHER_NAMES = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")  # of a launcher
 OF_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 RESTARTED = "TORCHELASTIC_RESTART_COUNT"
 RUN = "TORCHELASTIC_RUN_ID"
 OPERATION = timedelta(seconds=10)  # the longest that one operation of the store may take
 PAUSES = (0.01, 0.2)  # seconds between two looks, which grow
+
+
+def check_launcher_variables() -> None:
+    """UserError for variables of a launcher that name other processes and are not complete, or are
+    no numbers: torch and accelerate read them too, and end with a trace.
+
+    One that a shell or a notebook has left is enough: with LOCAL_RANK alone accelerate waits for
+    a group. LOCAL_RANK=-1 is torch's old word for a process without others.
+    """
+    words = {name: os.environ.get(name, "").strip() for name in LAUNCHER_NAMES}
+    numbers = {name: words[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
+    local = words["LOCAL_RANK"] not in ("", "-1")
+    if not local and words["WORLD_SIZE"] in ("", "1"):
+        return
+    reason = "WORLD_SIZE" if words["WORLD_SIZE"] not in ("", "1") else "LOCAL_RANK"
+    cause = f"{reason} is {words[reason]!r:.50}, as in a process that a launcher started, but"
+    remedy = (
+        f"launch with torchrun or accelerate launch, which set {', '.join(LAUNCHER_NAMES)} "
+        f"together; for a single process unset {reason}"
+    )
+    needed = [name for name in LAUNCHER_NAMES if name != "LOCAL_RANK" or local]
+    if lacking := [name for name in needed if not words[name]]:
+        raise UserError(f"{cause} {lacking[0]} is not set: {remedy}")
+    for name, word in numbers.items():
+        if word and word != "-1" and not (word.isascii() and word.isdecimal()):
+            raise UserError(f"{name} must be a whole number, not {word!r:.50}: {remedy}")
+    if int(words["RANK"]) >= int(words["WORLD_SIZE"]):
+        raise UserError(
+            f"RANK is {words['RANK']}, but ranks of {words['WORLD_SIZE']} processes (WORLD_SIZE) "
+            f"begin at 0: {remedy}"
+        )
 
 
 class NotMet(Exception):

@@ -44,7 +44,7 @@ def with_prompts_found(table: PromptRows, at: str) -> PromptRows:
         return table
     if all(all(_is_talk(row.get(side)) for side in _SIDES) for row in table.rows):
         return _pairs(table, at)
-    table = _with_answers(table, at)
+    table = _with_outputs(_with_answers(table, at), at)
     for fits, read in _FORMS:
         if all(fits(row) for row in table.rows):
             return replace(table, rows=[read(row) for row in table.rows])
@@ -78,6 +78,37 @@ def _with_answers(table: PromptRows, at: str) -> PromptRows:
         stacklevel=2,
     )
     return table.taken([table.rows[i] for i in answered], answered)
+
+
+def _with_outputs(table: PromptRows, at: str) -> PromptRows:
+    """A table of Alpaca's columns without the rows whose output is empty or no text, which a
+    warning counts; any other table unchanged. UserError if no row is left.
+
+    One such row, of which Alpaca's own file has some, must not make the others another form."""
+    if any("output" not in row or _has_sides(row) for row in table.rows):
+        return table
+    if not all(isinstance(row.get("instruction"), str) for row in table.rows):
+        return table
+    spoken = [i for i, row in enumerate(table.rows) if _is_text(row["output"])]
+    if len(spoken) == len(table.rows) or not all(_is_alpaca(table.rows[i]) for i in spoken):
+        return table
+    first = next(i for i in range(len(table.rows)) if i not in set(spoken))
+    fault = f"output is {table.rows[first]['output']!r:.50}, not a text"
+    if not spoken:
+        raise UserError(
+            f"{at}, {table.places[first]}: {fault}: write the answers as texts, or read the "
+            "prompts alone, by column: instruction"
+        )
+    warnings.warn(
+        f"{at}: {len(table.rows) - len(spoken)} of {len(table.rows)} rows left out: {fault} "
+        f"({table.places[first]})",
+        stacklevel=2,
+    )
+    return table.taken([table.rows[i] for i in spoken], spoken)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def answer_in(value: Any) -> str | None:

@@ -52,6 +52,10 @@ class _BadCells(ValueError):
     """A record that is not of CSV, with its line."""
 
 
+class _TooManyCells(_BadCells):
+    """A record with more cells than the first line has names."""
+
+
 def read_rows(data: DataSource, place: str) -> PromptRows:
     """Read the chosen rows of a file, a folder or a hub data set. UserErrors begin with `place`."""
     source = data.source
@@ -209,6 +213,8 @@ def _read_jsonl(path: Path) -> PromptRows:
 
 
 def _json_lines(text: str) -> PromptRows:
+    if text.lstrip()[:1] == "[":
+        raise _Damage("it is one list, not an object per line: name it .json")
     pairs = [(_object(_json(line, f"{at}: "), at), at) for at, line in _lines(text)]
     return PromptRows([row for row, _ in pairs], [at for _, at in pairs])
 
@@ -260,7 +266,7 @@ def _separated(text: str, comma: str) -> PromptRows:
     try:
         return _cell_rows(text, comma, csv.QUOTE_MINIMAL)
     except _BadCells as error:
-        if comma == "\t":
+        if comma == "\t" and not isinstance(error, _TooManyCells):
             return _cell_rows(text, comma, csv.QUOTE_NONE)
         names = text.partition("\n")[0]
         other = next((mark for mark in ";\t|" if names.count(mark) > names.count(comma)), None)
@@ -284,7 +290,7 @@ def _cell_rows(text: str, comma: str, quoting: Literal[0, 3]) -> PromptRows:
         raise ValueError("two columns have the same name")
     for cells in _records(reader):
         if any(cells.pop(None, ())):  # type: ignore[call-overload] cells without a column
-            raise ValueError(f"line {reader.line_num}: more cells than columns")
+            raise _TooManyCells(f"line {reader.line_num}: more cells than columns")
         rows.append(dict(cells))
         places.append(f"line {reader.line_num}")
     return PromptRows(rows, places)

@@ -115,6 +115,7 @@ def _has_cell(row: Mapping[str, Any], name: str) -> bool:
     return name in row or bool(inner is not None and _has_cell(inner, rest))
 
 
+CHAT_NAMES = ("messages", "conversations")  # of lists of messages
 PROMPT_NAMES = ("prompt", "prompts", "text", "caption", "question", "instruction")
 
 
@@ -127,7 +128,19 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     names += [f"{key}.{k}"[:50] for key, v in rows[0].items() for k in columns_inside(v) or ()]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
     columns = ", ".join(names[:20]) or "no columns"
-    raise UserError(f"{at} has no column {wanted}; it has {columns}{_remedy(rows[0], name, at)}")
+    if len(rows) == 1 and (inside := _inside(rows[0])) is not None:
+        remedy = f": its rows are inside of {inside!r}: save that list as a file of its own"
+    else:
+        remedy = _remedy(rows[0], name, at)
+    raise UserError(f"{at} has no column {wanted}; it has {columns}{remedy}")
+
+
+def _inside(row: Row) -> str | None:
+    """The only cell of a row that is a list of rows."""
+    lists = [key for key, cells in row.items() if isinstance(cells, list) and len(cells) > 1]
+    lists = [key for key in lists if all(isinstance(one, Mapping) for one in row[key])]
+    talks = [key for key in lists if "role" in row[key][0] or "from" in row[key][0]]
+    return str(lists[0]) if len(lists) == 1 and not talks else None
 
 
 OTHER_SEPARATOR = "its cells are not separated by commas; save it with commas, or as jsonl"
@@ -143,6 +156,7 @@ def _remedy(row: Row, name: str, at: str) -> str:
     a first line that already is a prompt."""
     names = [str(key) for key in row]
     likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
+    likely += [key for key in CHAT_NAMES if isinstance(row.get(key), list)]
     if likely:
         return f": set column: {likely[0]}"
     if names == ["image"] or names == ["video"]:

@@ -19,7 +19,7 @@ from flowrl.prompts.prompt_set import PromptRow, resolved
 from flowrl.prompts.source import DataSource, check_column
 from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.sections.given import GivenSettings
-from rewards.perception.files import DAMAGE, header_size
+from rewards.perception.files import DAMAGE, absence, header_size, in_short
 from rewards.perception.moving import MEDIA_FORMATS
 from rewards.types import cell
 
@@ -219,7 +219,7 @@ def check_samples_of(
             continue
         seen.add(key)
         if source.data is None and (source.path is None or not source.path.is_file()):
-            raise UserError(f"{item.place}: {source.name}: no such file")
+            raise UserError(f"{item.place}: {in_short(source.name)}: {absence(source.name)}")
         height, width = _decoded_size(item) if len(seen) <= DECODED else _header_size(item)
         wrong = any(a not in (None, b) for a, b in zip(size, (height, width), strict=True))
         if wrong and height and settings.fit == "exact":

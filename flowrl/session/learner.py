@@ -213,6 +213,8 @@ class Learner:
         how = (
             "all weights"
             if m.lora is None
+            else f"the adapters of {m.lora.start}"  # which have their own rank
+            if m.lora.start is not None
             else f"{'DoRA' if m.lora.dora else 'LoRA'} of rank {m.lora.rank}"
         )
         how = how if self.learns else "nothing"

@@ -215,9 +215,12 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def configured_receiver() -> Receiver | None:
     """The receiver of the user's configuration; None where it has none, or where FLOWRL_NOTIFY is
-    off. ValueError, in a sentence, for a section of another form."""
-    if os.environ.get(NOTICES_VARIABLE) == "off":
+    off. ValueError, in a sentence, for a section of another form, and for another word there."""
+    word = os.environ.get(NOTICES_VARIABLE, "")
+    if word == "off":
         return None
+    if word not in ("", "on"):  # such as 0, by which somebody means to send none
+        raise ValueError(f"{NOTICES_VARIABLE} is {word!r:.50}, and its words are off and on")
     section = configured_section("notify")
     if section is None:
         return None

@@ -5,6 +5,7 @@ of a file are, `to_rgb` says; an animation's image is its first frame, and so is
 JPEG with a preview inside (MPO).
 """
 
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,7 @@ def _read(path: str | Path, read: Callable[[IO[bytes]], T], formats: Formats = F
         with open_plain(path) as file:
             return read(file)
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"{path}: {_absence(str(path))}") from error
+        raise ValueError(f"{in_short(path)}: {absence(str(path))}") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
         wanted = ("PNG, JPEG or WebP", " or ".join(formats))[formats != FORMATS]
@@ -212,9 +213,33 @@ def _sheet(path: str, most_pixels: int, formats: Formats, stamp: Stamp | None) -
     return open_image_file(path, most_pixels, formats)
 
 
-def _absence(path: str) -> str:
+# a cell is joined to its table's folder before it is read, which makes one slash of two
+_ADDRESS = re.compile(r"(?:^|/)(?:https?|ftp|file|s3|gs|hf):/")
+_AS_TEXT = re.compile(r"(?:^|/)data:\w+/")
+_SHOWN = 200  # letters of a path in a message; a cell may hold a whole image as a text
+
+
+def in_short(path: str | Path) -> str:
+    """A path for a message, cut where a whole image stands in its place."""
+    text = str(path)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def no_path(text: str) -> str | None:
+    """Words for a text that stands where a path should; None for a path."""
+    if _AS_TEXT.search(text):
+        return "an image written as a text: decode it, and store a file or bytes"
+    if _ADDRESS.search(text):
+        return "an address, and images are read from files: download it"
+    return None
+
+
+def absence(path: str) -> str:
+    """Why there is no file of an image at a path, in words that follow it."""
     if not path:
         return "an empty path"
+    if (other := no_path(path)) is not None:
+        return other
     if Path(path).is_dir():
         return "a folder, not an image"
     sheet, hash_mark, _ = path.rpartition("#")
@@ -224,5 +249,9 @@ def _absence(path: str) -> str:
 
 
 def _unreadable(path: str | Path, error: BaseException) -> ValueError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return ValueError(f"{path}: not a readable image ({reason})")
+    if (other := no_path(str(path))) is not None:  # too long for the name of a file
+        return ValueError(f"{in_short(path)}: {other}")
+    number = error.errno if isinstance(error, OSError) else None
+    said = str(error) if number is None else os.strerror(number)  # which repeats no path
+    reason = " ".join(said.split()) or type(error).__name__
+    return ValueError(f"{in_short(path)}: not a readable image ({reason})")

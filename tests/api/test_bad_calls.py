@@ -74,7 +74,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings={1: {}}),
-        "flowrl.train: settings must be a mapping or a run's file,",
+        "flowrl.train: settings: the key 1 is not a text",
     ),
     (
         lambda: flowrl.train(settings="demo", callbacks=3),
@@ -565,6 +565,57 @@ BAD = [
     (lambda: flowrl.list_recipes("nfft"), "flowrl.list_recipes: 'nfft' is no recipe and no part"),
     (lambda: flowrl.serve_reward(3), "flowrl.serve_reward: a reward must be a name, a mapping"),
     (lambda: flowrl.serve_reward("shapes", port=0), "flowrl.serve_reward: port: input should be"),
+    # what can be called and is no planner
+    *(
+        (
+            lambda plan=plan: flowrl.sample(MODEL, ["a"], plan=plan, steps=2),
+            "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode()",
+        )
+        for plan in (samplers.FlowSDE(0.7), lambda levels: levels, samplers.Tree)
+    ),
+    # prompts by each door that no file has
+    *(
+        (lambda call=call, text=text: call(text), f"prompts: the prompt {says}")
+        for text, says in (
+            ("a\ud83d", "contains half a surrogate pair"),
+            ("a\0b", "contains the character NUL"),
+        )
+        for call in (
+            lambda text: flowrl.sample(MODEL, ["a", text], plan=samplers.Ode(), steps=2),
+            lambda text: flowrl.steer(MODEL, text, ["shapes"], steps=2),
+            lambda text: flowrl.Run.of_model(MODEL).sample(text),
+        )
+    ),
+    (
+        lambda: flowrl.sample(MODEL, [3], plan=samplers.Ode(), steps=2),
+        "flowrl.sample: prompts: entry 1 must be a text, not 3",
+    ),
+    # a mapping is not denied to be one
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "rewards": {"name": 3}}),
+        "rewards: the `name` of a reward must be a text or a callable, not 3",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **MORE, settings={3: 4}),
+        "flowrl.train: settings: the key 3 is not a text",
+    ),
+    # lists, in the words of a file
+    (
+        lambda: flowrl.train(MODEL, **MORE, settings={"track": {"with": "tensorboard"}}),
+        "flowrl.train: track.with: expected a list, such as ['tensorboard'], not 'tensorboard'",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **MORE, settings={"model": {"adapters": "a.safetensors"}}),
+        "model.adapters: expected a list, such as ['a.safetensors'], not 'a.safetensors'",
+    ),
+    (
+        lambda: flowrl.evaluate_rewards("pairs.jsonl", ["shapes"], columns="prompt=caption"),
+        "flowrl.evaluate_rewards: columns must be a list, not 'prompt=caption'",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **MORE, lora=10**9),
+        "model.lora.rank: input should be less than or equal to 10000, not 1000000000",
+    ),
 ]
 
 

@@ -293,7 +293,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], str], str]] = {
     "a name with NUL": (lambda _: "a\0.png", "embedded null byte"),
     "a folder": (lambda _: "..", "Is a directory"),
     "no image": (garbage, "no image, video or sound of a known form"),
-    "an address": (lambda _: "https://example.org/a.png", "no such file"),
+    "an address": (lambda _: "https://example.org/a.png", "an address, and images are read from"),
 }
 
 

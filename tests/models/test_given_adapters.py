@@ -11,10 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
+from flowrl.estimate.activations import kept_by_call
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
+from flowrl.settings import PipelineSettings
 from flowrl.settings.checks.machine import check_model
 from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.read import run_from
@@ -313,3 +315,32 @@ def test_an_alpha_beside_diffusers_names_is_refused_where_it_would_be_ignored(
                   {"lora": {"from": str(tmp_path / "x.safetensors")}}):  # fmt: skip
         with pytest.raises(UserError, match=r"model\.(adapters, 1|lora\.from): .*x\.safetensors"):
             loaded(pipeline, tmp_path, **model)
+
+
+def test_a_plan_makes_no_adapters_on_the_cpu(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts what a call keeps, for which a rank of thousands would need the real memory."""
+    made: list[str] = []
+    real = torch.nn.Linear.reset_parameters
+
+    def seen(layer: torch.nn.Linear) -> None:  # peft moves a new layer to its base's device later
+        real(layer)
+        if 77 in (layer.in_features, layer.out_features):
+            made.append(layer.weight.device.type)
+
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", seen)
+    tree = {"pipeline": str(pipeline), "lora": {"rank": 77}}
+    assert kept_by_call(PipelineSettings.model_validate(tree)) is not None
+    assert made and set(made) == {"meta"}
+
+
+def test_the_start_does_not_print_a_rank_that_the_file_does_not_have(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    """`model.lora.rank` is the default beside `from`, and says nothing about the file's."""
+    folder = written(pipeline, tmp_path / "given")
+    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    tree["model"]["lora"] = {"from": str(folder)}
+    shown = str(runs.session_of(run_from(tree, "test"), tmp_path).learner)
+    assert f"trained: the adapters of {folder}, " in shown and "rank" not in shown

@@ -17,6 +17,8 @@ from flowrl.processes.meeting import (
     meet,
     not_alone,
 )
+from flowrl.processes.store import check_launcher_variables
+from flowrl.processes.watch import HANG_VARIABLE
 from tests.support import runs
 
 PAIR = f"""
@@ -120,3 +122,59 @@ def test_the_variable_is_a_number_of_seconds(monkeypatch):
         monkeypatch.setenv(MEETING_VARIABLE, wrong)
         with pytest.raises(UserError, match="number of seconds above 0"):
             _seconds()
+
+
+WHOLE = {
+    "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0",
+    "WORLD_SIZE": "2",
+}  # fmt: skip
+TORN: dict[str, tuple[dict[str, str], str]] = {
+    "a rank that a notebook has left": (
+        {"LOCAL_RANK": "5"},
+        "LOCAL_RANK is '5', as in a process that a launcher started, but MASTER_ADDR is not set: "
+        "launch with torchrun or accelerate launch",
+    ),
+    "a size alone": ({"WORLD_SIZE": "2"}, "but MASTER_ADDR is not set: .* unset WORLD_SIZE"),
+    "no rank": (WHOLE | {"RANK": ""}, "WORLD_SIZE is '2', .* but RANK is not set"),
+    "a size in words": (WHOLE | {"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number"),
+    "a size below 0": (WHOLE | {"WORLD_SIZE": "-2"}, "WORLD_SIZE must be a whole number"),
+    "a rank in words": (WHOLE | {"RANK": "x"}, "RANK must be a whole number, not 'x'"),
+    "a port in words": (WHOLE | {"MASTER_PORT": "abc"}, "MASTER_PORT must be a whole number"),
+    "a rank behind the last": (WHOLE | {"RANK": "2"}, "RANK is 2, but ranks of 2 processes"),
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+def test_variables_of_a_launcher_that_do_not_fit_are_a_sentence(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerate and torch read the same ones, and end with a trace."""
+    words, says = TORN[case]
+    for name in WHOLE:
+        monkeypatch.delenv(name, raising=False)
+    for name, word in words.items():
+        monkeypatch.setenv(name, word)
+    with pytest.raises(UserError, match=says):
+        meet(cpu=True)
+
+
+def test_the_limit_of_a_hang_is_checked_without_others_too(monkeypatch) -> None:
+    for name in WHOLE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(HANG_VARIABLE, "half an hour")
+    with pytest.raises(UserError, match=f"{HANG_VARIABLE} must be a number of seconds above 0"):
+        meet(cpu=True)
+
+
+@pytest.mark.parametrize(
+    "words", [{}, WHOLE, {"LOCAL_RANK": "-1"}, {"RANK": "0"}, {"WORLD_SIZE": "1"},
+              {**WHOLE, "LOCAL_RANK": ""}]
+)  # fmt: skip
+def test_variables_of_a_launcher_that_fit_are_taken(
+    words: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in WHOLE:
+        monkeypatch.delenv(name, raising=False)
+    for name, word in words.items():
+        monkeypatch.setenv(name, word)
+    check_launcher_variables()

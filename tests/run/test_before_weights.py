@@ -21,6 +21,7 @@ from flowrl.models.image_check import check_images
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow
 from flowrl.run.watch.start_check import check_start, refusals
 from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks.machine import check_model
@@ -164,6 +165,47 @@ def test_images_of_prompts_are_read_before_weights(tmp_path, picture, second, se
         with pytest.raises(UserError, match=sentence):
             check_start(run)
         assert any("line 2" in point for point in refusals(run))
+
+
+NO_FILE = "no file: expected a path, or {bytes, path}"
+CELLS: dict[str, tuple[Any, str]] = {
+    "no bytes": ({"bytes": b"", "path": None}, "bytes: an empty file"),
+    "no bytes of a name": ({"bytes": b"", "path": "fine.png"}, "fine.png: an empty file"),
+    "neither bytes nor a path": ({"bytes": None, "path": None}, NO_FILE),
+    "another mapping": ({"url": "fine.png"}, NO_FILE),
+    "a number": (7, NO_FILE),
+    "what pandas has for nothing": (float("nan"), NO_FILE),
+    "one of several": (["fine.png", {"bytes": None, "path": None}], NO_FILE),
+    "an address": ("https://example.org/a.png", "an address, and images are read from files: "),
+    "an image as a text": ("data:image/png;base64,AAAA", "an image written as a text: decode it"),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_a_cell_without_an_image_is_refused_before_weights_in_the_models_words(
+    case: str, tmp_path: Path, picture: str
+) -> None:
+    cell, says = CELLS[case]
+    cell = [picture, *cell[1:]] if isinstance(cell, list) else cell
+    meta = tuple(PromptRow({"image": each}, f"rows, {i}") for i, each in enumerate([picture, cell]))
+    model = PipelineSettings(pipeline="flowrl/demo/edits-kontext")
+    with pytest.raises(UserError) as before:
+        check_images(model, PromptSet(("a", "b"), meta))
+    with pytest.raises(UserError) as later:
+        extras(meta, ["image"], GivenForm())
+    assert says in str(before.value)
+    assert str(before.value).startswith("rows, 1, image: ") and str(later.value).endswith(
+        str(before.value).removeprefix("rows, 1, image: ")
+    )
+
+
+def test_a_whole_image_in_place_of_a_path_is_not_printed(tmp_path: Path) -> None:
+    meta = (PromptRow({"image": f"data:image/png;base64,{'A' * 5000}"}, "rows, 1"),)
+    with pytest.raises(UserError) as refused:
+        check_images(
+            PipelineSettings(pipeline="flowrl/demo/edits-kontext"), PromptSet(("a",), meta)
+        )
+    assert len(str(refused.value)) < 500
 
 
 def test_of_many_images_the_header_is_read(tmp_path, picture, monkeypatch):

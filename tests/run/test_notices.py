@@ -237,8 +237,29 @@ def test_a_configuration_that_others_may_write_sends_nothing(tmp_path, monkeypat
     configuration_file().chmod(0o622)
     with pytest.raises(ValueError, match="others can write it"):
         configured_receiver()
-    configuration_file().unlink()
+    monkeypatch.setenv(CONFIGURATION_VARIABLE, os.devnull)
     assert configured_receiver() is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "word", "says"),
+    [
+        (CONFIGURATION_VARIABLE, "/nowhere/config.toml", "which is no file: correct it, or unset"),
+        (CONFIGURATION_VARIABLE, "/", "which is no file: correct it, or unset"),
+        ("FLOWRL_NOTIFY", "0", "FLOWRL_NOTIFY is '0', and its words are off and on"),
+        ("FLOWRL_NOTIFY", "OFF", "its words are off and on"),
+    ],
+)
+def test_a_variable_that_is_set_and_means_nothing_is_said(
+    variable, word, says, tmp_path, monkeypatch
+) -> None:
+    """Who sets it waits for a notice, or for none."""
+    keeping(tmp_path, monkeypatch)
+    monkeypatch.setenv(variable, word)
+    warned: list[str] = []
+    assert open_notices(tmp_path, warned.append) is None
+    assert len(warned) == 1 and says in warned[0]
+    assert says in doctor._notices().detail
 
 
 def test_the_last_notice_does_not_wait_for_alarms(tmp_path, monkeypatch) -> None:
@@ -329,7 +350,7 @@ def test_the_parent_of_restarts_sends_what_a_killed_child_could_not(
 
 
 def test_doctor_tries_it(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(CONFIGURATION_VARIABLE, str(tmp_path / "none.toml"))
+    monkeypatch.setenv(CONFIGURATION_VARIABLE, os.devnull)
     assert "no [notify] in" in doctor._notices().detail
     monkeypatch.setenv("FLOWRL_NOTIFY", "off")
     assert "FLOWRL_NOTIFY is off" in doctor._notices().detail

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from flowrl.settings.base import Name, Settings
 from rewards.rights import ReadSource
 
+MOST_RANK = 10_000  # above the sides of the layers of any model here
+
 
 class Lora(Settings):
     """Adapters (low-rank updates) of linear layers."""
@@ -14,7 +16,7 @@ class Lora(Settings):
     start: ReadSource | None = Field(default=None, alias="from")
     """Adapters to start from: a file or a folder that the pipeline's load_lora_weights or peft
     reads, or a hub name. They have their own rank, alpha and targets, and are the policy `ref`."""
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=MOST_RANK)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[Name, ...] | None = None
     """Names of linear layers; null: attention and feed-forward layers of the blocks."""

@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.sections.given import OF_GIVEN
 from flowrl.settings.words.values import short_repr
 from rewards.rights import ReadSource, Right, allows
 
@@ -181,6 +182,8 @@ class PromptFiles(Settings):
         """Read the prompts for training or evaluation. UserError, naming the place, if they cannot
         be read, or if an iteration has no prompt from a weighted data set."""
         sets, at = getattr(self, place) or (), f"prompts.{place}"
+        if len(sets) == 1 and place == "train" and sets[0].name == OF_GIVEN:
+            at = "given.file"  # which the user has set, and not prompts.train
         if len(sets) == 1:
             return sets[0].read(self.column, at)
         prompts = {data_set.label: data_set.read(self.column, at) for data_set in sets}

@@ -106,11 +106,21 @@ def _in_one_line(key: str) -> str:
     return key if key.isprintable() and key.strip() else repr(key)
 
 
+_LISTS = ("tuple_type", "list_type")
+_CONTAINERS = dict.fromkeys(_LISTS, "a list") | dict.fromkeys(
+    ("dict_type", "mapping_type"), "a mapping"
+)
+
+
 def plain_message(e: Mapping[str, Any]) -> str:
     """pydantic's message with the offending value, or our own."""
     if e["type"] == "value_error":  # of our own, which says all
         return str(e.get("ctx", {}).get("error", e["msg"]))
     message = e["msg"][0].lower() + e["msg"][1:]
+    if e["type"] in _CONTAINERS:  # whose words in Python no file has
+        message = f"expected {_CONTAINERS[e['type']]}"
+    if e["type"] in _LISTS and isinstance(e["input"], str | int | float):
+        message = f"{message}, such as [{short_repr(e['input'])}]"
     if e["type"] in _SIZES:
         words, bound = _SIZES[e["type"]]
         count = e["ctx"][bound]

@@ -30,6 +30,8 @@ from rewards.perception.sound import resampled
 from rewards.perception.sound_files import open_sound_bytes, open_sound_file
 from rewards.perception.video_files import moves, open_video_bytes, open_video_file
 
+NO_FILE = "no file: expected a path, or {bytes, path}"  # of a cell
+
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
 OPEN_IMAGES = 256  # images that stay open
 OPEN_VIDEOS = 32  # of which all frames stay open
@@ -161,7 +163,7 @@ def _sound(name: str, value: Any, place: str, form: SoundForm | None) -> Any:
     if value is None or not value:
         raise UserError(f"{place} has no {name}, but other prompts do")
     try:
-        file = _file(value)
+        file = file_of_cell(value)
         if file is None:
             raise ValueError("no sound: expected a path of a WAV file, or {bytes, path}")
         if form is None:
@@ -201,7 +203,7 @@ def with_sounds(call: Mapping[str, Any], form: SoundForm | None) -> dict[str, An
 
 def _file_of(value: Any) -> ImageFile | None:
     """The file of a cell that is one file; None for lists and other values."""
-    return None if isinstance(value, list | tuple) else _file(value)
+    return None if isinstance(value, list | tuple) else file_of_cell(value)
 
 
 def _moves(file: ImageFile) -> bool:
@@ -223,23 +225,25 @@ def _picture(value: Any) -> Any:
     """The image or images of a cell: a path, bytes, or parquet's form {bytes, path}, or several of
     them. Other values, such as images from Python, are returned unchanged."""
     if isinstance(value, list | tuple):
-        files = [_file(cell) for cell in value]
+        files = [file_of_cell(cell) for cell in value]
         paths = [file for file in files if file is not None]
         return open_images(tuple(paths)) if len(paths) == len(files) else value
-    file = _file(value)
+    file = file_of_cell(value)
     return value if file is None else _opened(file, *_stamps([file]))
 
 
-def _file(value: Any) -> ImageFile | None:
+def file_of_cell(value: Any) -> ImageFile | None:
     """The path or the bytes of a cell's image; None for other values. ValueError for a mapping that
-    has none."""
+    has none, and for a number."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path")
         if isinstance(data, bytes):
             return data, str(path or "bytes")
         value = path
         if not isinstance(path, str):
-            raise ValueError("not an image: expected a path, or {bytes, path}")
+            raise ValueError(NO_FILE)
+    if isinstance(value, int | float):
+        raise ValueError(NO_FILE)
     if isinstance(value, bytes):
         return value, "bytes"
     return str(value) if isinstance(value, str | Path) else None
