@@ -33,7 +33,8 @@ NOT_HERE = {  # part of a command -> why no test runs it as it stands
     "flowrl vote": "waits for people: tests/votes", "flowrl fit-reward": "needs votes of people",
     "flowrl launch": "needs a scheduler: tests/launching", "--resume auto": "tests/cli",
     "flowrl drill": "kills a run many times, for minutes: tests/drill",
-    "path: taste": "a reward that is fitted to votes of people",
+    "path: taste": "a reward that is fitted to votes of people", "path: my_taste": "the same",
+    "export runs/my_run-0001": "the run that such a reward has trained: tests/votes",
 }  # fmt: skip
 PLAN_REFUSES = {  # part of a command of `flowrl plan` -> what is missing, so that it exits with 1
     "plan papers/flow_grpo_sd35m_ocr": "the paper's prompts: configs/papers/README.md",
@@ -109,6 +110,8 @@ def smaller(line: str) -> str:
     line = line.replace("--model FOLDER", "--model flowrl/demo/shapes-sd3") if model else line
     line = line.replace(" RUN ", " runs/demo-0001 ").replace("'>'", ">").replace("'~/", "~/")
     if "flowrl train" in line and "--resume" not in line:
+        for setting in re.findall(r"--\S+", SMALL):  # a line may give it itself, but once
+            line = re.sub(rf" {re.escape(setting)} \S+", "", line)
         return f"{line} {SMALL}"
     if "flowrl evaluate " in line and "--samples" not in line and "--suite" not in line:
         return f"{line} --samples 8 --per-prompt 2"
