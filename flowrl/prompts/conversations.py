@@ -92,6 +92,8 @@ def _with_outputs(table: PromptRows, at: str) -> PromptRows:
     spoken = [i for i, row in enumerate(table.rows) if _is_text(row["output"])]
     if len(spoken) == len(table.rows) or not all(_is_alpaca(table.rows[i]) for i in spoken):
         return table
+    if not any(row["output"] for row in table.rows):
+        return table  # prompts without answers, or edits of images that are yet to be made
     first = next(i for i in range(len(table.rows)) if i not in set(spoken))
     fault = f"output is {table.rows[first]['output']!r:.50}, not a text"
     if not spoken:
