@@ -152,7 +152,7 @@ class Given:
         listed = isinstance(words, Mapping | list | tuple)
         if isinstance(words, Mapping) and not all(isinstance(word, str) for word in words):
             key = next(word for word in words if not isinstance(word, str))
-            raise UserError(f"{PLACE}: settings: the key {key!r:.50} is not a text")
+            raise UserError(f"{made_call()}: settings: the key {key!r:.50} is not a text")
         if not listed or not all(isinstance(word, str) for word in words):
             raise UserError(
                 f"{made_call()}: settings must be a mapping or a run's file, not "
