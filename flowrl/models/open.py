@@ -253,12 +253,11 @@ def _language(
 
     refuse_images(run, m.language)
     serve = None if m.server is None or folder is None else partial(_server, run, m, folder)
-    policy = CausalPolicy.load(
+    return CausalPolicy.load(
         loaded_from(m), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file,
         attention=m.attention, quantized=m.quantization, use=text_use(run, m), serve=serve,
+        named=place(m.language),
     )  # fmt: skip
-    policy.model.name_or_path = place(m.language)  # which its adapters' files name
-    return policy
 
 
 def _image_tokens(

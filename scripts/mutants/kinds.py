@@ -114,7 +114,7 @@ ROWS = (
      '        weights: str = "best",\n        samples: int | None = None,\n',
      "api/test_calls.py::test_options_are_keywords_with_the_same_defaults"),
     ("kind-call-checked", "flowrl/api/calls.py",
-     "            setattr(kind, name, _checked(member, at, 1))\n    return kind",
+     "            setattr(kind, name, _checked(member, at, 1, taken))\n    return kind",
      "            pass\n    return kind",
      "api/test_bad_calls.py::test_every_public_call_checks_its_arguments"),
     ("kind-page-name", "docs/architecture.md", "laws/", "law/",

@@ -21,7 +21,7 @@ LIBRARIES = {  # objects of torch, diffusers, transformers and peft, which have 
     "_disable_adapters", "_hf_peft_config_loaded", "_compiled_call_impl", "_parallel_config",
     "_progress_bar_config", "__class__", "__signature__", "allow_tf32", "cache_size_limit",
     "chat_template", "data", "forward", "from_pretrained", "generation_config", "grad",
-    "is_supported", "layers", "scheduler", "training", "use_slicing",
+    "is_supported", "layers", "name_or_path", "scheduler", "training", "use_slicing",
 }  # fmt: skip
 OWN: Mapping[str, str] = {
     "models/diffusers/call/drive/driver.py: self.control.pinned": "a call's settings, shared with "

@@ -117,9 +117,11 @@ class CausalPolicy:
         quantized: Quantization | None = None,
         use: TextUse = TextUse(),
         serve: OpenServer | None = None,
+        named: str | None = None,
     ) -> "CausalPolicy":
         """Load a model from a folder, a hub name, or a GGUF file in the folder. `attention` is a
-        name of transformers' `attn_implementation`; None leaves the choice to transformers."""
+        name of transformers' `attn_implementation`; None leaves the choice to transformers.
+        `named` is the base model's name in its adapters' files, `source` if it is None."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         with read_errors(source):
@@ -149,6 +151,8 @@ class CausalPolicy:
         vision = Vision.of(model, source) if reads_images(model_config) else None
         if vision is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = vision.processor.chat_template
+        if named is not None:
+            model.name_or_path = named
         return cls(model, tokenizer, use=use, serve=serve, vision=vision)
 
     @classmethod
