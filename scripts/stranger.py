@@ -57,6 +57,7 @@ from tests.support.page_blocks import (
     readers_files,
     smaller,
     tree_of,
+    write_runs,
 )
 
 DEMOS = ("demo", "demo_lora", "demo_edit", "text_demo")  # the runs that pages name
@@ -208,9 +209,10 @@ def with_kept(pins: str, before: Iterable[str]) -> tuple[str, list[str]]:
 
 
 def made(empty: Path) -> Path:
-    """The folder that commands run in, with the one file that they name."""
+    """The folder that commands run in, with the files that they name."""
     empty.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (32, 32)).save(empty / "photo.png")
+    write_runs(empty)
     return empty
 
 

@@ -29,9 +29,9 @@ BY_DEFAULT = (  # one of each kind; the others are slow
     "kept until its time is over",
     "timers",
 )
-VALUES = {
-    "word": "word", "port": 9, "socket": "none", "secret": "/none", "target": "/none",
-    "canary": "none", "outer": 2**30,
+VALUES = {  # files of no folder, and a canary that no error's words have
+    "word": "word", "port": 9, "socket": "none", "secret": "/nowhere/secret",
+    "target": "/nowhere/target", "canary": "canary", "outer": 2**30,
 }  # fmt: skip
 SCRIPTS = [name for name, escape in ESCAPES.items() if not escape.tests]
 PREAMBLE = program_of(Escape("end", ""), {**VALUES, "mark": "none"})

@@ -106,7 +106,7 @@ class CausalPolicy:
         self.server = None if serve is None else serve(model, self.stops)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913
         cls,
         source: str,
         *,
