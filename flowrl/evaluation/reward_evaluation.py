@@ -185,7 +185,7 @@ def _check(
 ) -> None:
     if not rewards and not judges and not objects:
         raise UserError(
-            "evaluate-rewards: rewards is empty: name some, such as shapes and brightness"
+            "evaluate-rewards: no rewards; name some with --rewards, such as shapes,brightness"
         )
     if shared := set(objects) & (set(rewards) | set(judges)):
         raise UserError(f"rewards: {', '.join(shared)} is also the label of an object; change one")

@@ -68,7 +68,7 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     passed from Python."""
     specs = parse_specs(arguments.rewards, "--rewards")
     if not specs and not objects:
-        raise UserError("score: rewards is empty: name some, such as shapes and brightness")
+        raise UserError("score: no rewards; name some with --rewards, such as shapes,brightness")
     if arguments.chunk < 1 or arguments.frames < 1 or arguments.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")

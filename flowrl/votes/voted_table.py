@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from flowrl.bounded_files import bounded_bytes
 from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.pages.reward_page import report_rewards
@@ -45,7 +46,8 @@ def voted_table(votes: Path, command: str) -> VotedTable:
     except UserError as error:
         print(terminal_text(f"the raters' own consistency is unknown: {error}"))
         return VotedTable(votes, "")
-    if votes.read_bytes() != text_of_log.encode():
+    made = text_of_log.encode()
+    if votes.stat().st_size != len(made) or bounded_bytes(votes, len(made)) != made:
         print(
             terminal_text(
                 f"{votes} is not what its log says, and is read as it is: name {folder} to have it "

@@ -263,7 +263,7 @@ BAD = [
     ),
     (
         lambda: flowrl.score(".", rewards=[]),
-        "flowrl.score: rewards is empty: name some, such as shapes",
+        "flowrl.score: no rewards; name some with rewards, such as shapes,brightness",
     ),
     (
         lambda: flowrl.score(".", rewards=["nope"]),

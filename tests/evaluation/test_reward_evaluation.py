@@ -170,7 +170,7 @@ def test_prompts_and_names_are_escaped_and_missing_files_are_told(tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path, capsys):
     for words, said in (
-        ([], "add some, such as --rewards"),
+        ([], "no rewards; name some with --rewards"),
         (["--rewards", "shaps"], "did you mean 'shapes'"),
         (["--rewards", "shapes", "--judges", "shapes"], "also among the rewards"),
         (["--rewards", "shapes", "--level", "1"], "must be between 0 and 1"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -207,6 +208,7 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows, self.asked = list(ROWS), []
         self.file = "hf://datasets/openai/gsm8k@1a2b/main.parquet"
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
         monkeypatch.setattr(datasets, "load_dataset", self)
         monkeypatch.setattr(datasets, "load_dataset_builder", self.builder)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
+import huggingface_hub
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -86,6 +87,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def download(_: object, places: list[str]) -> list[str]:
         return [str(tmp_path / place.removeprefix(HUB)) for place in places]
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
     monkeypatch.setattr(datasets.DownloadManager, "download", download)
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     monkeypatch.setattr(datasets, "load_dataset", load)

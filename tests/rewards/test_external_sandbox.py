@@ -137,7 +137,7 @@ def test_a_configuration_that_others_may_write_is_refused(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="others can write it"):
         configured()
     file.unlink()
-    with pytest.raises(ValueError, match="isolation: external needs"):
+    with pytest.raises(ValueError, match="which is no file: correct it, or unset it"):
         configured()
 
 

@@ -206,7 +206,7 @@ def test_a_reward_of_your_own_is_described_in_the_same_way(tmp_path: Path) -> No
     assert "Needs: nothing else." in text
     assert "power  2.0  (float)\n      exponent of the gradient, above 0; larger counts" in text
     assert "blur  null  (float | None)" in text or "blur  null  (float or null)" in text
-    assert "kernel  <mine.Unwritable object" in text or "Unwritable" in text
+    assert "\n  kernel  <" in text  # a default that no file can hold
     assert "Scores: images, videos." in reward_text(f"{file}:bare")
     assert "your own reward, without a docstring" in reward_text(f"{file}:bare")
     assert "side  required  (str)\n      the side that wins: a or b" in reward_text(f"{file}:Taste")

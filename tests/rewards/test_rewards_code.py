@@ -277,7 +277,7 @@ def test_rows_whose_tests_pass_for_anything_are_named():
 
 @pytest.mark.parametrize("settings", [{"seconds": 0.0}, {"parallel": 0}, {"memory": 10}])
 def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match="code_tests: "):
+    with pytest.raises(ValueError, match=f"reward .code_tests.: {next(iter(settings))}: "):
         loaded(**settings)
 
 

@@ -57,6 +57,7 @@ READERS = {  # files of flowrl that call such a reader, and why that is within b
     "json_text.py": "a text of this process",
     "api/same_files.py": "the model's own files, of which `check_model` knows that they are whole",
     "api/scoring.py": "a file that was written before, by the same call",
+    "cli/export.py": "adapters that this command has written",
     "cli/single_file.py": "a header that was checked before",
     "cli/device_check.py": "a run of this command",
     "cli/doctor.py": "files of flowrl and of the system",

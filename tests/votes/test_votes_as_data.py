@@ -8,7 +8,7 @@ import pytest
 
 import rewards
 from flowrl.api.scoring import evaluate_rewards
-from flowrl.cli.vote import testing_scores
+from flowrl.cli import vote
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import find_items
 from flowrl.paths import CONFIGS_FOLDER
@@ -60,8 +60,16 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("command", READ)
-@pytest.mark.parametrize("table", ["whole", "cut", "missing"])
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        pytest.param(
+            command, table, marks=[pytest.mark.slow] * (command == "fit-reward" and table != "cut")
+        )
+        for command in READ
+        for table in ("whole", "cut", "missing")
+    ],
+)
 def test_a_folder_of_votes_is_read_by_its_log(command, table, voted):
     if table == "missing":
         (voted / VOTES_TABLE).unlink()
@@ -131,12 +139,14 @@ def test_people_test_a_fitted_reward_on_other_prompts_alone(seen):
     voted, others = (PromptSet.of(DataSource(str(file)), "prompts").texts for file in files)
     voted = [prompt for prompt in voted if reward.has_seen(prompt)]
     prompts = [*voted[:seen], *others[: 4 - seen]]
-    scores, sentence = testing_scores("taste", reward, prompts, [1.0, 2.0, 3.0, 4.0])
+    scores, sentence = vote.testing_scores("taste", reward, prompts, [1.0, 2.0, 3.0, 4.0])
     if not seen:
         assert (scores, sentence) == ([1.0, 2.0, 3.0, 4.0], "")
     if seen == 2:
         assert scores == [None, None, 3.0, 4.0] and "the prompts of 2 of 4 samples" in sentence
     if seen == 4:
         assert scores is None and "the prompts of all samples: its scores" in sentence
-    plain, silent = testing_scores("brightness", rewards.load("brightness"), prompts, [0.5] * 4)
+    plain, silent = vote.testing_scores(
+        "brightness", rewards.load("brightness"), prompts, [0.5] * 4
+    )
     assert plain == [0.5] * 4 and not silent
