@@ -28,8 +28,8 @@ def made_call() -> str:
 
 def options_place() -> str:
     """The place of options for messages: the command line, or the call that has them in a list."""
-    made = made_call()
-    return made if made.startswith("flowrl.") else "command line"
+    call = made_call()
+    return call if call.startswith("flowrl.") else "command line"
 
 
 @contextmanager

@@ -300,7 +300,7 @@ def without_files(said: str, files: Path) -> str:
 
 
 @contextmanager
-def rows_named(files: Path) -> Iterator[None]:
+def list_rows_named(files: Path) -> Iterator[None]:
     """Errors of the body are `without_files`. Each stays of its class, which decides exit codes."""
     try:
         yield
@@ -338,7 +338,7 @@ def _other_form(rows: Mapping[int, Mapping[str, Any]], column: str, at: str) -> 
 
 def _without_prompt(rows: Mapping[int, Mapping[str, Any]], column: str, of_all: bool) -> str:
     """The clause about rows without the prompts' column. A list has no settings of its own, so the
-    way out is its key, or, if another column may be that of all prompts, `of_all`, the run's."""
+    remedy is its key, or, if another column may be that of all prompts, `of_all`, the run's."""
     number, row = next(iter(rows.items()))
     names = ", ".join(str(name)[:50] for name in row) or "no columns"
     likely = likely_column(dict(row), column)

@@ -28,8 +28,8 @@ from flowrl.api.parts import (
     GivenRewards,
     PromptSources,
     SomeRewards,
+    list_rows_named,
     prompt_settings,
-    rows_named,
     without_files,
 )
 from flowrl.api.untouched import untouched
@@ -285,7 +285,7 @@ class Run:
             )
         with TemporaryDirectory() as temporary:
             files = Path(temporary).resolve()
-            with rows_named(files):
+            with list_rows_named(files):
                 run, objects = self._given.start(files)
                 yield run, Live({**self.live.rewards, **objects}, files=files)
 
@@ -702,7 +702,7 @@ class Run:
         settings    over the run's: {"evaluate": {"temperature": 0}}
         """
         check_counts("evaluate", {"samples": samples, "steps": steps})
-        with untouched(), TemporaryDirectory() as files, rows_named(Path(files)):
+        with untouched(), TemporaryDirectory() as files, list_rows_named(Path(files)):
             specs, live = self._rewards(rewards)
             values = {
                 "prompts": self._prompts(prompts, Path(files)),

@@ -109,8 +109,8 @@ def plans_of(
     returned: Any = planner(sigmas, iteration, seed)  # a user's planner may return anything
     form = "a planner returns a tuple of samplers.Plan, or of samplers.completions.TextPlan"
     if not isinstance(returned, Sequence) or isinstance(returned, str):
-        what = "None" if returned is None else f"a {type(returned).__name__}"
-        raise UserError(f"{name} returned {what}, but {form}")
+        noun = "None" if returned is None else f"a {type(returned).__name__}"
+        raise UserError(f"{name} returned {noun}, but {form}")
     plans: tuple[Any, ...] = (*returned,)  # type: ignore[reportUnknownVariableType]
     if not plans:
         raise UserError(

@@ -122,7 +122,7 @@ def column_setting(place: str) -> str:
 
 
 def way_without_row(place: str) -> str:
-    """How the row at this place is left out, for messages."""
+    """The words for leaving out the row at this place."""
     return "take such rows out of the file" if of_given(place) else "leave such rows out (where)"
 
 
