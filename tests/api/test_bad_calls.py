@@ -11,11 +11,13 @@ import torch
 import flowrl
 import samplers
 from flowrl.api import PUBLIC_NAMES
+from flowrl.api.given import Given
 from flowrl.api.parts import prompt_settings
 from flowrl.api.run import Run
 from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.export import check_upload
 from flowrl.prompts import PromptSet
+from flowrl.settings.read import run_yaml_text
 from samplers.completions import TextPlan
 
 MODEL = flowrl.path("flowrl/demo/shapes-sd3")
@@ -857,6 +859,23 @@ def test_each_mistake_is_named_by_what_holds_it(tmp_path, monkeypatch):
         flowrl.UserError, match=r"^flowrl\.Run: train\.lr: input.*; part\.yaml: evaluate\.sampls: "
     ):
         Run("part.yaml", model=MODEL, lr=-1.0, **MORE).plan()
+
+
+def test_a_resume_names_the_file_for_its_mistakes(tmp_path):
+    run, changes = tmp_path / "run", tmp_path / "a.yaml"
+    run.mkdir()
+    (run / "run.yaml").write_text(run_yaml_text(Run("demo").settings))
+    changes.write_text("train: {lrr: 1}\n")
+    call = "flowrl.train"
+    faults = [
+        (Given(place=call, file=changes), f"{changes}: train.lrr: "),
+        (Given(place=call, file=changes, train={"lr": -1.0}), f"{call}: train.lr: "),
+        (Given(place=call, settings={"train": {"lr": -1.0}}), f"{call}: train.lr: "),
+    ]
+    for given_call, begin in faults:
+        with pytest.raises(flowrl.UserError) as refused:
+            given_call.resume(run, True)
+        assert str(refused.value).startswith(begin), refused.value
 
 
 OTHER_FORMS = [
