@@ -26,6 +26,12 @@ def made_call() -> str:
     return _made.get()
 
 
+def options_place() -> str:
+    """The place of options for messages: the command line, or the call that has them in a list."""
+    call = made_call()
+    return call if call.startswith("flowrl.") else "command line"
+
+
 @contextmanager
 def messages_name(call: str) -> Iterator[None]:
     """Messages of the body name this call as the one that was made."""

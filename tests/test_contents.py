@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import save_file
 
 from flowrl.errors import UserError
@@ -224,6 +226,8 @@ def test_what_is_as_its_name_says_is_not_accused(tmp_path: Path, pipeline: Path)
     (tmp_path / "a.txt").write_text("explain <html> and <!doctype html>\nversion https\n")
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "<!doctype html><html>"}) + "\n")
     (tmp_path / "a.py").write_text('"""<html>"""\n')
+    (tmp_path / "a.csv").write_text("prompt\na cat\n")
+    parquet.write_table(pyarrow.table({"prompt": ["a cat"]}), tmp_path / "a.parquet")
     files = [*tmp_path.iterdir(), *(f for f in pipeline.rglob("*") if f.is_file())]
     assert len(files) > 20
     for file in files:

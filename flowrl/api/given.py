@@ -22,6 +22,7 @@ from flowrl.settings.read import (
     open_folder,
     override,
     run_from,
+    run_over,
 )
 from flowrl.settings.trust import Trust
 
@@ -103,7 +104,7 @@ class Given:
             return self._start(files)
 
     def _start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
-        tree, source = self._tree()
+        tree, under, source = self._tree()
         if self.recipe is not None:
             tree["recipe"] = self.recipe
         if "recipe" not in tree:
@@ -138,12 +139,12 @@ class Given:
                 read = GivenRewards.of(value, f"{made_call()}: {place}")
                 tree[place] = list(read.specs)
                 objects = read.joined(objects, f"{made_call()}: {place}")
-        run = run_from(tree, source)
+        run = run_over(tree, self.place, under, source)
         return run if isinstance(self.settings, Mapping) else override(run, self.overrides), objects
 
-    def _tree(self) -> tuple[dict[str, Any], str]:
-        """Settings of the file with the given ones over them, as a tree of its own, and what errors
-        name as their place."""
+    def _tree(self) -> tuple[dict[str, Any], Mapping[str, Any], str]:
+        """Settings of the file with the given ones over them, as a tree of its own; those of the
+        file alone; and what errors name as its place."""
         tree, source = (
             ({}, self.place) if self.file is None else read_tree(run_file(str(self.file)))
         )
@@ -160,9 +161,13 @@ class Given:
             )
         if not isinstance(tree, Mapping):
             run_from(tree, source)  # which says what is wrong with it
-        if self.file is not None and settings:
-            return merged_settings(tree, settings), source
-        return copy.deepcopy({**tree, **settings}), source
+        if self.file is None or not settings:
+            return copy.deepcopy({**tree, **settings}), tree, source
+        try:
+            return merged_settings(tree, settings), tree, source
+        except UserError as error:
+            run_from(tree, source)  # which says it if it is the file's own
+            raise UserError(f"{made_call()}: settings: {error}") from error
 
     def _lay_over(self, tree: dict[str, Any]) -> None:
         if self.lora is not None:
@@ -184,12 +189,13 @@ class Given:
                     "start a new run"
                 )
         opened = open_folder(folder, trust)
-        tree = dump(opened.run)
+        tree, source = dump(opened.run), str(folder)
         if self.file is not None:
             read, source = read_tree(run_file(str(self.file)))
             merge_settings(
                 tree, read if isinstance(read, Mapping) else dump(run_from(read, source))
             )
+        under = copy.deepcopy(tree)
         if isinstance(self.settings, Mapping):
             merge_settings(tree, self.settings)
         self._lay_over(tree)
@@ -200,7 +206,7 @@ class Given:
             for spec in read.specs:
                 _replace(tree, spec, folder)
         with opened.limited():
-            run = run_from(tree, self.place)
+            run = run_over(tree, self.place, under, source)
         opened = opened.changed(run)
         words = () if isinstance(self.settings, Mapping) else self.overrides
         return opened.overridden(words) if words else opened, objects

@@ -3,8 +3,11 @@
 import functools
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import IOBase
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing_extensions import TypeAliasType
 
 from flowrl.errors import UserError, made_call
 from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.prompts.conversations import with_prompts_found
+from flowrl.prompts.source import PromptRows, has_cell, likely_column
 from flowrl.session.live import Callback
 from flowrl.settings.file.plain import texts_of_paths
 from flowrl.settings.model.pipeline import GuidanceScale
@@ -264,11 +269,45 @@ def prompt_settings(prompts: Any, files: Path, place: str, column: str) -> Any:
             f"{at}: expected a file's name, texts, rows or a data set, not {type(prompts).__name__}"
         )
     path = files / f"{place}.jsonl"
-    lines = [_line(row, i, path, column, at) for i, row in enumerate(prompts, 1)]
+    lines, lacking = list[str](), dict[int, Mapping[str, Any]]()
+    for number, row in enumerate(prompts, 1):
+        cells = _cells(row, number, path, column, at)
+        lines.append(_line(cells, number, at))
+        if not has_cell(cells, column):
+            lacking[number] = cells
     if not lines:
         raise UserError(f"{at}: the list is empty")
+    if lacking and not (len(lacking) == len(lines) and _other_form(lacking, column, at)):
+        whole = place == "train" and len(lacking) == len(lines)
+        raise UserError(f"{at}: {_without_prompt(lacking, column, of_all=whole)}")
     path.write_text("".join(line + "\n" for line in lines))
     return str(path)
+
+
+def without_files(said: str, files: Path) -> str:
+    """A message without the place of files that `prompt_settings` has written into `files`, which
+    the user never saw: a line of a list's file is a row of the list."""
+    written = re.compile(
+        r"(?:prompts\.(?:train|held_out): |--prompts: )?"
+        rf"{re.escape(str(files))}/(train|held_out)\.jsonl(?:, line (\d+))?"
+    )
+
+    def row(match: re.Match[str]) -> str:
+        at = f"{made_call()}: prompts ({match[1]})"
+        return at if match[2] is None else f"{at}: row {match[2]}"
+
+    return written.sub(row, said).replace(f"{files}/", "")
+
+
+@contextmanager
+def list_rows_named(files: Path) -> Iterator[None]:
+    """Errors of the body are `without_files`. Each stays of its class, which decides exit codes."""
+    try:
+        yield
+    except UserError as error:
+        if (said := without_files(str(error), files)) != str(error):
+            error.args = (said,)
+        raise
 
 
 def _is_data_set(value: Any, column: str) -> bool:
@@ -287,7 +326,30 @@ def _records(prompts: Any) -> Any:
     return prompts.astype(object).where(prompts.notna(), None).to_dict("records")
 
 
-def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
+def _other_form(rows: Mapping[int, Mapping[str, Any]], column: str, at: str) -> bool:
+    """Whether rows without the prompts' column hold it in another form, such as conversations."""
+    if column != "prompt":
+        return False
+    table = PromptRows([dict(row) for row in rows.values()], [f"row {number}" for number in rows])
+    with warnings.catch_warnings():  # of rows that are left out: the reader of the file says it
+        warnings.simplefilter("ignore")
+        return all(column in row for row in with_prompts_found(table, at).rows)
+
+
+def _without_prompt(rows: Mapping[int, Mapping[str, Any]], column: str, of_all: bool) -> str:
+    """The clause about rows without the prompts' column. A list has no settings of its own, so the
+    remedy is its key, or, if another column may be that of all prompts, `of_all`, the run's."""
+    number, row = next(iter(rows.items()))
+    names = ", ".join(str(name)[:50] for name in row) or "no columns"
+    likely = likely_column(dict(row), column)
+    way = f"call the key of the prompt {column!r}"
+    if likely is not None and of_all:
+        way += f", or pass settings={{'prompts': {{'column': {likely!r}}}}}"
+    return f"row {number} has no {column!r}; it has {names}: {way}"
+
+
+def _cells(row: Any, number: int, path: Path, column: str, at: str) -> Mapping[str, Any]:
+    """The columns of a row, with its images saved next to the prompt file."""
     if not isinstance(row, str | Mapping):
         raise UserError(
             f"{at}: row {number} is a {type(row).__name__}, not a text or a mapping of columns"
@@ -296,6 +358,10 @@ def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
     for name, value in cells.items():
         if isinstance(value, Image.Image):
             cells[name] = _saved_image(value, name, number, path, at)
+    return cells
+
+
+def _line(cells: Mapping[str, Any], number: int, at: str) -> str:
     try:
         return json.dumps(texts_of_paths(cells))
     except (TypeError, ValueError) as error:

@@ -28,7 +28,9 @@ from flowrl.api.parts import (
     GivenRewards,
     PromptSources,
     SomeRewards,
+    list_rows_named,
     prompt_settings,
+    without_files,
 )
 from flowrl.api.untouched import untouched
 from flowrl.bounded_files import bounded_lines, json_object
@@ -150,9 +152,9 @@ class Run:
 
         source    a run file, the name of one of flowrl's (`flowrl plan demo`), or a run's folder;
                   None: the other arguments have all of it
-        settings  over those of the source: {"train": {"updates": 2}}, {"train.updates": 2}, or the
-                  words of a command line, ["--train.updates", "2"]. The other arguments, which are
-                  those of `flowrl.train`, take precedence
+        settings  over those of the source: {"train": {"updates": 2}}, or the words of a command
+                  line, ["--train.updates", "2"]. The other arguments, which are those of
+                  `flowrl.train`, take precedence
         trust     grant a folder that was not started here all that it asks for, or the rights that
                   are named, such as "code,network": see SECURITY.md
         """
@@ -283,14 +285,9 @@ class Run:
             )
         with TemporaryDirectory() as temporary:
             files = Path(temporary).resolve()
-            try:
+            with list_rows_named(files):
                 run, objects = self._given.start(files)
                 yield run, Live({**self.live.rewards, **objects}, files=files)
-            except UserError as error:
-                said = str(error).replace(f"{files}/", "")
-                if said == str(error):
-                    raise
-                raise type(error)(said) from error  # its class decides exit codes and waiting
 
     def _opened(self, parts: frozenset[str]) -> OpenedFolder:
         return open_folder(self.begun, self._trust, parts)
@@ -368,6 +365,9 @@ class Run:
         arguments = checked_arguments(PlanArguments, values, {}, "flowrl.Run.plan")
         with untouched(), self._either() as (run, live):
             run_plan = planned(run, arguments, live.rewards)
+            if live.files is not None:
+                said = tuple(without_files(refusal, live.files) for refusal in run_plan.refusals)
+                run_plan = replace(run_plan, refusals=said)
             won = not arguments.check_rows or report_rows(run)
             return (
                 run_plan if won else replace(run_plan, refusals=(*run_plan.refusals, ROWS_REFUSED))
@@ -702,7 +702,7 @@ class Run:
         settings    over the run's: {"evaluate": {"temperature": 0}}
         """
         check_counts("evaluate", {"samples": samples, "steps": steps})
-        with untouched(), TemporaryDirectory() as files:
+        with untouched(), TemporaryDirectory() as files, list_rows_named(Path(files)):
             specs, live = self._rewards(rewards)
             values = {
                 "prompts": self._prompts(prompts, Path(files)),

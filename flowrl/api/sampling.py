@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from inspect import isclass, signature
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +26,7 @@ from flowrl.cli.steer import (
     last_weights,
     steered_samples,
 )
+from flowrl.credit.choices import plans_of
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Driven, MediaBatch
 from flowrl.models.diffusers.call.results.decoder import Decoded
@@ -39,10 +40,12 @@ from flowrl.session.live import Live
 from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.model.pipeline import GuidanceScale
+from flowrl.settings.parts.own_parts import part_kind
 from flowrl.settings.words.names import unknown_name
 from flowrl.settings.words.sentences import plain_message
 from flowrl.settings.words.values import short_repr
 from rewards import Samples, Scores, score_all
+from rewards.checks.settings import function_parameters
 from samplers import Plan, Planner, Rollout
 
 PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a Run
@@ -131,10 +134,11 @@ def sample(
             "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or "
             f"samplers.Tree(...), not {short_repr(plan)}"
         )
+    planner = _checked_planner(plan, steps, seed)
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
         batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
-            rollouts = batch.rollouts(plan, range(len(texts)), seed=seed, iteration=0)
+            rollouts = batch.rollouts(planner, range(len(texts)), seed=seed, iteration=0)
         except ValueError as error:
             raise UserError(f"flowrl.sample: {error}") from error
         plans_sampled = []
@@ -216,6 +220,37 @@ def _is_planner(plan: object) -> bool:
     except (TypeError, ValueError):  # other parameters, or none that can be read
         return False
     return True
+
+
+def _checked_planner(plan: Planner, steps: int, seed: int) -> Planner:
+    """The planner, whose every result is checked. UserError, before any model is read, for one that
+    returns something else on evenly spaced levels, or has a kernel or solver that is none."""
+    for name, parameter in function_parameters(type(plan)).items() if is_dataclass(plan) else ():
+        part, kind = getattr(plan, name, None), part_kind(parameter.annotation)
+        if part is not None and kind is not None and not _is_ours(part):
+            try:
+                kind.try_part(type(part).__name__, part)
+            except ValueError as error:
+                raise UserError(f"flowrl.sample: plan: {name}: {error}") from error
+
+    def planner(sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        plans = plans_of(plan, sigmas, iteration, seed)
+        of_media = tuple(one for one in plans if isinstance(one, Plan))
+        if len(of_media) < len(plans):
+            raise UserError("its plans are of texts: return samplers.Plan, of noise levels")
+        return of_media
+
+    try:
+        planner([1 - k / steps for k in range(steps)] + [0.0], 0, seed)
+    except UserError as error:
+        raise UserError(f"flowrl.sample: plan: {error}") from error
+    except ValueError:  # of these levels, which may not be the model's: asked again with those
+        pass
+    return planner
+
+
+def _is_ours(part: object) -> bool:
+    return type(part).__module__.partition(".")[0] in ("samplers", "flowrl")
 
 
 def _prompt_list(prompts: str | Sequence[str], at: str) -> tuple[str, ...]:

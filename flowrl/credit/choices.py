@@ -5,6 +5,7 @@ likelihoods check plans and credit, losses check credit and likelihoods. Sampler
 """
 
 from collections.abc import Callable, Sequence
+from inspect import isroutine
 from typing import Any, Protocol, runtime_checkable
 
 from flowrl.credit.trackers import Tracker
@@ -104,11 +105,12 @@ def plans_of(
 ) -> tuple[AnyPlan, ...]:
     """The plans of an iteration. UserError for a planner that returns anything but plans of one
     kind, at least one."""
-    name = type(planner).__name__
+    name = planner.__name__ if isroutine(planner) else type(planner).__name__
     returned: Any = planner(sigmas, iteration, seed)  # a user's planner may return anything
     form = "a planner returns a tuple of samplers.Plan, or of samplers.completions.TextPlan"
     if not isinstance(returned, Sequence) or isinstance(returned, str):
-        raise UserError(f"{name} returned a {type(returned).__name__}, but {form}")
+        noun = "None" if returned is None else f"a {type(returned).__name__}"
+        raise UserError(f"{name} returned {noun}, but {form}")
     plans: tuple[Any, ...] = (*returned,)  # type: ignore[reportUnknownVariableType]
     if not plans:
         raise UserError(

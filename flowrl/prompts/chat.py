@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.prompts.source import of_given, way_without_row
 
 ChatMessage = Mapping[str, Any]  # role and content; what else a chat template may read
 _SPEAKERS = {
@@ -51,6 +52,11 @@ def read_chat(
     if not messages:
         raise UserError(f"{at}: the prompt has no messages")
     if messages[-1]["role"] == "assistant":
+        if of_given(at):
+            raise UserError(
+                f"{at}: the chat ends with an assistant message, which is a sample and not the "
+                "prompt: choose another column (given.column); rows of messages alone need none"
+            )
         raise UserError(
             f"{at}: the chat ends with an assistant message, which the model should write: set "
             "drop_reply: true for this data set, or choose another column"
@@ -109,7 +115,7 @@ def _message(value: Any, at: str, located: Callable[[Any], Any]) -> ChatMessage:
         if "role" not in value and "from" in value:
             raise UserError(
                 f"{at} is from {value['from']!r:.50}, and only {', '.join(_SPEAKERS)} are known: "
-                "leave such rows out (where), or choose another column"
+                f"{way_without_row(at)}, or choose another column"
             )
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         have = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.50}"
@@ -137,6 +143,6 @@ def _part(part: Any, at: str, located: Callable[[Any], Any]) -> dict[str, Any]:
         file = next((part[k] for k in ("image", "path", "url") if part.get(k) is not None), None)
         return {"type": "image"} if file is None else {"type": "image", "image": located(file)}
     raise UserError(
-        f"{at} has a part of type {kind!r:.50}, but only texts and images are supported: leave "
-        "such rows out (where), or choose another column"
+        f"{at} has a part of type {kind!r:.50}, but only texts and images are supported: "
+        f"{way_without_row(at)}, or choose another column"
     )

@@ -96,8 +96,10 @@ class PromptSet:
             column = "text"
         if not table.rows:
             raise UserError(f"{at} has no prompts")
-        for name in (column, *data.columns.values()):
-            check_column(table.rows, name, at)
+        check_column(table.rows, column, at)
+        for name in data.columns.values():
+            if name != column:
+                check_column(table.rows, name, at, "columns")
         inside = "" if column in ("prompt", "text") else f", {column}"
         # images are relative to the file
         folders = table.folders or [find(data.source).parent] * len(table.rows)

@@ -12,6 +12,7 @@ from rewards.types import cell, columns_inside
 from samplers.noise import generator
 
 Row = dict[str, Any]
+GIVEN_FILE = "given.file"  # begins the places of the rows of given samples
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,27 @@ class DataSource:
         return next((name for name in names if getattr(self, name) is not None), None)
 
 
-def _has_cell(row: Mapping[str, Any], name: str) -> bool:
+def of_given(place: str) -> bool:
+    """Whether a row's place is in the file of given samples, whose settings are others than those
+    of prompts."""
+    return place.startswith(GIVEN_FILE)
+
+
+def column_setting(place: str) -> str:
+    """The setting that names the column of the prompts, for a row at this place."""
+    return "given.column" if of_given(place) else "prompts.column"
+
+
+def way_without_row(place: str) -> str:
+    """The words for leaving out the row at this place."""
+    return "take such rows out of the file" if of_given(place) else "leave such rows out (where)"
+
+
+def has_cell(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has a column or nested column."""
     first, dot, rest = name.partition(".")
     inner = columns_inside(row.get(first)) if dot else None
-    return name in row or bool(inner is not None and _has_cell(inner, rest))
+    return name in row or bool(inner is not None and has_cell(inner, rest))
 
 
 CHAT_NAMES = ("messages", "conversations")  # of lists of messages
@@ -122,7 +140,7 @@ PROMPT_NAMES = ("prompt", "prompts", "text", "caption", "question", "instruction
 def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> None:
     """UserError, listing the existing columns, if no row has a column or nested column; `setting`
     names it."""
-    if any(_has_cell(row, name) for row in rows):
+    if any(has_cell(row, name) for row in rows):
         return
     names = [str(key)[:50] for key in rows[0]]
     names += [f"{key}.{k}"[:50] for key, v in rows[0].items() for k in columns_inside(v) or ()]
@@ -131,7 +149,7 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     if len(rows) == 1 and (inside := _inside(rows[0])) is not None:
         remedy = f": its rows are inside of {inside!r}: save that list as a file of its own"
     else:
-        remedy = _remedy(rows[0], name, at)
+        remedy = _remedy(rows[0], at) if setting else _remedy_of_prompts(rows[0], name, at)
     raise UserError(f"{at} has no column {wanted}; it has {columns}{remedy}")
 
 
@@ -151,14 +169,19 @@ def other_separator(names: Sequence[str]) -> bool:
     return len(names) == 1 and any(mark in names[0] for mark in ";\t|")
 
 
-def _remedy(row: Row, name: str, at: str) -> str:
+def _remedy(row: Row, at: str) -> str:
+    """The likely fix for a missing column of any kind: in a CSV, another separator."""
+    of_cells = at.lower().endswith((".csv", ".tsv"))
+    return f": {OTHER_SEPARATOR}" if of_cells and other_separator([*map(str, row)]) else ""
+
+
+def _remedy_of_prompts(row: Row, name: str, at: str) -> str:
     """The likely fix for a missing prompt column: another name or, in a CSV, another separator, or
     a first line that already is a prompt."""
     names = [str(key) for key in row]
-    likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
-    likely += [key for key in CHAT_NAMES if isinstance(row.get(key), list)]
-    if likely:
-        return f": set column: {likely[0]}"
+    likely = likely_column(row, name)
+    if likely is not None:
+        return f": set column: {likely}"
     if names == ["image"] or names == ["video"]:
         return (
             f": its {names[0]}s have no texts; put metadata.jsonl beside them, with file_name and "
@@ -181,6 +204,13 @@ def _remedy(row: Row, name: str, at: str) -> str:
             "is a prompt"
         )
     return ""
+
+
+def likely_column(row: Row, name: str) -> str | None:
+    """The column of a row that may have the prompt that `name` lacks; None if no name says so."""
+    likely = [key for key in map(str, row) if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
+    likely += [key for key in CHAT_NAMES if isinstance(row.get(key), list)]
+    return likely[0] if likely else None
 
 
 def _is_number(text: str) -> bool:

@@ -16,14 +16,13 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.prompts.conversations import answer_in
 from flowrl.prompts.prompt_set import PromptRow, resolved
-from flowrl.prompts.source import DataSource, check_column
+from flowrl.prompts.source import GIVEN_FILE, DataSource, check_column
 from flowrl.settings import LanguageSettings, RunSettings
 from flowrl.settings.sections.given import GivenSettings
 from rewards.perception.files import DAMAGE, absence, header_size, in_short
 from rewards.perception.moving import MEDIA_FORMATS
 from rewards.types import cell
 
-GIVEN_FILE = "given.file"
 EVEN = 0.5
 
 

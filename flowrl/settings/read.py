@@ -18,7 +18,7 @@ import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import named_rewards
 from flowrl.credit.prompt_weights import PROMPT_ROWS, check_prompt_rows
-from flowrl.errors import UserError
+from flowrl.errors import UserError, options_place
 from flowrl.laws import check_laws
 from flowrl.likelihoods.matching import Matching
 from flowrl.paths import no_run_in
@@ -68,7 +68,7 @@ from flowrl.settings.trust import (
     within,
 )
 from flowrl.settings.words.names import BASE_KEY
-from flowrl.settings.words.sentences import explain
+from flowrl.settings.words.sentences import clauses_of, explain, in_one
 from flowrl.settings.words.short_forms import spelled_out
 from flowrl.settings.words.values import short_repr
 from rewards import Reward
@@ -216,13 +216,52 @@ def _tree_of(
     return *with_base(read_yaml(file), file, check=check), outside
 
 
+class _Refused(Exception):
+    """A tree of settings that is no run: one clause per mistake."""
+
+    def __init__(self, *clauses: str) -> None:
+        super().__init__(*clauses)
+        self.clauses = clauses
+
+
 def run_from(tree: Any, source: str) -> RunSettings:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
+    try:
+        return _validated(tree)
+    except _Refused as error:
+        raise UserError(f"{source}: {in_one(error.clauses)}") from error.__cause__
+
+
+def run_over(tree: Any, call: str, under: Any, source: str) -> RunSettings:
+    """Check a tree of settings that a call has laid over `under`, those of a file. UserError, as of
+    `run_from`: mistakes that the file has without the call begin with `source`, its name, and the
+    others with `call`."""
+    try:
+        return _validated(tree)
+    except _Refused as error:
+        alone = _mistakes(under)
+        sides = (
+            (call, [clause for clause in error.clauses if clause not in alone]),
+            (source, [clause for clause in error.clauses if clause in alone]),
+        )
+        said = [f"{name}: {in_one(clauses)}" for name, clauses in sides if clauses]
+        raise UserError("; ".join(said)) from error.__cause__
+
+
+def _mistakes(tree: Any) -> Sequence[str]:
+    try:
+        _validated(tree)
+    except _Refused as error:
+        return error.clauses
+    return ()
+
+
+def _validated(tree: Any) -> RunSettings:
     if not isinstance(tree, Mapping):
         content = "and it is empty" if tree is None else f"not {short_repr(tree)}"
-        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, {content}")
+        raise _Refused(f"expected settings such as `recipe:` and `model:`, {content}")
     if BASE_KEY in tree:
-        raise UserError(f"{source}: base: only a run file can have a base: name that file itself")
+        raise _Refused("base: only a run file can have a base: name that file itself")
     kind = None
     if isinstance(tree.get("recipe"), str):
         tree = {**tree, "recipe": {"name": tree["recipe"]}}
@@ -233,14 +272,12 @@ def run_from(tree: Any, source: str) -> RunSettings:
         run = RunSettings.model_validate(tree)
         check_integers(dump(run))
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error, RunSettings, kind)}") from error
+        raise _Refused(*clauses_of(error, RunSettings, kind)) from error
     except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise _Refused(str(error)) from error
     except PydanticSerializationError as error:  # an object from Python
         reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{source}: the settings cannot be written to run.yaml: {reason}"
-        ) from error
+        raise _Refused(f"the settings cannot be written to run.yaml: {reason}") from error
     return run
 
 
@@ -253,7 +290,7 @@ def override(run: RunSettings, arguments: Overrides) -> RunSettings:
         return _laid_over(run, arguments)
     run, words = _other_recipe(run, list(arguments))
     tree = with_options(dump(run), type(run.recipe), words)
-    changed = run_from(tree, "command line")
+    changed = run_from(tree, options_place())
     named = any(w.startswith(f"--recipe.{part}") for w in words for part in PART_SETTINGS)
     return _without_unread(changed, tree, words) if named else changed
 
@@ -300,7 +337,7 @@ def _without_unread(run: RunSettings, tree: dict[str, Any], words: Sequence[str]
     for name in lost:
         value = tree["recipe"].pop(name)
         print(f"nothing reads recipe.{name} any more: {value} is left out", file=sys.stderr)
-    return run_from(tree, "command line") if lost else run
+    return run_from(tree, options_place()) if lost else run
 
 
 def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, list[str]]:
@@ -334,7 +371,7 @@ def _as_recipe(run: RunSettings, name: str, named: Collection[str]) -> RunSettin
     try:
         fields = recipe_kind(name).model_fields
     except UserError as error:
-        raise UserError(f"command line: {error}") from error
+        raise UserError(f"{options_place()}: {error}") from error
     old: Any = run.recipe
     chosen = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
     taken_over = {k: v for k, v in chosen.items() if k in fields and takes(fields[k].annotation, v)}
@@ -346,7 +383,7 @@ def _as_recipe(run: RunSettings, name: str, named: Collection[str]) -> RunSettin
     ]
     if lost:
         print(f"{name} has no {', '.join(sorted(lost))}: left out", file=sys.stderr)
-    changed = run_from(dump(run) | {"recipe": {"name": name} | taken_over}, "command line")
+    changed = run_from(dump(run) | {"recipe": {"name": name} | taken_over}, options_place())
     if name != old.name:
         _tell_kept(changed, {key for key in taken_over if key not in named})
     return changed
@@ -464,23 +501,38 @@ def _check_levels(run: RunSettings, algorithm: Algorithm) -> None:
 def check_rewards(run: RunSettings, python_rewards: Collection[str] = ()) -> None:
     """UserError for a reward that does not exist or does not take its settings, and for weights
     that cancel. Rewards with the labels `python_rewards` are Python objects."""
+    for check in _reward_checks(run, python_rewards):
+        check()
+
+
+def _reward_checks(
+    run: RunSettings, python_rewards: Collection[str]
+) -> Iterator[Callable[[], object]]:
+    """The checks of `check_rewards`, one of each reward."""
+    yield partial(_check_weights, run)
+    for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
+        for spec in getattr(run, place):
+            if spec.label not in python_rewards:
+                yield partial(_check_reward, place, spec)
+
+
+def _check_weights(run: RunSettings) -> None:
     if _cancel(run.rewards) and _cancel(run.intermediate_rewards):
         raise UserError(
             f"rewards: the weights of {', '.join(spec.label for spec in run.rewards)} add up to 0, "
             "so no sample is better than another: change a weight"
         )
-    for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
-        for spec in getattr(run, place):
-            if spec.label in python_rewards:
-                continue
-            try:
-                spec.refuse_python(in_python=False)
-            except ValueError as error:
-                raise UserError(f"{place}: {spec.label}: {error}") from error
-            try:
-                rewards.check_reward(spec.name, spec.settings)
-            except ValueError as error:
-                raise UserError(f"{place}: {error}") from error
+
+
+def _check_reward(place: str, spec: RewardSpec) -> None:
+    try:
+        spec.refuse_python(in_python=False)
+    except ValueError as error:
+        raise UserError(f"{place}: {spec.label}: {error}") from error
+    try:
+        rewards.check_reward(spec.name, spec.settings)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def _check_prompt_rows(run: RunSettings) -> None:
@@ -540,7 +592,7 @@ def run_checks(
     """The checks of `check_run`, each of which raises a UserError, but for that of the hub. `hub`:
     whether prompts on the hub are read."""
     yield partial(check_plan, run)
-    yield partial(check_rewards, run, python_rewards)
+    yield from _reward_checks(run, python_rewards)
     yield partial(check_own_scoring, run, python_rewards)
     yield partial(check_named_rewards, run)
     yield partial(check_own_gradients, run)

@@ -4,6 +4,7 @@ A clone without Git LFS has pointers in place of data, the address of a page sav
 some files have another form than their ending. Readers ask here, so that their errors say it.
 """
 
+import codecs
 import os
 import re
 import stat
@@ -69,6 +70,8 @@ _FORMS = (
     ),
     (re.compile(rb"GGUF"), (".gguf",), "is a GGUF file: give it the ending .gguf"),
 )
+_BINARY_TABLES = (".parquet",)  # a text's form is not known by its first bytes: it has none of them
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f]")  # but tabs, ends of lines and of pages
 
 
 def unlike_its_name(name: str, begin: bytes) -> str | None:
@@ -82,7 +85,19 @@ def unlike_its_name(name: str, begin: bytes) -> str | None:
     for form, endings, words in _FORMS:
         if ending not in endings and form.match(begin):
             return words
+    if ending in _BINARY_TABLES and not begin.startswith(b"PAR1") and _is_text(begin):
+        return "is text, as JSON lines or CSV are: give it their ending, .jsonl or .csv"
     return None
+
+
+def _is_text(begin: bytes) -> bool:
+    """Whether a file that begins with these bytes seems to be a text; an empty one is none."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # the last letter may be cut
+    try:
+        text = decoder.decode(begin)
+    except UnicodeDecodeError:
+        return False
+    return bool(text.strip()) and not _CONTROLS.search(text)
 
 
 def file_unlike_its_name(path: Path) -> str | None:

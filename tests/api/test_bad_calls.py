@@ -11,9 +11,14 @@ import torch
 import flowrl
 import samplers
 from flowrl.api import PUBLIC_NAMES
+from flowrl.api.given import Given
+from flowrl.api.parts import prompt_settings
 from flowrl.api.run import Run
 from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.export import check_upload
+from flowrl.prompts import PromptSet
+from flowrl.settings.read import run_yaml_text
+from samplers.completions import TextPlan
 
 MODEL = flowrl.path("flowrl/demo/shapes-sd3")
 MORE = {"rewards": ["shapes"], "prompts": ["a red circle"], "recipe": "nft"}
@@ -27,6 +32,16 @@ class _Sized(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
         self.layer = torch.nn.Linear(width, width)
+
+
+class _NoStep:
+    """A kernel that returns no step."""
+
+    def bound(self, levels):
+        return self
+
+    def __call__(self, *_):
+        return None
 
 
 BAD = [
@@ -53,7 +68,7 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", iterations=0),
-        "configs/demo.yaml: train.iterations: input should be great",
+        "flowrl.train: train.iterations: input should be great",
     ),
     (
         lambda: flowrl.train(settings="demo", lr="fast"),
@@ -61,7 +76,73 @@ BAD = [
     ),
     (
         lambda: flowrl.train(settings="demo", lr=float("nan")),
-        "configs/demo.yaml: train.lr: input should be a finite numb",
+        "flowrl.train: train.lr: input should be a finite numb",
+    ),
+    *(  # a value of the call beside a file, which does not hold it
+        (lambda call=call: call().plan(), f"flowrl.Run: {said}")
+        for call, said in (
+            (
+                lambda: flowrl.Run("demo", settings={"evaluate": {"samples": 10**15}}),
+                "evaluate.samples: input should be less",
+            ),
+            (
+                lambda: flowrl.Run("demo", settings=["--evaluate.samples", f"{10**15}"]),
+                "evaluate.samples: input should be less",
+            ),
+            (lambda: flowrl.Run("demo", recipe="nope"), "recipe.name: 'nope' is not known"),
+            (lambda: flowrl.Run("demo", settings={"model": 3}), "model: expected settings"),
+            (
+                lambda: flowrl.Run("demo", settings={"model": "no/x", "recipe": 3}),
+                "settings: model: no/x is not a folder",
+            ),
+            (
+                lambda: flowrl.Run("demo", rewards={"name": "shapes", "weight": "x"}),
+                "rewards.0.weight: input should be a valid number",
+            ),
+        )
+    ),
+    *(  # rows of a list, which no file of the user has
+        (
+            lambda rows=rows, more=more: flowrl.Run(
+                model=MODEL, **{**MORE, "prompts": rows}, **more
+            ).plan(),
+            f"flowrl.Run: prompts ({place}): {said}",
+        )
+        for rows, more, place, said in (
+            (
+                [{"text": "x"}],
+                {},
+                "train",
+                "row 1 has no 'prompt'; it has text: call the key of the prompt 'prompt', or pass "
+                "settings={'prompts': {'column': 'text'}}",
+            ),
+            (
+                [{"prompt": "x"}],
+                {"settings": {"prompts": {"column": "caption"}}},
+                "train",
+                "row 1 has no 'caption'; it has prompt: call the key of the prompt 'caption'",
+            ),
+            (
+                [{"prompt": "x"}, {"text": "x"}],
+                {},
+                "train",
+                "row 2 has no 'prompt'; it has text: call the key of the prompt 'prompt'",
+            ),
+            (
+                [{"prompt": "x"}],
+                {"held_out": [{"text": "x"}]},
+                "held_out",
+                "row 1 has no 'prompt'; it has text: call the key of the prompt 'prompt'",
+            ),
+        )
+    ),
+    (
+        lambda: flowrl.Run.of_model(MODEL).evaluate([{"prompt": "a"}, {"prompt": 3}]),
+        "flowrl.Run.evaluate: prompts (held_out): row 2: the prompt is 3, not a text",
+    ),
+    (
+        lambda: flowrl.train(MODEL, **{**MORE, "prompts": ["a", " "]}),
+        "flowrl.train: prompts (train): row 2: the prompt is empty",
     ),
     (
         lambda: flowrl.train(settings="demo", seed=1.5),
@@ -573,6 +654,28 @@ BAD = [
         )
         for plan in (samplers.FlowSDE(0.7), lambda levels: levels, samplers.Tree)
     ),
+    # planners of one's own, and their parts
+    *(
+        (
+            lambda plan=plan: flowrl.sample(MODEL, ["a"], plan=plan, steps=2),
+            f"flowrl.sample: plan: {said}",
+        )
+        for plan, said in (
+            (lambda levels, iteration, seed: None, "<lambda> returned None, but a planner returns"),
+            (lambda levels, iteration, seed: (), "<lambda> returned no plan for iteration 0"),
+            (
+                lambda levels, iteration, seed: samplers.Ode()(levels, iteration, seed)[0],
+                "<lambda> returned a Plan, but a planner returns a tuple",
+            ),
+            (
+                lambda levels, iteration, seed: (TextPlan(4, (2,)),),
+                "its plans are of texts: return samplers.Plan",
+            ),
+            (samplers.Chain(group=2, kernel=print), "kernel: builtin_function_or_method has no "),
+            (samplers.Chain(group=2, kernel=_NoStep()), "kernel: _NoStep must return samplers.G"),
+            (samplers.Ode(solver=_NoStep()), "solver: _NoStep has no "),
+        )
+    ),
     # prompts by each door that no file has
     *(
         (lambda call=call, text=text: call(text), f"prompts: the prompt {says}")
@@ -736,3 +839,68 @@ def test_no_kind_of_an_argument_fills_a_line_of_help():
     long = {place: kind for place, kind in kinds.items() if len(kind) > LONGEST_KIND}
     assert not {place: kind for place, kind in long.items() if "Literal" not in kind}
     assert not {place: kind for place, kind in kinds.items() if "FieldInfo" in kind}
+
+
+def test_each_mistake_is_named_by_what_holds_it(tmp_path, monkeypatch):
+    """The file's by the file, with its base, and the call's by the call."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("base: configs/demo.yaml\ntrain: {lrr: 1}\n")
+    (tmp_path / "part.yaml").write_text("evaluate: {sampls: 1}\n")
+    held = [
+        (Run("a.yaml"), "a.yaml over "),
+        (Run("a.yaml", settings={"train": {"seed": 1}}), "a.yaml over "),
+        (Run("part.yaml", model=MODEL, **MORE), "part.yaml: evaluate.sampls: "),
+    ]
+    for run, begin in held:
+        with pytest.raises(flowrl.UserError) as refused:
+            run.plan()
+        assert str(refused.value).startswith(begin) and "flowrl.Run" not in str(refused.value)
+    with pytest.raises(
+        flowrl.UserError, match=r"^flowrl\.Run: train\.lr: input.*; part\.yaml: evaluate\.sampls: "
+    ):
+        Run("part.yaml", model=MODEL, lr=-1.0, **MORE).plan()
+
+
+def test_a_resume_names_the_file_for_its_mistakes(tmp_path):
+    run, changes = tmp_path / "run", tmp_path / "a.yaml"
+    run.mkdir()
+    (run / "run.yaml").write_text(run_yaml_text(Run("demo").settings))
+    changes.write_text("train: {lrr: 1}\n")
+    call = "flowrl.train"
+    faults = [
+        (Given(place=call, file=changes), f"{changes}: train.lrr: "),
+        (Given(place=call, file=changes, train={"lr": -1.0}), f"{call}: train.lr: "),
+        (Given(place=call, settings={"train": {"lr": -1.0}}), f"{call}: train.lr: "),
+    ]
+    for given_call, begin in faults:
+        with pytest.raises(flowrl.UserError) as refused:
+            given_call.resume(run, True)
+        assert str(refused.value).startswith(begin), refused.value
+
+
+OTHER_FORMS = [
+    [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+    [{"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+      "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]}],
+    [{"instruction": "a", "input": "", "output": "b"}],
+    [{"caption": "a", "jpg_0": "a.jpg", "jpg_1": "b.jpg"}],
+    [{"prompt": [{"role": "user", "content": "a"}]}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", OTHER_FORMS)
+def test_rows_that_hold_the_prompt_in_another_form_stay_accepted(rows, tmp_path):
+    file = prompt_settings(rows, tmp_path, "train", "prompt")
+    assert len(PromptSet.read(file, "prompt", "prompts.train")) == 1
+
+
+def test_the_column_that_a_list_of_rows_is_told_to_name_is_read():
+    rows = {**MORE, "prompts": [{"text": "a red circle"}]}
+    run = Run(model=MODEL, **rows, settings={"prompts": {"column": "text"}})
+    with run._read() as (settings, _):
+        assert settings.prompts.read("train").texts == ("a red circle",)
+
+
+def test_a_plan_names_the_rows_of_a_list_and_no_file_of_it():
+    plan = Run(model=MODEL, **{**MORE, "prompts": [{"prompt": "a"}, {"prompt": None}]}).plan()
+    assert plan.refusals == ("flowrl.Run.plan: prompts (train): row 2: the prompt is empty",)

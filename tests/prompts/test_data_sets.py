@@ -109,7 +109,7 @@ def test_rows_are_filtered_then_shuffled_then_limited(tmp_path):
     [
         ({"column": "text"}, "has no column 'text'; it has question, level, reward_model, prompt"),
         ({"column": "reward_model.truth"}, "no column 'reward_model.truth'; .*ground_truth"),
-        ({"columns": {"answer": "x"}}, "has no column 'x'; it has"),
+        ({"columns": {"answer": "x"}}, r"has no column 'x' \(columns\); it has"),
         ({"where": {"lev": 1}}, r"has no column 'lev' \(where\); it has question, level"),
         ({"where": {"level": 99}}, "no row has level: 99; its values are 0, 1, 2, 3, 4, ..."),
         ({"keep": ["a"]}, r"has no column 'a' \(keep\)"),

@@ -130,3 +130,24 @@ def test_files_of_inner_rewards_are_told_too_and_by_plan():
         ["--rewards", "[{name: fitted, path: nonexist}]"],
     )
     assert any("no such file or folder: nonexist" in each for each in refusals(run))
+
+
+def test_each_faulty_reward_is_refused_once(tmp_path):
+    """By the check of its name and settings; what else reads it does not say the same again."""
+    own = tmp_path / "own.py"
+    own.write_text("def light(samples):\n    return [0.0]\n\nlight.per = 'sample'\n")
+    faulty = {
+        "shapess": "there is no reward 'shapess'",
+        "{name: shapes, kindd: strict}": "has no setting 'kindd'",
+        f"{{name: {own}:dark}}": "no function or class 'dark'",
+        f"{{name: {own}:light, width: 1}}": "has no setting 'width'",
+        "{name: clipped, reward: shapess}": "there is no reward 'shapess'",
+    }
+    demo = read_run(PROJECT / "configs" / "demo.yaml")
+    for spec, said in faulty.items():
+        found = list(refusals(override(demo, ["--rewards", f"[{spec}]"])))
+        assert len(found) == 1 and found[0].startswith("rewards: ") and said in found[0], found
+    both = override(demo, ["--rewards", "[shapess]", "--held_out_rewards", "[brightnes]"])
+    assert [sentence.partition(":")[0] for sentence in refusals(both)] == [
+        "rewards", "held_out_rewards",
+    ]  # fmt: skip

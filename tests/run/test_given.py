@@ -15,10 +15,15 @@ from flowrl.errors import UserError
 from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.update import denominators
 from flowrl.losses.base import reduced
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.prompts import PromptSet
 from flowrl.prompts.chat import Chat
+from flowrl.run.watch.judges import seen_in_training
 from flowrl.session import given_file
 from flowrl.session.given_samples import GIVEN
 from flowrl.session.start_record import StartRecord, changes
+from flowrl.settings.checks.machine import check_texts
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import run_from
 from flowrl.settings.sections.given import GivenSettings
 from samplers.noise import generator
@@ -479,3 +484,65 @@ def test_columns_of_edits_are_not_alpacas(tmp_path, row):
     (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match=r"has no column 'prompt'.*set column: instruction"):
         given_file._texts(GivenSettings(file=str(tmp_path / "t.jsonl"), kind="texts"))
+
+
+def _row_of(**columns):
+    return {"prompt": "a", "completion": "b", **columns}
+
+
+PART = {"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}
+OF_PROMPTS = ("prompts.", "where", "drop_reply", "`keep`")  # what a file of given samples has not
+GIVEN_FAULTS = {
+    "a chat for a pipeline": (
+        {}, _row_of(prompt=[USER]), "name another column (given.column)",
+    ),
+    "a chat that has its answer": (
+        {"column": "talk"}, _row_of(talk=[USER, {"role": "assistant", "content": "b"}]),
+        "choose another column (given.column)",
+    ),
+    "an unknown speaker": (
+        {"column": "talk"}, _row_of(talk=[{"from": "moon", "value": "a"}]),
+        "take such rows out of the file",
+    ),
+    "a part of another kind": (
+        {"column": "talk"}, _row_of(talk=[PART]), "take such rows out of the file",
+    ),
+    "no completion": (
+        {}, {"prompt": "a", "answer": "b"},
+        "has no column 'completion' (given.media); it has prompt, answer",
+    ),
+    "no column of `columns`": (
+        {"columns": {"completion": "reply"}}, {"prompt": "a", "answer": "b"},
+        "has no column 'reply' (columns); it has prompt, answer",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", GIVEN_FAULTS)
+def test_a_fault_of_given_samples_names_their_own_settings(tmp_path, fault):
+    section, row, said = GIVEN_FAULTS[fault]
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    given = GivenSettings(file=str(tmp_path / "t.jsonl"), kind="texts", **section)
+    with pytest.raises(UserError) as refused:
+        check_texts(given_file._texts(given).prompts, PipelineSettings(pipeline="x"))
+    found = str(refused.value)
+    assert found.startswith("given.file: ") and said in found
+    assert not any(word in found for word in OF_PROMPTS) and "set column: prompt" not in found
+
+
+def test_a_chat_without_a_template_is_told_the_column_of_its_own_file():
+    policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer())
+    for place, column in (
+        ("given.file: t.jsonl, line 1", "given.column"),
+        ("prompts.train: t.jsonl, line 1", "prompts.column"),
+    ):
+        with pytest.raises(UserError, match=rf"^{place}: .*column of texts \({column}\)"):
+            policy.encode(Chat("c", [USER], place))
+
+
+def test_held_out_prompts_of_the_given_file_are_told_by_its_name(tmp_path):
+    (tmp_path / "t.jsonl").write_text(json.dumps(_row_of()) + "\n")
+    for place, name in (("given.file", "given.file"), ("prompts.train", "prompts.train")):
+        prompts = PromptSet.read(str(tmp_path / "t.jsonl"), "prompt", place)
+        (line,) = seen_in_training(prompts, prompts)
+        assert f"is also in {name}, so" in line

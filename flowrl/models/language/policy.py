@@ -48,6 +48,7 @@ from flowrl.models.quantization import (
 )
 from flowrl.models.shards import GatheredCalls
 from flowrl.prompts import Chat
+from flowrl.prompts.source import column_setting
 from flowrl.settings import EnvironmentSettings
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.unended import unended_tokens
@@ -200,8 +201,8 @@ class CausalPolicy:
         elif isinstance(prompt, Chat):
             raise UserError(
                 f"{prompt.at}: the prompt is a list of chat messages, but the tokenizer of "
-                "model.language has no chat template: name a column of texts (prompts.column), or "
-                "use a model that has one"
+                "model.language has no chat template: name a column of texts "
+                f"({column_setting(prompt.at)}), or use a model that has one"
             )
         else:
             ids = unended_tokens(self.tokenizer, prompt)

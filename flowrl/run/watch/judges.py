@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.source import GIVEN_FILE, of_given
 from flowrl.settings import RunSettings
 
 CANNOT_TELL = (
@@ -36,7 +38,10 @@ def seen_in_training(prompts: PromptSet, held_out: PromptSet | None) -> Iterator
     """A warning if every held-out prompt is also a training prompt."""
     training_texts = {str(text) for text in prompts.texts}
     if held_out is not None and all(str(text) in training_texts for text in held_out.texts):
+        first = next(iter(prompts.meta), None)
+        in_given = isinstance(first, PromptRow) and of_given(first.place)
+        place = GIVEN_FILE if in_given else "prompts.train"
         yield (
-            "warning: every prompt of prompts.held_out is also in prompts.train, so held-out "
+            f"warning: every prompt of prompts.held_out is also in {place}, so held-out "
             "scores say nothing about new prompts"
         )

@@ -118,8 +118,9 @@ def _rows(run: RunSettings, place: PromptPlace, opened: Mapping[str, Reward]) ->
     prompts = run.prompts.read(place)
     if not isinstance(run.model, OwnSettings):
         check_rows_of(run, place, prompts)
+    readable = [spec for _, spec in _valid_rewards(run, opened)]
     for spec in run.judges if place == "held_out" else run.rewards if run.drawn else ():
-        if spec.label not in opened:
+        if spec in readable:
             check_reward_columns(spec, place, prompts)
 
 
@@ -145,9 +146,7 @@ def _kinds(run: RunSettings, opened: Mapping[str, Reward]) -> None:
     if run.train.self_test != "raise" or not run.drawn:
         return
     media_kind = likely_form(run).kind
-    for place, spec in _rewards(run):
-        if spec.label in opened:
-            continue
+    for place, spec in _valid_rewards(run, opened):
         try:
             check_kinds(spec.name, spec.settings, media_kind)
         except ValueError as error:
@@ -170,7 +169,22 @@ def check_classes_of(run: RunSettings) -> None:
 
 
 def _needs_of_rewards(run: RunSettings, opened: Mapping[str, Reward]) -> None:
-    from rewards.load import check_files, check_packages, check_reward
+    from rewards.load import check_files, check_packages
+
+    for place, spec in _valid_rewards(run, opened):
+        try:
+            check_packages(spec.name, spec.settings)
+            check_files(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"{place}: {spec.label}: {error}") from error
+
+
+def _valid_rewards(
+    run: RunSettings, opened: Mapping[str, Reward]
+) -> Iterator[tuple[str, RewardSpec]]:
+    """The rewards that a file names, with their places, without those that `check_rewards` refuses:
+    what else would be said of such a one is the same fault in other words."""
+    from rewards.load import check_reward
 
     for place, spec in _rewards(run):
         if spec.label in opened:
@@ -178,12 +192,8 @@ def _needs_of_rewards(run: RunSettings, opened: Mapping[str, Reward]) -> None:
         try:
             check_reward(spec.name, spec.settings)
         except ValueError:
-            continue  # `check_rewards` says it
-        try:
-            check_packages(spec.name, spec.settings)
-            check_files(spec.name, spec.settings)
-        except ValueError as error:
-            raise UserError(f"{place}: {spec.label}: {error}") from error
+            continue
+        yield place, spec
 
 
 def _rewards(run: RunSettings) -> Iterator[tuple[str, RewardSpec]]:

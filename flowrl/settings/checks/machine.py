@@ -12,6 +12,7 @@ from flowrl.credit.trackers import Bundling
 from flowrl.errors import UserError
 from flowrl.paths import find, no_such_model
 from flowrl.prompts import Chat, PromptSet
+from flowrl.prompts.source import column_setting
 from flowrl.settings.checks.model_files import (
     check_index,
     check_no_own_code,
@@ -262,7 +263,7 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
     if chat is not None and not isinstance(m, LanguageSettings):
         raise UserError(
             f"{chat.at}: the prompt is a list of chat messages, but model.{m.KIND} takes a text: "
-            "name another column (prompts.column)"
+            f"name another column ({column_setting(chat.at)})"
         )
 
 

@@ -10,7 +10,7 @@ from flowrl.settings.sections.data import RewardSpec
 from flowrl.settings.sections.run import RunSettings
 from rewards import load
 from rewards.checks.self_test import Prompts
-from rewards.load import user_function_of
+from rewards.load import check_reward, user_function_of
 from rewards.types import Kind, Reward, SaysPer
 
 _PLACES = ("rewards", "held_out_rewards", "intermediate_rewards")
@@ -40,8 +40,9 @@ def _said(spec: RewardSpec, objects: Mapping[str, Reward]) -> Reward | None:
     if not is_code(spec.name):
         return None
     try:
+        check_reward(spec.name, spec.settings)
         function = user_function_of(spec.name)
-    except ValueError:  # a file that cannot be imported: `check_rewards` names it
+    except ValueError:  # a file that cannot be imported, or a setting: `check_rewards` names it
         return None
     if not isinstance(function, SaysPer):
         return None

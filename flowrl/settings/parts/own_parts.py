@@ -57,7 +57,7 @@ class PartKind:
         part = kind(**settings) if isinstance(kind, type) else kind
         name = value if isinstance(value, str) else value.get("name")
         if is_own(name):
-            self._try(str(name), part)
+            self.try_part(str(name), part)
         return part
 
     def resolved(self, value: Any, old: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -119,7 +119,9 @@ class PartKind:
             raise ValueError(f"{name} is a function, but a {self.word} is {self.form}")
         return kind
 
-    def _try(self, name: str, part: Any) -> None:
+    def try_part(self, name: str, part: Any) -> None:
+        """ValueError, in one sentence that begins with `name`, for a user's object that is no such
+        part."""
         protocols = [p for p in (self.protocol, *get_args(self.protocol)) if is_protocol(p)]
         members = get_protocol_members(protocols[0]) if protocols else set[str]()
         if missing := sorted(members - {*dir(part)}):

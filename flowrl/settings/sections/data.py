@@ -17,6 +17,7 @@ from pydantic import (
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
+from flowrl.prompts.source import GIVEN_FILE
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.sections.given import OF_GIVEN
 from flowrl.settings.words.values import short_repr
@@ -183,7 +184,7 @@ class PromptFiles(Settings):
         be read, or if an iteration has no prompt from a weighted data set."""
         sets, at = getattr(self, place) or (), f"prompts.{place}"
         if len(sets) == 1 and place == "train" and sets[0].name == OF_GIVEN:
-            at = "given.file"  # which the user has set, and not prompts.train
+            at = GIVEN_FILE  # which the user has set, and not prompts.train
         if len(sets) == 1:
             return sets[0].read(self.column, at)
         prompts = {data_set.label: data_set.read(self.column, at) for data_set in sets}

@@ -27,7 +27,22 @@ def explain(
     whole: type[BaseModel] | None = None,
     recipe: type[BaseModel] | None = None,
 ) -> str:
-    """One clause per mistake, separated by semicolons; at most _MOST_SENTENCES of them.
+    """One clause per mistake, as `in_one` joins them. The arguments are those of `clauses_of`."""
+    return in_one(clauses_of(error, whole, recipe))
+
+
+def in_one(clauses: Sequence[str]) -> str:
+    """Clauses, separated by semicolons; at most _MOST_SENTENCES of them."""
+    more = len(clauses) - _MOST_SENTENCES
+    return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def clauses_of(
+    error: ValidationError,
+    whole: type[BaseModel] | None = None,
+    recipe: type[BaseModel] | None = None,
+) -> list[str]:
+    """One clause per mistake.
 
     `whole` is the settings model that was read, whose names are suggested for unknown ones. For a
     run, `recipe` holds the settings of its recipe, if that is known.
@@ -35,9 +50,7 @@ def explain(
     errors = _causes(error.errors(include_url=False))
     clauses = list(dict.fromkeys(_clause(error, whole, recipe) for error in errors))
     misspelt = [clause for clause in clauses if clause.endswith(_BASE)]
-    clauses = misspelt or clauses  # the sections that seem to be missing are the base's
-    more = len(clauses) - _MOST_SENTENCES
-    return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+    return misspelt or clauses  # the sections that seem to be missing are the base's
 
 
 def _causes(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
