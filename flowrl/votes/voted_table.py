@@ -46,8 +46,8 @@ def voted_table(votes: Path, command: str) -> VotedTable:
     except UserError as error:
         print(terminal_text(f"the raters' own consistency is unknown: {error}"))
         return VotedTable(votes, "")
-    made = text_of_log.encode()
-    if votes.stat().st_size != len(made) or bounded_bytes(votes, len(made)) != made:
+    log_bytes = text_of_log.encode()
+    if votes.stat().st_size != len(log_bytes) or bounded_bytes(votes, len(log_bytes)) != log_bytes:
         print(
             terminal_text(
                 f"{votes} is not what its log says, and is read as it is: name {folder} to have it "
