@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from flowrl.errors import UserError
+from rewards.perception.hub import check_cached, hub_silence, present_place
 from rewards.perception.hub_cache import CachedRepository
 
 UNREACHED = (HfHubHTTPError, RevisionResolutionError, OfflineModeIsEnabled, OSError)
@@ -27,25 +28,31 @@ UNREACHED = (HfHubHTTPError, RevisionResolutionError, OfflineModeIsEnabled, OSEr
 @cache
 def commit(repository: str, revision: str | None = None) -> str:
     """The commit of a repository's revision (None: of its main branch), asked for once a process;
-    that of the hub's cache where there is no network. Raises what the hub's client raises."""
-    return resolve_revision(repository, revision=revision).resolved
+    that of the hub's cache where the hub is silent, for which its own client waits without an end.
+    Raises what the hub's client raises."""
+    silent = hub_silence(repository) is not None
+    if silent and revision is None:
+        present_place(repository)  # which says so
+    return resolve_revision(repository, revision=revision, local_files_only=silent).resolved
 
 
 def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
     """Set the commits of components that are in repositories; return "repository@commit" by name.
 
     `parts` are names and specifications of components. UserError for a repository that is neither
-    on the hub nor in its cache.
+    on the hub nor in its cache, or whose files there are damaged, locked or gone.
     """
     pinned = {}
     for name, spec in parts:
         repository = str(spec.pretrained_model_name_or_path)
         if Path(repository).is_dir():
             continue
+        stored = CachedRepository(repository)
         try:
+            if spec.revision is None:  # what is looked at is the main branch
+                check_cached(f"model.pipeline: the {name} of {source}", stored, UserError)
             spec.revision = commit(repository, spec.revision)
         except UNREACHED as error:
-            stored = CachedRepository(repository)
             if (raised := stored.raised(error)) is not None:
                 raise UserError(f"model.pipeline: the {name} of {source}: {raised}") from error
             reason = " ".join(str(error).split())[:200]
@@ -62,6 +69,8 @@ def check_listed(name: str, spec: Any, source: str) -> None:
     finds it."""
     repository, folder = str(spec.pretrained_model_name_or_path), spec.subfolder
     if not folder or Path(repository).is_dir():
+        return
+    if hub_silence(repository) is not None:
         return
     try:
         files = _files(repository, spec.revision)
