@@ -18,14 +18,15 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from rewards.hub_names import possible_repository
 from rewards.perception.hub import (
     check_cached,
     from_hub,
     hub_silence,
     model_path,
-    named_repository,
     present_place,
 )
+from rewards.perception.hub_cache import CachedRepository
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
@@ -292,9 +293,9 @@ def open_clip_place(model: str) -> str:
     if the files in the cache are damaged, locked or gone, or there are none and the hub is
     silent."""
     prefix, _, name = model.partition(":")
-    repository = named_repository(name) if prefix == "hf-hub" else None
-    if repository is None:
+    if prefix != "hf-hub" or not possible_repository(name):
         return model
+    repository = CachedRepository(name, whole=True)
     with from_hub("open_clip", repository):
         check_cached("open_clip", repository)
         if (place := present_place(name)) != name:

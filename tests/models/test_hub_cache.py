@@ -16,6 +16,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from diffusers import AutoencoderKL
 from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
 from safetensors.torch import save_file
 
@@ -24,7 +25,7 @@ from flowrl.cli.given_model import is_pipeline
 from flowrl.models.adapters import peft_adapter
 from flowrl.models.before_weights import check_before_weights
 from flowrl.models.diffusers.modular import revisions
-from flowrl.models.diffusers.modular.revisions import check_listed, pin
+from flowrl.models.diffusers.modular.revisions import check_listed, loaded, pin
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.model_index import read_index
 from flowrl.models.open import open_model
@@ -115,9 +116,16 @@ def peft(_: Path) -> None:
 
 def component(_: Path) -> None:
     """A component of a modular pipeline, which is in another repository than its index."""
-    spec = ComponentSpec(name="vae", pretrained_model_name_or_path=NAME, subfolder="vae")
+    spec = ComponentSpec(
+        name="vae",
+        type_hint=AutoencoderKL,
+        pretrained_model_name_or_path=NAME,
+        subfolder="vae",
+    )
     pin([("vae", spec)], "the index")
     check_listed("vae", spec, "the index")
+    loaded(spec, dtype=torch.float32)
+    assert spec.pretrained_model_name_or_path == NAME and spec.revision
 
 
 Read = Callable[[Path], object]

@@ -47,7 +47,7 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         repository = str(spec.pretrained_model_name_or_path)
         if Path(repository).is_dir():
             continue
-        stored = CachedRepository(repository)
+        stored = CachedRepository(repository, whole=True)
         try:
             if spec.revision is None:  # what is looked at is the main branch
                 check_cached(f"model.pipeline: the {name} of {source}", stored, UserError)
@@ -82,6 +82,27 @@ def check_listed(name: str, spec: Any, source: str) -> None:
             f"and {repository} has none at {spec.revision}: correct the index, or give a whole "
             "folder"
         )
+
+
+def loaded(spec: Any, **arguments: Any) -> Any:
+    """Load a component by its specification, which `pin` has set: while the hub is silent, from
+    the folder of its cache, since its client would ask for file after file. ValueError if there is
+    no such folder."""
+    repository, revision = str(spec.pretrained_model_name_or_path), spec.revision
+    silence = None if Path(repository).is_dir() else hub_silence(repository)
+    if silence is None:
+        return spec.load(**arguments)
+    folder = snapshot(f"{repository}@{revision}")
+    if folder is None:
+        raise ValueError(
+            f"{repository} at {revision} is not in the hub's cache, and the hub {silence}: "
+            f"download it with `hf download {repository}`"
+        )
+    component = spec.load(pretrained_model_name_or_path=str(folder), revision=None, **arguments)
+    # the index of a pipeline that is saved names the repository
+    spec.pretrained_model_name_or_path, spec.revision = repository, revision
+    component._diffusers_load_id = spec.load_id
+    return component
 
 
 def snapshot(place: str) -> Path | None:
