@@ -1,4 +1,4 @@
-"""Which errors mean that there is no more memory. They are no fault of the model, its file or its
+"""Errors that mean that there is no more memory. They are no fault of the model, its file or its
 arguments, so a handler that says so of all that a library raises lets them pass first."""
 
 import errno
@@ -37,7 +37,7 @@ _BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 
 def memory_reason(error: BaseException) -> str:
-    """What an out-of-memory error says, as a clause; of torch's CPU allocator the bytes that it was
+    """Words of an out-of-memory error, as a clause; of torch's CPU allocator the bytes that it was
     asked for, which follow its own place in the code."""
     words = str(error).strip() or type(error).__name__
     if (asked := _BYTES.search(words)) is not None:

@@ -25,7 +25,7 @@ from flowrl.cli.given_model import is_pipeline
 from flowrl.models.adapters import peft_adapter
 from flowrl.models.before_weights import check_before_weights
 from flowrl.models.diffusers.modular import revisions
-from flowrl.models.diffusers.modular.revisions import check_listed, loaded, pin
+from flowrl.models.diffusers.modular.revisions import check_listed, load_component, pin
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.model_index import read_index
 from flowrl.models.open import open_model
@@ -124,7 +124,7 @@ def component(_: Path) -> None:
     )
     pin([("vae", spec)], "the index")
     check_listed("vae", spec, "the index")
-    loaded(spec, dtype=torch.float32)
+    load_component("vae", spec, "the index", dtype=torch.float32)
     assert spec.pretrained_model_name_or_path == NAME and spec.revision
 
 

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from flowrl.errors import UserError
-from rewards.perception.hub import check_cached, hub_silence, present_place
+from rewards.perception.hub import check_cached, from_hub, hub_silence, present_place
 from rewards.perception.hub_cache import CachedRepository
 
 UNREACHED = (HfHubHTTPError, RevisionResolutionError, OfflineModeIsEnabled, OSError)
@@ -48,13 +48,15 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         if Path(repository).is_dir():
             continue
         stored = CachedRepository(repository, whole=True)
+        place = f"model.pipeline: the {name} of {source}"
         try:
-            if spec.revision is None:  # what is looked at is the main branch
-                check_cached(f"model.pipeline: the {name} of {source}", stored, UserError)
-            spec.revision = commit(repository, spec.revision)
+            with from_hub(place, stored, UserError):
+                if spec.revision is None:  # what is looked at is the main branch
+                    check_cached(place, stored, UserError)
+                spec.revision = commit(repository, spec.revision)
         except UNREACHED as error:
             if (raised := stored.raised(error)) is not None:
-                raise UserError(f"model.pipeline: the {name} of {source}: {raised}") from error
+                raise UserError(f"{place}: {raised}") from error
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"model.pipeline: the {name} of {source} is in {repository}, which is neither on "
@@ -84,25 +86,27 @@ def check_listed(name: str, spec: Any, source: str) -> None:
         )
 
 
-def loaded(spec: Any, **arguments: Any) -> Any:
+def load_component(name: str, spec: Any, source: str, **arguments: Any) -> Any:
     """Load a component by its specification, which `pin` has set: while the hub is silent, from
-    the folder of its cache, since its client would ask for file after file. ValueError if there is
-    no such folder."""
+    the folder of its cache, since its client would ask for file after file. UserError if the cache
+    has no such folder or has lost it; otherwise as its class raises it."""
     repository, revision = str(spec.pretrained_model_name_or_path), spec.revision
-    silence = None if Path(repository).is_dir() else hub_silence(repository)
-    if silence is None:
+    if Path(repository).is_dir():
         return spec.load(**arguments)
-    folder = snapshot(f"{repository}@{revision}")
-    if folder is None:
-        raise ValueError(
-            f"{repository} at {revision} is not in the hub's cache, and the hub {silence}: "
-            f"download it with `hf download {repository}`"
-        )
-    component = spec.load(pretrained_model_name_or_path=str(folder), revision=None, **arguments)
-    # the index of a pipeline that is saved names the repository
-    spec.pretrained_model_name_or_path, spec.revision = repository, revision
-    component._diffusers_load_id = spec.load_id
-    return component
+    place = f"model.pipeline: the {name} of {source}"
+    with from_hub(place, CachedRepository(repository, whole=True), UserError):
+        if (silence := hub_silence(repository)) is None:
+            return spec.load(**arguments)
+        if (folder := snapshot(f"{repository}@{revision}")) is None:
+            raise UserError(
+                f"{place} is in {repository}, whose commit {revision} is not in the hub's cache, "
+                f"and the hub {silence}: download it with `hf download {repository}`"
+            )
+        component = spec.load(pretrained_model_name_or_path=str(folder), revision=None, **arguments)
+        # the index of a pipeline that is saved names the repository
+        spec.pretrained_model_name_or_path, spec.revision = repository, revision
+        component._diffusers_load_id = spec.load_id
+        return component
 
 
 def snapshot(place: str) -> Path | None:
