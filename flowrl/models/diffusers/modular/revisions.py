@@ -49,19 +49,19 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
             continue
         stored = CachedRepository(repository, whole=True)
         place = f"model.pipeline: the {name} of {source}"
-        try:
-            with from_hub(place, stored, UserError):
+        with from_hub(place, stored, UserError):
+            try:
                 if spec.revision is None:  # what is looked at is the main branch
                     check_cached(place, stored, UserError)
                 spec.revision = commit(repository, spec.revision)
-        except UNREACHED as error:
-            if (raised := stored.raised(error)) is not None:
-                raise UserError(f"{place}: {raised}") from error
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"model.pipeline: the {name} of {source} is in {repository}, which is neither on "
-                f"the hub nor in its cache ({reason}): download it with `hf download {repository}`"
-            ) from error
+            except UNREACHED as error:
+                if (raised := stored.raised(error)) is not None:
+                    raise UserError(f"{place}: {raised}") from error
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(
+                    f"{place} is in {repository}, which is neither on the hub nor in its cache "
+                    f"({reason}): download it with `hf download {repository}`"
+                ) from error
         pinned[name] = f"{repository}@{spec.revision}"
     return pinned
 
