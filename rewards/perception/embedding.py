@@ -24,6 +24,7 @@ from rewards.perception.hub import (
     from_hub,
     hub_silence,
     model_path,
+    named_repository,
     present_place,
 )
 from rewards.perception.hub_cache import CachedRepository

@@ -16,7 +16,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
 from safetensors.torch import save_file
 
