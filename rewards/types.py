@@ -185,7 +185,7 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 
     `reward_model.ground_truth` is the key `ground_truth` of the mapping in the column
     `reward_model`, or of the JSON object that is its text, unless the row has a column with that
-    full name.
+    full name. `summaries.0.text` is the key `text` of the first entry of the list `summaries`.
     """
     if column in row:
         return row[column]
@@ -195,8 +195,11 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 
 
 def columns_inside(value: Any) -> Mapping[str, Any] | None:
-    """The nested columns of a cell: a mapping, or the text of a JSON object, as which tables
-    without a type for mappings store one (INTELLECT-2's `verification_info`)."""
+    """The nested columns of a cell: a mapping, the entries of a list by their number from 0, or the
+    text of a JSON object, as which tables without a type for mappings store one (INTELLECT-2's
+    `verification_info`)."""
+    if isinstance(value, list | tuple):
+        return {str(i): entry for i, entry in enumerate(value)}
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             value = json.loads(value)

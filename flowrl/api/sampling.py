@@ -26,12 +26,17 @@ from flowrl.cli.steer import (
     last_weights,
     steered_samples,
 )
+<<<<<<< HEAD
 from flowrl.credit.choices import plans_of
 from flowrl.errors import UserError
+=======
+from flowrl.errors import UserError, made_call
+>>>>>>> wt-b
 from flowrl.models.diffusers.batch import Driven, MediaBatch
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy, PipelineUse
 from flowrl.models.open import place
+from flowrl.models.out_of_memory import memory_reason, out_of_memory
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import checked_text
@@ -134,8 +139,12 @@ def sample(
             "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or "
             f"samplers.Tree(...), not {short_repr(plan)}"
         )
+<<<<<<< HEAD
     planner = _checked_planner(plan, steps, seed)
     with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
+=======
+    with untouched(), _memory_told(), _driven(model, guidance, call) as policy, torch.no_grad():
+>>>>>>> wt-b
         batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
             rollouts = batch.rollouts(planner, range(len(texts)), seed=seed, iteration=0)
@@ -199,7 +208,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     if not read.specs:
         raise UserError("flowrl.steer: rewards is empty: name what to choose samples by")
     specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
-    with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
+    with untouched(), _memory_told(), _driven(model, guidance, call) as policy, torch.no_grad():
         judges = load_rewards(specs, Live(read.objects))
         chosen = PromptSet(texts, tuple({"prompt": text} for text in texts))
         trial = Trial(chosen, tuple(range(len(texts))), count, steps, seed)
@@ -208,6 +217,20 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
         )
         samples, evaluations = steered_samples(scorer, SteeredSampler(method, particles, strength))
         return SteeredSamples(samples, score_all(judges, samples), evaluations)
+
+
+@contextmanager
+def _memory_told() -> Iterator[None]:
+    """Turn an out-of-memory error of the model into a UserError."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(
+            f"{made_call()}: out of memory ({memory_reason(error)}): give fewer prompts, or a "
+            "smaller height and width in call"
+        ) from error
 
 
 def _is_planner(plan: object) -> bool:

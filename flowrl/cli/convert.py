@@ -16,6 +16,7 @@ from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.models.out_of_memory import raise_memory
 from flowrl.models.saved_weights import reading
 from flowrl.paths import find
 from flowrl.settings.checks.model_files import pipeline_index
@@ -94,6 +95,7 @@ def _whole(file: Path, folder: Path) -> Any:
             str(file), config=str(folder), local_files_only=True, torch_dtype=first_dtype(file)
         )
     except (*FAILURES, OSError) as error:
+        raise_memory(error)
         raise UserError(f"convert: {_why(file, kind, error)}") from error
 
 
@@ -120,6 +122,7 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
             torch_dtype=dtype,
         )
     except (*FAILURES, OSError) as error:
+        raise_memory(error)
         raise UserError(f"convert: {_why(file, kind, error)}") from error
     module: Any = denoiser  # its class, a mixin, says nothing of parameters
     lacking = [n for n, p in module.named_parameters() if p.is_meta]

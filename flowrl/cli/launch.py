@@ -125,6 +125,11 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
             f"launch {arguments.where}: name the run's folder with --folder: every start resumes "
             "the run that is in it"
         )
+    if arguments.gpus == 0:
+        raise UserError(
+            f"launch {arguments.where}: --gpus 0: give --cpus in its place, the processes on each "
+            "machine without GPUs, such as --cpus 1"
+        )
     if (arguments.gpus is None) == (arguments.cpus is None):
         raise UserError(
             f"launch {arguments.where}: give either --gpus, those of each machine, or --cpus, the "

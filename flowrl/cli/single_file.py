@@ -22,6 +22,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.lora.lora_keys import RULES, KeyRules, key_rules
+from flowrl.models.out_of_memory import raise_memory
 from flowrl.models.saved_weights import reading
 from flowrl.settings.checks.model_files import check_saved, pipeline_index
 
@@ -244,6 +245,7 @@ def _differing(
             torch_dtype=dtype,
         ).state_dict()
     except (*FAILURES, OSError) as error:
+        raise_memory(error)
         yield " ".join(str(error).split())[:200]
         return
     for key, weight in state.items():

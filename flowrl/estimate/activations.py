@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig
@@ -22,11 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from flowrl.estimate.flops import INPUTS, UNCOUNTABLE, text_tokens
 from flowrl.estimate.sizes import RowShape
+from flowrl.estimate.started_adapters import StartedAdapters, layers_of
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import chosen_targets
 from flowrl.models.open import DTYPES
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings, PipelineSettings
+from flowrl.settings.model.adapters import Lora
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,30 @@ def kept_by_call(m: ModelSettings) -> KeptBytes | None:
     not known."""
     if not isinstance(m, PipelineSettings):
         return None
-    lora = None if m.lora is None else (m.lora.rank, m.lora.targets, m.half_adapters, m.lora.dora)
+    lora = None if m.lora is None else _AdapterForm.of(m.lora, m.half_adapters)
     sizes = {"height": m.height, "width": m.width, "call": m.call}
     alike = PipelineSettings(pipeline=m.pipeline, dtype=m.dtype, lora=None, **sizes)
     return _kept(alike.model_dump_json(), lora)
 
 
+class _AdapterForm(NamedTuple):
+    """Adapters of a call: new ones at `targets`, or those of a file in its `layers`."""
+
+    rank: int
+    dora: bool
+    half: bool
+    targets: tuple[str, ...] | None
+    layers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, lora: Lora, half: bool) -> "_AdapterForm":
+        if (started := StartedAdapters.of(lora)) is None:
+            return cls(lora.rank, lora.dora, half, lora.targets)
+        return cls(started.rank, started.dora, half, None, started.layers)
+
+
 @lru_cache(maxsize=16)
-def _kept(
-    settings: str, lora: tuple[int, tuple[str, ...] | None, bool, bool] | None
-) -> KeptBytes | None:
+def _kept(settings: str, lora: "_AdapterForm | None") -> KeptBytes | None:
     m = PipelineSettings.model_validate_json(settings)
     described = describe(m)
     if described is None or type(described.first).__name__ not in INPUTS:
@@ -94,16 +110,17 @@ def _kept(
     named_inputs = {k: _of(dtype, k, value) for k, value in inputs.items()}
     model.requires_grad_(lora is None)
     if lora is not None:
-        rank, targets, half, dora = lora
-        ends = chosen_targets(model, targets)
+        ends = layers_of(model, lora.layers) or chosen_targets(model, lora.targets)
         with torch.device("meta"):  # peft makes new layers on the CPU, and a plan needs none of it
             model.add_adapter(
-                LoraConfig(r=rank, lora_alpha=rank, target_modules=ends, use_dora=dora)
+                LoraConfig(
+                    r=lora.rank, lora_alpha=lora.rank, target_modules=ends, use_dora=lora.dora
+                )
             )
         for parameter_name, p in model.named_parameters():
             if ".lora_" in parameter_name:
                 p.data = p.data.to(
-                    torch.bfloat16 if half else torch.promote_types(dtype, torch.float32)
+                    torch.bfloat16 if lora.half else torch.promote_types(dtype, torch.float32)
                 )
     try:
         return _counted(model, named_inputs)

@@ -8,7 +8,6 @@ Decoding is assumed to hold LAYERS layers of the
 decoder's last level.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from flowrl.estimate import sizes
 from flowrl.estimate.activations import kept_by_call
 from flowrl.estimate.by_size import at_size, size_shares
 from flowrl.estimate.sizes import Sizes
+from flowrl.estimate.started_adapters import StartedAdapters
 from flowrl.models.own.policy import automatic_rows
 from flowrl.paths import find
 from flowrl.settings import (
@@ -27,7 +27,6 @@ from flowrl.settings import (
 )
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.sections.train import CallKind
-from rewards.perception.weight_files import tensor_shapes
 from samplers import Plan
 
 GIB = 2**30
@@ -206,13 +205,9 @@ def _samples_whole(run: RunSettings) -> bool:
 
 def _adapters(how: Lora, model: Sizes) -> int:
     """Number of adapter weights: from their rank, or from the file that training starts with."""
-    path = None if how.start is None else find(how.start)
-    files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    count = 0
-    for file in files:
-        shapes = tensor_shapes(file)
-        count += sum(math.prod(shape) for name, shape in shapes.items() if ".lora_" in name)
-    return count or model.adapters * how.rank + (model.lengths if how.dora else 0)
+    if (started := StartedAdapters.of(how)) is not None:
+        return started.weights
+    return model.adapters * how.rank + (model.lengths if how.dora else 0)
 
 
 def trained_weights(run: RunSettings, model: Sizes) -> int:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from flowrl.errors import UserError
+from flowrl.estimate.started_adapters import StartedAdapters, layers_of
 from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
@@ -259,6 +260,8 @@ def _pipeline(described: Description, m: PipelineSettings, steps: int) -> Sizes:
 def _adapted(m: ModelSettings, denoiser: nn.Module) -> Iterator[nn.Linear]:
     """The linear layers that would get adapters."""
     targets = m.lora.targets if m.lora is not None else None
+    if m.lora is not None and (started := StartedAdapters.of(m.lora)) is not None:
+        targets = layers_of(denoiser, started.layers)
     ends = tuple(f".{end}" for end in targets or default_targets(denoiser))
     for name, module in denoiser.named_modules():
         if isinstance(module, nn.Linear) and f".{name}".endswith(ends):

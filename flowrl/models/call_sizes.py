@@ -1,22 +1,12 @@
 """Rows per call of a model: one number each for sampling, decoding and training."""
 
-import errno
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.settings.sections.train import CallKind as CallKind
-
-# messages of allocators that have no more memory: of torch, of CUDA's libraries and NCCL, of MPS
-NO_MORE = re.compile(
-    r"DefaultCPUAllocator|not enough memory|out of memory|_ALLOC_FAILED|_ALLOCATION_FAILED"
-    r"|failed to cuda (calloc|malloc)|cannot allocate memory",
-    re.IGNORECASE,
-)
 
 
 @dataclass
@@ -109,14 +99,3 @@ def bounded_call(kind: CallKind) -> Iterator[None]:
             raise
         reason = str(error).strip() or "out of memory"
         raise CallTooLarge(frozenset({kind}), reason) from error
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means out of memory, outside a reward."""
-    if any(note.startswith(("in reward", "in judge")) for note in vars(error).get("__notes__", ())):
-        return False
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, OSError):  # of a mapped file, or a process that could not be started
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and NO_MORE.search(str(error)) is not None

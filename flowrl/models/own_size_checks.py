@@ -16,6 +16,7 @@ from flowrl.models.description import Description
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.traits.checks import OURS, needed_images
+from flowrl.models.out_of_memory import raise_memory
 from flowrl.settings.sections.run import SIZES
 
 _ANY = 1024  # pixels: a multiple of what all pipelines ask for
@@ -134,6 +135,7 @@ class OwnSizeChecks:
         try:
             self._pipe.prepare_latents(**{n: v for n, v in arguments.items() if n in parameters})
         except (*FAILURES, RuntimeError) as error:
+            raise_memory(error)
             return error
         return None
 
@@ -148,6 +150,7 @@ class OwnSizeChecks:
         try:
             self._check(**self._given | named)
         except FAILURES as error:
+            raise_memory(error)
             return error
         return None
 
@@ -176,7 +179,8 @@ def _skeleton(described: Description) -> Any:
             elif parameter.default is inspect.Parameter.empty:
                 parts[name] = None
         return kind(**parts)
-    except (*FAILURES, UserError):  # a class's own constructor, which may ask for more
+    except (*FAILURES, UserError) as error:  # a class's own constructor, which may ask for more
+        raise_memory(error)
         return None
 
 

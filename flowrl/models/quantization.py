@@ -14,6 +14,7 @@ from diffusers.quantizers.quantization_config import GGUFQuantizationConfig
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.paths import find
 from flowrl.settings.model.quantization import PIP_NAMES, Quantization
 
@@ -108,7 +109,7 @@ def loading(quantization: Quantization | None) -> Iterator[None]:
     try:
         yield
     except (ImportError, RuntimeError, NotImplementedError, AssertionError) as error:
-        if quantization is None or isinstance(error, torch.OutOfMemoryError):
+        if quantization is None or out_of_memory(error):
             raise
         package = PIP_NAMES[quantization.backend][1]
         raise UserError(f"{QUANTIZED}: {package} cannot load this model: {error}") from error

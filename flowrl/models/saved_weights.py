@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flowrl.bounded_files import parsed_json
 from flowrl.errors import UserError
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.settings.checks.machine import hub_repository, reading_source
 from flowrl.settings.checks.model_files import ANOTHER, check_saved
 from rewards.perception.hub import check_cached
@@ -33,7 +33,7 @@ def reading(place: Path | str, setting: str) -> Iterator[None]:
             yield
     except Exception as error:
         expected = isinstance(error, _LIBRARIES)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
+        if isinstance(error, UserError) or out_of_memory(error) or not expected:
             raise
         words = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(

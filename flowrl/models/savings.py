@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from flowrl.errors import UserError
+from flowrl.models.out_of_memory import raise_memory
 
 GRAPHS = 64  # of one block's code
 
@@ -89,6 +90,7 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
         try:
             denoiser.set_attention_backend(backend)
         except (ValueError, RuntimeError, ImportError) as error:
+            raise_memory(error)
             raise UserError(f"model.attention: {backend}: {error}") from error
     if "cudnn" in backend and functional.scaled_dot_product_attention is PLAIN_ATTENTION:
         functional.scaled_dot_product_attention = attention_with_cudnn

@@ -143,7 +143,7 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     if any(has_cell(row, name) for row in rows):
         return
     names = [str(key)[:50] for key in rows[0]]
-    names += [f"{key}.{k}"[:50] for key, v in rows[0].items() for k in columns_inside(v) or ()]
+    names += [name[:50] for key, v in rows[0].items() for name in _names_inside(str(key), v)]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
     columns = ", ".join(names[:20]) or "no columns"
     if len(rows) == 1 and (inside := _inside(rows[0])) is not None:
@@ -151,6 +151,14 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     else:
         remedy = _remedy(rows[0], at) if setting else _remedy_of_prompts(rows[0], name, at)
     raise UserError(f"{at} has no column {wanted}; it has {columns}{remedy}")
+
+
+def _names_inside(column: str, value: Any) -> list[str]:
+    """The nested columns of a cell; of a list those of its first entry."""
+    inside = columns_inside(value)
+    if isinstance(value, list | tuple) and value:
+        return _names_inside(f"{column}.0", value[0]) or [f"{column}.0"]
+    return [f"{column}.{name}" for name in inside or ()]
 
 
 def _inside(row: Row) -> str | None:

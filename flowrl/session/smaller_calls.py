@@ -10,7 +10,8 @@ import torch
 
 from flowrl.errors import UserError, after
 from flowrl.estimate import fit, memory
-from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
+from flowrl.models.call_sizes import CallTooLarge, HasSizes
+from flowrl.models.out_of_memory import memory_reason, out_of_memory
 from flowrl.session.learner import Learner
 from flowrl.session.live import of_callback
 from flowrl.session.record import Terminal
@@ -44,7 +45,7 @@ def with_smaller_calls(
             lowered = [sizes.lower(kind) for kind in sorted(error.kinds)]
             if False in lowered:
                 raise
-            reason = str(error).split(". ")[0].splitlines()[0][:200]
+            reason = memory_reason(error)
         terminal.warn(
             f"out of memory ({reason}); rows per call are now {sizes}, previously {before}"
         )
@@ -94,8 +95,7 @@ def explained(
             raise
         advice = (lambda: _advice(run, policy)) if trains else (lambda: ("", _sampling_way(run)))
         about, way = after(error, advice, ("", PLAIN_WAY))
-        reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
-        raise UserError(f"out of memory ({reason}){about}: set {way}") from error
+        raise UserError(f"out of memory ({memory_reason(error)}){about}: set {way}") from error
 
 
 def _advice(run: RunSettings, policy: HasSizes | None) -> tuple[str, str]:
@@ -118,7 +118,9 @@ def _plain_way(run: RunSettings) -> str:
 def _sampling_way(run: RunSettings) -> str:
     """Settings that lower the memory of sampling."""
     words = [PLAIN_WAY, *_of_weights(run)]
-    return ", ".join(words + ["model.dtype: bfloat16"] * (run.model.dtype == "float32"))
+    words += ["model.dtype: bfloat16"] * (run.model.dtype == "float32")
+    images = isinstance(run.model, PipelineSettings)
+    return ", ".join(words) + (", or a smaller height and width" if images else "")
 
 
 def _of_weights(run: RunSettings) -> list[str]:

@@ -18,7 +18,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.hub import from_hub, model_path, named_repository
+from rewards.hub_names import possible_repository
+from rewards.perception.hub import (
+    check_cached,
+    from_hub,
+    hub_silence,
+    model_path,
+    named_repository,
+    present_place,
+)
+from rewards.perception.hub_cache import CachedRepository
 from rewards.perception.media import items, to_pil
 from rewards.perception.packages import needs_open_clip
 from rewards.perception.pixels import Fit, PixelPreparation, standardised
@@ -271,11 +280,30 @@ def open_clip_towers(model: str, placement: Placement) -> Towers:
                 f"open_clip's {model!r} does not name weights: write {model}/<weights>, such as "
                 "ViT-L-14/openai, or hf-hub:<name>, or local-dir:<folder>"
             )
+    name = open_clip_place(name)
     loaded, _, prepare = open_clip.create_model_and_transforms(name, pretrained=weights)
     pixels = open_clip_pixels(loaded.visual)
     return OpenClipTowers(
         placement.put(loaded), open_clip.get_tokenizer(name), prepare, placement, pixels
     )
+
+
+def open_clip_place(model: str) -> str:
+    """A name of open_clip, `hf-hub:...` as long as the hub answers for it, and otherwise the folder
+    of its files in the hub's cache: open_clip's own client waits long for a silent hub. ValueError
+    if the files in the cache are damaged, locked or gone, or there are none and the hub is
+    silent."""
+    prefix, _, name = model.partition(":")
+    if prefix != "hf-hub" or not possible_repository(name):
+        return model
+    repository = CachedRepository(name, whole=True)
+    with from_hub("open_clip", repository):
+        check_cached("open_clip", repository)
+        if (place := present_place(name)) != name:
+            return f"local-dir:{place}"
+        if (silence := hub_silence(name)) is not None:
+            raise ValueError(f"open_clip: {name} is not in the hub's cache, and the hub {silence}")
+    return model
 
 
 def open_clip_pixels(visual: Any) -> PixelPreparation:

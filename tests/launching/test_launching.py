@@ -195,6 +195,10 @@ def test_adapters_that_a_gpu_holds_are_not_sharded(capsys, run, options, file):
         (("slurm", "demo", "--gpus", "1"), "name the run's folder with --folder"),
         (("slurm", "demo", "--folder", "r"), "give either --gpus"),
         (("ray", "demo", "--folder", "r", "--gpus", "1", "--cpus", "1"), "give either --gpus"),
+        *(
+            ((place, "demo", "--folder", "/runs/r", "--gpus", "0"), "--gpus 0: give --cpus")
+            for place in ("slurm", "ray", "sky", "k8s", "accelerate")
+        ),
         (("k8s", "demo", "--folder", "r", "--gpus", "1"), "not below /runs"),
         (("sky", "demo", "--folder", "/runs/r", "--gpus", "1", "--submit"), "sky jobs launch"),
         (("slurm", "none", "--folder", "r", "--gpus", "1"), "no such file"),

@@ -16,11 +16,16 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.modular_pipelines.modular_pipeline_utils import ComponentSpec
+from safetensors.torch import save_file
 
 from flowrl.api.hub import downloaded_run
 from flowrl.cli.given_model import is_pipeline
 from flowrl.models.adapters import peft_adapter
 from flowrl.models.before_weights import check_before_weights
+from flowrl.models.diffusers.modular import revisions
+from flowrl.models.diffusers.modular.revisions import check_listed, load_component, pin
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.model_index import read_index
 from flowrl.models.open import open_model
@@ -33,6 +38,7 @@ from flowrl.settings.read import run_from
 from rewards import load
 from rewards.catalogue import videoalign
 from rewards.perception import hub
+from rewards.perception.embedding import open_clip_place
 from rewards.perception.hub import check_model_name, model_path, weights_file
 from tests.models.test_unreachable_weights import classifier, language
 from tests.prompts.test_hub_answers import Answering
@@ -40,6 +46,7 @@ from tests.support import fuzz, runs, text_runs, tiny_lm
 from tests.support.hub.cache import cache, links
 from tests.support.hub.repositories import Hub, serving
 from tests.support.rights import rights_hold
+from tests.support.tiny_pipelines_parts import vae
 from tests.support.vanishing import Looks, fails, looking
 
 NAME = "owner/name"
@@ -71,6 +78,19 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
+def towers_of_open_clip(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text("{}")
+    save_file({"a": torch.zeros(40)}, folder / "open_clip_model.safetensors")
+    return folder
+
+
+def autoencoder(folder: Path) -> Path:
+    """A repository with a component of a modular pipeline."""
+    vae().save_pretrained(folder / "vae")
+    return folder
+
+
 def run_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / "run.yaml").write_text("recipe: flow_grpo\n")
@@ -92,6 +112,20 @@ def planned(run: RunSettings) -> None:
 
 def peft(_: Path) -> None:
     load_saved(find(NAME), "model.lora.from", lambda: peft_adapter(present_source(NAME)))
+
+
+def component(_: Path) -> None:
+    """A component of a modular pipeline, which is in another repository than its index."""
+    spec = ComponentSpec(
+        name="vae",
+        type_hint=AutoencoderKL,
+        pretrained_model_name_or_path=NAME,
+        subfolder="vae",
+    )
+    pin([("vae", spec)], "the index")
+    check_listed("vae", spec, "the index")
+    load_component("vae", spec, "the index", dtype=torch.float32)
+    assert spec.pretrained_model_name_or_path == NAME and spec.revision
 
 
 Read = Callable[[Path], object]
@@ -135,6 +169,8 @@ DOORS = {
     "a reward's folder": Door(
         checkpoint, lambda _: videoalign._folder(None), name=videoalign.HUB_FOLDER
     ),
+    "a reward of open_clip": Door(towers_of_open_clip, lambda _: open_clip_place(f"hf-hub:{NAME}")),
+    "a modular pipeline": Door(autoencoder, component),
     "--model": Door(runs.write_pipeline, lambda _: is_pipeline(NAME)),
     "new": Door(runs.write_pipeline, lambda _: read_index(NAME)),
     "a run": Door(run_folder, lambda _: downloaded_run(NAME)),
@@ -157,12 +193,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
+    revisions.commit.cache_clear()
     (tmp_path / "cache").mkdir()
     (tmp_path / "beside").mkdir()
     yield tmp_path / "cache"
     hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
+    revisions.commit.cache_clear()
 
 
 def said_by(door: Door, at: Path) -> str:
@@ -359,6 +397,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     hub.unreached.cache_clear()
     hub.hub_silence.cache_clear()
     hub.say_cached.cache_clear()
+    revisions.commit.cache_clear()
 
 
 @pytest.mark.parametrize("door", FETCHING)
@@ -415,6 +454,7 @@ def test_a_hub_that_answers_gives_what_is_gone(served: Path, sources, tmp_path: 
 LOADING = (  # doors that read weights; each says it once
     "a pipeline", "a language model", "an adapter", "a reward's model", "a whole reward",
     "a reward of images", "a reward's tokenizer", "a reward's folder", "a run",
+    "a reward of open_clip", "a modular pipeline",
 )  # fmt: skip
 
 

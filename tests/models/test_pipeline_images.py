@@ -17,6 +17,7 @@ from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.columns import GivenForm
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow
 from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor
 from tests.support.driving import PROMPTS, STEPS
@@ -260,6 +261,27 @@ def test_an_image_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> N
             columns.extras([{"images": [str(good), str(tmp_path / name)]}], ["images"], GivenForm())
         with pytest.raises(UserError, match=rf"^model.call, image: .*{name}: .*({reason})"):
             columns.shared_images({"image": str(tmp_path / name)})
+
+
+SEVERAL = {"FLUX.1-Kontext": False, "FLUX.2": True}  # whether it takes several
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_images_for_a_pipeline_of_one_are_named_with_their_row(
+    name: str, tmp_path: Path
+) -> None:
+    made, both = policy(name), [str(tmp_path / f"{i}.png") for i in range(2)]
+    for path in both:
+        Image.effect_noise((64, 64), 80).convert("RGB").save(path)
+    rows = [PromptRow({"image": both[0]}, "rows, 1"), PromptRow({"image": both}, "rows, 2")]
+    if SEVERAL[name]:
+        made.row_arguments(rows, PROMPTS)
+        return
+    with pytest.raises(UserError) as told:
+        made.row_arguments(rows, PROMPTS)
+    assert str(told.value) == (
+        "rows, 2, image: 2 images, and FluxKontextPipeline takes one there: give each row one"
+    )
 
 
 def test_conditioning_images_are_upright(tmp_path: Path) -> None:

@@ -91,6 +91,24 @@ def test_the_text_of_a_json_object_has_nested_columns(tmp_path):
     )
 
 
+LISTED = {"prompt": "q", "summaries": [{"text": "a", "notes": ["b", "c"]}, {"text": "d"}]}
+
+
+def test_an_entry_of_a_list_is_named_by_its_number(tmp_path):
+    source = {"source": file(tmp_path, [LISTED, {"prompt": "p", "summaries": [{"text": "e"}]}])}
+    columns = {"a": "summaries.0.text", "b": "summaries.1.text", "n": "summaries.0.notes.1"}
+    named = read(source | {"columns": columns})
+    cells = [(row["a"], row["b"], row["n"]) for row in named.meta]
+    assert cells == [("a", "d", "c"), ("e", None, None)]
+    assert read(source | {"column": "summaries.0.text"}).texts == ("a", "e")
+    assert read(source | {"where": {"summaries.0.text": "e"}}).texts == ("p",)
+    assert_in(
+        r"no column 'summaries\.2\.text' \(keep\); it has prompt, summaries, "
+        r"summaries\.0\.text, summaries\.0\.notes",
+        refused(source | {"keep": ["summaries.2.text"]}),
+    )
+
+
 def test_rows_are_filtered_then_shuffled_then_limited(tmp_path):
     source = {"source": file(tmp_path), "column": "question"}
     assert read(source | {"where": {"level": {"min": 8}}}).texts == ("q8", "q9")

@@ -402,6 +402,9 @@ def test_lines_as_lists_and_columns_inside_columns():
     meta = [{"reward_model": {"ground_truth": json.dumps(ground)}}] * 2
     reward = loaded(column="reward_model.ground_truth", seconds=20.0)
     assert reward(replace(samples, meta=meta)).tolist() == [1, 0]
+    listed = [{"checks": [{"tests": None}, {"tests": json.dumps(ground)}]}] * 2
+    reward = loaded(column="checks.1.tests", seconds=20.0)
+    assert reward(replace(samples, meta=listed)).tolist() == [1, 0]
 
 
 UNREADABLE = {

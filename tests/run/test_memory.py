@@ -4,9 +4,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransformer3DModel
+from diffusers import (
+    FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    WanTransformer3DModel,
+)
+from peft import LoraConfig, get_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -23,6 +30,7 @@ from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
+from tests.support.hub.cache import cache
 from tests.support.iterations import iterate
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny_pipelines import NAMED
@@ -134,6 +142,31 @@ def test_activations_are_counted_to_within_a_tenth(
     rows = found.phases["training"] / counted.whole
     # what stays while no block runs again is at least what autograd keeps of a checkpointed call
     assert 0.99 * inputs < fewer.phases["training"] - rows * counted.block < 1.25 * inputs
+
+
+@pytest.mark.parametrize("place", ["a file", "a folder", "the hub's cache"])
+def test_adapters_that_a_run_starts_from_are_counted_as_they_are(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Of another rank and of other layers than those that a run makes by default."""
+    targets, rank = ("attn.to_q", "attn.to_v"), 48
+    denoiser: Any = SD3Transformer2DModel.from_pretrained(folders["SD3"] / "transformer")
+    denoiser.add_adapter(LoraConfig(r=rank, target_modules=list(targets)))
+    at = tmp_path / "start"
+    StableDiffusion3Pipeline.save_lora_weights(at, get_peft_model_state_dict(denoiser))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    source = {"a file": str(at / "pytorch_lora_weights.safetensors"), "a folder": str(at)}
+    if place == "the hub's cache":
+        cache(at, tmp_path / "cache", "owner/name")
+    started = {"from": source.get(place, "owner/name")}
+    made = {"rank": rank, "alpha": 48, "targets": list(targets)}
+    estimates = [
+        memory.estimate(run(folders["SD3"], "SD3", tmp_path, lora=lora, dtype="bfloat16"))
+        for lora in (started, made, {"rank": 16})
+    ]
+    assert estimates[0] == estimates[1] != estimates[2]
+    trained = sum(p.numel() for n, p in denoiser.named_parameters() if ".lora_" in n)
+    assert estimates[0] is not None and estimates[0].parts["gradients"] == 4 * trained
 
 
 @pytest.mark.slow

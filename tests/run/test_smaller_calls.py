@@ -10,7 +10,8 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.estimate.memory import estimate
-from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call, out_of_memory
+from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.run import call_search
 from flowrl.run.call_search import SHARE, later_bytes, rows_that_fit
 from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out

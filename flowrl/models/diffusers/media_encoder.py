@@ -23,6 +23,7 @@ from flowrl.models.diffusers.call.drive.patches import Patch, patched
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.out_of_memory import raise_memory
 from samplers.noise import generator
 
 DIGITS = 16  # exact in half precision, under any scale
@@ -152,6 +153,7 @@ class MediaEncoder:
         try:
             z = _mode(vae.encode(pixels))
         except FAILURES as error:
+            raise_memory(error)
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"given: the VAE of {self.policy.name} cannot encode a sample of "

@@ -23,7 +23,7 @@ from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.inputs.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels
-from flowrl.models.diffusers.call.loop.image_shapes import fit_images
+from flowrl.models.diffusers.call.loop.image_shapes import check_several, fit_images
 from flowrl.models.diffusers.call.loop.inpainting import held_entries, picture
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.call.loop.own_steps import own_plans
@@ -311,7 +311,9 @@ class PipelinePolicy(DenoiserWeights, Sizable):
         """Arguments of each row; the form of latents is fitted to their images."""
         extras = self.loop.extras(meta, prompts)
         if extras:
-            fit_images(self.loop, extras, columns.places(meta) if meta else prompts)
+            places = columns.places(meta) if meta else prompts
+            check_several(self.loop, extras, places)
+            fit_images(self.loop, extras, places)
         return extras
 
     def encode(

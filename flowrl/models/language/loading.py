@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from flowrl.errors import UserError
 from flowrl.models.complete_weights import OF_CONSTRUCTORS
+from flowrl.models.out_of_memory import out_of_memory
 from rewards.hub_names import names_repository
 from rewards.perception.hub import of_network
 
@@ -49,7 +49,7 @@ def read_errors(source: str) -> Iterator[None]:
     except Exception as error:
         expected = isinstance(error, (SafetensorError, *OF_CONSTRUCTORS)) or of_network(error)
         expected |= type(error) is Exception  # which tokenizers raise for a damaged tokenizer.json
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
+        if isinstance(error, UserError) or out_of_memory(error) or not expected:
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if "trust_remote_code" in str(error):

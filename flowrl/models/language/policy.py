@@ -40,6 +40,7 @@ from flowrl.models.language.vision import (
     outside_of,
     reads_images,
 )
+from flowrl.models.out_of_memory import raise_memory
 from flowrl.models.quantization import (
     configuration,
     keep_differentiable,
@@ -414,7 +415,8 @@ def _with_files_named(read: Callable[..., Any], kind: Any, config: Any, source: 
     folder `source` with another model's tensors, of which transformers names none."""
     try:
         return read(output_loading_info=True)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
+        raise_memory(error)
         if (folder := Path(source)).is_dir() and source:
             with torch.device("meta"):
                 check_fits(kind.from_config(config), folder, "model.language")

@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import out_of_memory
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.models.own.protocol import Decodes, Drawable, EncodedPrompts
 from flowrl.settings.parts.trials import own_error
 from rewards.types import MediaForm

@@ -24,6 +24,7 @@ from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.out_of_memory import raise_memory
 from flowrl.models.own.calls import ModelCalls, OwnConditioning
 from flowrl.models.own.checks import checked
 from flowrl.models.own.lora import add_own_lora
@@ -357,6 +358,7 @@ def _load_whole(name: str, model: nn.Module, file: Path) -> None:
     try:
         load_model(model, str(file))
     except (RuntimeError, SafetensorError, OSError) as error:
+        raise_memory(error)
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model.weights: {file} does not fit {name}: {reason}") from error
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from flowrl.errors import UserError, write_fault
-from flowrl.models.call_sizes import CallTooLarge, out_of_memory
+from flowrl.models.call_sizes import CallTooLarge
+from flowrl.models.out_of_memory import out_of_memory
 
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 READABLE = ("flowrl", "rewards", "samplers", "ray")  # packages whose errors every process can read

@@ -17,7 +17,7 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 )
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import out_of_memory
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.processes.meeting import agreed
 from flowrl.run.workers.causes import opening_error
 from flowrl.run.workers.head import RayHead, address_of

@@ -29,6 +29,7 @@ from flowrl.models.diffusers.lora.lora import (
     writes_adapters,
 )
 from flowrl.models.diffusers.lora.lora_formats import METADATA
+from flowrl.models.out_of_memory import out_of_memory
 from flowrl.models.saved_weights import load_saved, tensors_and_settings
 from flowrl.paths import find
 from flowrl.settings.checks.machine import present_source
@@ -178,7 +179,7 @@ def load_whole(
         pipe.load_lora_weights(at, adapter_name=adapter, **file_name, **more)
     except Exception as error:  # whatever the hub's client raises
         expected = isinstance(error, (*FAILURES, OSError)) or of_network(error)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
+        if isinstance(error, UserError) or out_of_memory(error) or not expected:
             raise
         reason = " ".join(str(error).split())[:200]
         hint = _of_other_tools(path)

@@ -25,7 +25,7 @@ from flowrl.models.diffusers.modular.face import (
     run_order,
     untalkative,
 )
-from flowrl.models.diffusers.modular.revisions import check_listed, pin
+from flowrl.models.diffusers.modular.revisions import check_listed, load_component, pin
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.settings.checks.model_files import check_weights, read_json
 from flowrl.settings.model.form import BLOCKS_FILE, MODULAR_INDEX
@@ -172,7 +172,11 @@ def load(
         }  # fmt: skip
         with untalkative():
             try:
-                components[name] = spec.load(dtype=dtype, **arguments)
+                components[name] = load_component(
+                    name, spec, source.place, dtype=dtype, **arguments
+                )
+            except UserError:
+                raise
             except ValueError as error:
                 reason = " ".join(str(error.__context__ or error).split())[:300]
                 raise UserError(f"model.pipeline: {source.place}: {name}: {reason}") from error

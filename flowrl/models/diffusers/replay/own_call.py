@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from flowrl.models.diffusers.call.drive.received import Received
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, its_own
 from flowrl.models.diffusers.call.inputs.columns import Extra
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.out_of_memory import raise_memory
 
 
 def record(
@@ -34,9 +33,8 @@ def record(
         try:
             records, result, repeatable = loop.driver.recorded(arguments)
             media = Decoded.of(loop.pipe, result)
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:
+        except FAILURES as error:
+            raise_memory(error)
             if len(prompts) < 2:
                 raise
             _split_rows(loop)

@@ -43,6 +43,7 @@ from flowrl.models.diffusers.replay.proof_images import OtherImages
 from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
 from flowrl.models.diffusers.replay.proof_steps import StepProof
 from flowrl.models.diffusers.replay.replay import Replay
+from flowrl.models.out_of_memory import raise_memory
 
 
 @dataclass(frozen=True)
@@ -222,9 +223,8 @@ class Subject:
                     x, sigma = self.state(step), self.sigma(step)
                     driven = self.loop.received(x, sigma, self.conditioning, way)
                 away = largest_difference(driven.output, received.output)
-            except torch.OutOfMemoryError:
-                raise
             except FAILURES as error:
+                raise_memory(error)
                 return f"fails at step {step} ({type(error).__name__}: {error})"
             if away != 0:
                 return f"is off by {away:.3g} at step {step}"
@@ -282,9 +282,8 @@ class Subject:
                     driven = self.loop.received(x, sigma, self.conditioning, way)
                 if largest_difference(driven.output, wanted) != 0:
                     return False
-            except torch.OutOfMemoryError:
-                raise
-            except FAILURES:
+            except FAILURES as error:
+                raise_memory(error)
                 return False
         return True
 
@@ -299,9 +298,10 @@ class Subject:
                 result = self.loop.decode(last, self.conditioning, how)
                 decoded = result.media
                 away = largest_difference(result.values, self.recorded[1].values)
-            except (torch.OutOfMemoryError, proof_checks.NotFinitePartError):
+            except proof_checks.NotFinitePartError:
                 raise
             except FAILURES as error:
+                raise_memory(error)
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
             check = proof_checks.check_waveforms if result.sound_alone else proof_checks.coloured

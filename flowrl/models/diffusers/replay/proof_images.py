@@ -19,6 +19,7 @@ from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.call.levels.schedule import Way
 from flowrl.models.diffusers.call.loop.loop import Loop
 from flowrl.models.diffusers.call.results.proof_checks import largest_difference
+from flowrl.models.out_of_memory import raise_memory
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,8 @@ class OtherImages:
             return ()
         try:
             outputs = self._made([{**extra, **noise} for extra in self.extras])
-        except torch.OutOfMemoryError:
-            raise
-        except (*FAILURES, UserError):
+        except (*FAILURES, UserError) as error:
+            raise_memory(error)
             return ()
         same = all(
             _away(together[row], alone[row]) == 0

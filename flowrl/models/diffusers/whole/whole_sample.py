@@ -26,6 +26,7 @@ from flowrl.models.diffusers.call.loop.inpainting import first_flow
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.proof_neighbours import nudged
+from flowrl.models.out_of_memory import raise_memory
 from samplers import Latents, Velocity, roll
 from samplers.adapt import scale
 from samplers.clock import PartClock
@@ -408,5 +409,6 @@ class WholeSample:
     def _try(self, latents: Tensor) -> Tensor | None:
         try:
             return self._seen(latents, RecordedNoise(1.0))
-        except FAILURES:
+        except FAILURES as error:
+            raise_memory(error)
             return None

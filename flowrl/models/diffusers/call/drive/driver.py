@@ -63,6 +63,7 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import (
 from flowrl.models.diffusers.call.drive.stubs import Stubs
 from flowrl.models.diffusers.call.inputs.conditioning import Calls
 from flowrl.models.diffusers.modular.face import schedulers_beside
+from flowrl.models.out_of_memory import raise_memory
 from samplers.layout import Layout
 
 DENOISERS = ("transformer", "transformer_2", "unet")
@@ -270,9 +271,8 @@ class Driver:
             return None
         try:
             self._driven(call, control, [], until=NEVER_STOP)
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:  # a loop that looks into its denoisers
+        except FAILURES as error:  # a loop that looks into its denoisers
+            raise_memory(error)
             return None
         counts = {count for count in control.calls if count}
         if len(counts) != 1 or counts == {1}:
@@ -305,9 +305,8 @@ class Driver:
         try:
             self.received(call, None)
             return True
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:
+        except FAILURES as error:
+            raise_memory(error)
             return False
 
     def prepared(self, call: PipelineCall, method: str = PREPARE) -> list[Any]:

@@ -22,6 +22,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.patches import Patch
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.conditioning import Calls
+from flowrl.models.out_of_memory import raise_memory
 from samplers.layout import Layout
 
 MAIN, PREPARE = "latents", "prepare_latents"
@@ -292,7 +293,8 @@ def _part_name(kind: type, entry: Entry) -> str:
 def _same(step: Callable[[Tensor, Entry], Tensor], x: Tensor, entry: Entry) -> bool:
     try:
         seen = step(x, entry)
-    except FAILURES:
+    except FAILURES as error:
+        raise_memory(error)
         return False
     return seen.shape == x.shape and torch.equal(seen.cpu(), x.to(seen.dtype))
 

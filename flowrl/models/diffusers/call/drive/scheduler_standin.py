@@ -14,6 +14,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.clocked import Clockwork, PartOrder
 from flowrl.models.diffusers.call.drive.received import MAIN_SCHEDULER, Received
+from flowrl.models.out_of_memory import out_of_memory
 from samplers.layout import Layout
 
 # errors of a pipeline's own code when it cannot be called in some way
@@ -48,7 +49,7 @@ class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
     call: Mapping[str, Any]
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
+        if error is None or isinstance(error, UserError) or out_of_memory(error):
             return
         if isinstance(error, FAILURES) or type(error) is Exception:
             raise refused(self.owner, self.call, error) from error

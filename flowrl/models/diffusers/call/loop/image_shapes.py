@@ -65,6 +65,37 @@ def _form(value: Any) -> Any:
     return (value.size, value.mode) if isinstance(value, Image.Image) else tuple(value.shape)
 
 
+def check_several(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) -> None:
+    """UserError, with the row's place, for a row with several images in a column of which the
+    pipeline takes one. Its signature does not tell, since it takes lists for batches too: it takes
+    one if it can be called with the first image, and not with the list. Found once for each form of
+    the images, on the stub of the denoiser."""
+    for extra, place in zip(extras, places, strict=True):
+        pictures = {n: extra[n] for n in columns.images(extra) if not VIDEO_COLUMNS.fullmatch(n)}
+        lists = {n: v for n, v in pictures.items() if isinstance(v, list | tuple) and len(v) > 1}
+        form = tuple((name, _form(value)) for name, value in pictures.items())
+        if not lists or form in loop.several_images:
+            continue
+        try:
+            _first_state(loop, extra)
+            loop.several_images.add(form)
+        except UserError as error:
+            try:
+                _first_state(loop, {**extra, **{name: value[0] for name, value in lists.items()}})
+            except UserError:
+                raise error from None  # of another cause
+            name, images = next(iter(lists.items()))
+            raise UserError(
+                f"{place}, {name}: {len(images)} images, and {loop.name} takes one there: give "
+                "each row one"
+            ) from error
+
+
+def _first_state(loop: Loop, extra: Extra) -> None:
+    """Call the pipeline with a row's arguments up to its denoiser."""
+    loop.first_shape(loop.encode([SHORT_PROMPT], (extra,)))
+
+
 def follows_pictures(loop: Loop, extra: Extra) -> bool:
     """Whether images of other shapes lead to latents of other shapes; never if a size is given.
 

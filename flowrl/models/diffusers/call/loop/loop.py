@@ -98,6 +98,7 @@ class Loop:
         self._starts: dict[int, Start] = {}
         self.noise_alone: dict[tuple[tuple[str, ...], int], bool] = {}  # in first states, by images
         self.image_shapes: dict[tuple[Any, ...], tuple[int, ...]] = {}  # of latents, by images
+        self.several_images = set[tuple[Any, ...]]()  # forms of several in a row that it takes
         self.own_shape: tuple[int, ...] | None = None  # of them, if only images determine it
 
     def arguments(

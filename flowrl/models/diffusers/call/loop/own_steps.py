@@ -21,6 +21,7 @@ from flowrl.models.diffusers.call.drive.received import Received
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES, data_size
 from flowrl.models.diffusers.call.levels.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.loop.loop import Loop
+from flowrl.models.out_of_memory import raise_memory
 from samplers import Plan, Scheduler
 from samplers.adapt import scale
 from samplers.scheduler import bound_to, unbound
@@ -137,6 +138,7 @@ class MeasuredScheduler:
                     torch.manual_seed(k)
                     result = scheduler.step(output, time, x, **seen.more, **more, return_dict=False)
             except FAILURES as error:
+                raise_memory(error)
                 raise UserError(f"{self._refused}: {type(error).__name__}: {error}") from error
             ended.append(result[0].float())
         return ended

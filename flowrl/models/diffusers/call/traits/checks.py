@@ -24,6 +24,7 @@ from flowrl.models.diffusers.call.levels.schedule import ModelOutput, edm_times
 from flowrl.models.diffusers.call.levels.user_levels import UserLevels, refuse_levels
 from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
+from flowrl.models.out_of_memory import out_of_memory, raise_memory
 from flowrl.prompts.prompt_set import VIDEO_COLUMNS
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
@@ -228,6 +229,7 @@ def with_settings(scheduler: Any, settings: Mapping[str, Any], owner: str) -> An
     try:
         return kind.from_config(scheduler.config, **settings)
     except FAILURES as error:
+        raise_memory(error)
         raise UserError(f"model.scheduler: {kind.__name__}: {error}") from error
 
 
@@ -322,7 +324,7 @@ def _loaded(source: str) -> Iterator[None]:
         yield
     except Exception as error:
         expected = isinstance(error, FAILURES) or of_network(error) or _of_file_format(error)
-        if isinstance(error, UserError | torch.OutOfMemoryError) or not expected:
+        if isinstance(error, UserError) or out_of_memory(error) or not expected:
             raise
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model.pipeline: {source} cannot be loaded: {reason}") from error

@@ -35,6 +35,7 @@ from flowrl.models.diffusers.call.levels.user_levels import UserLevels
 from flowrl.models.diffusers.call.results.decoder import sound_form
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.modular.face import GUIDER_OFF
+from flowrl.models.out_of_memory import raise_memory
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
 TRIAL_FRAMES = 9  # of a placeholder video, likewise
@@ -367,7 +368,8 @@ def _with_and_without(
     guided = encoded(driver, traits, [SHORT_PROMPT], rows)
     try:
         return guided, encoded(driver, traits, [SHORT_PROMPT], rows, UNGUIDED)
-    except FAILURES:  # it cannot be called without guidance (Ideogram 4)
+    except FAILURES as error:  # it cannot be called without guidance (Ideogram 4)
+        raise_memory(error)
         return None
 
 
@@ -377,8 +379,7 @@ def _first_to_work(trials: Iterable[Callable[[], T]], reason: int = 0) -> T:
     for trial in trials:
         try:
             return trial()
-        except torch.OutOfMemoryError:
-            raise
         except FAILURES as error:
+            raise_memory(error)
             reasons.append(error)
     raise reasons[reason]

@@ -17,6 +17,7 @@ from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.inputs.columns import TEXT_COLUMNS, Extra, places, texts_of
 from flowrl.models.diffusers.call.inputs.conditioning import LONG_PROMPT, Calls, flatten
 from flowrl.models.diffusers.call.traits.discovery import Traits, encoded
+from flowrl.models.out_of_memory import raise_memory
 
 EMPTY, PROMPT = "", "prompt"  # beside the names of other texts of the row
 
@@ -77,9 +78,8 @@ class MissingTexts:
                 try:
                     if _equal(calls({**texts, name: text}), without):
                         yield source
-                except torch.OutOfMemoryError:
-                    raise
-                except FAILURES:  # it cannot be called so
+                except FAILURES as error:  # it cannot be called so
+                    raise_memory(error)
                     continue
 
         sources = list(same())

@@ -21,6 +21,7 @@ from flowrl.models.diffusers.call.results.proof_checks import largest_difference
 from flowrl.models.diffusers.call.traits.discovery import TRIAL_GUIDANCE, Traits
 from flowrl.models.diffusers.modular.face import GUIDER_OFF, form_of
 from flowrl.models.diffusers.modular.guiders import guider_passes
+from flowrl.models.out_of_memory import raise_memory
 
 CANDIDATES = (1.0, 0.0)
 OTHER_NEGATIVE = "green noise, blurred"
@@ -78,9 +79,8 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
     for scale in CANDIDATES:
         try:
             rows = _unguided_rows(driver, traits, scale)
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:  # it cannot be called without guidance (Ideogram 4)
+        except FAILURES as error:  # it cannot be called without guidance (Ideogram 4)
+            raise_memory(error)
             continue
         if rows is not None:
             scales.setdefault(rows, scale)
