@@ -26,12 +26,8 @@ from flowrl.cli.steer import (
     last_weights,
     steered_samples,
 )
-<<<<<<< HEAD
 from flowrl.credit.choices import plans_of
-from flowrl.errors import UserError
-=======
 from flowrl.errors import UserError, made_call
->>>>>>> wt-b
 from flowrl.models.diffusers.batch import Driven, MediaBatch
 from flowrl.models.diffusers.call.results.decoder import Decoded
 from flowrl.models.diffusers.policy import PipelinePolicy, PipelineUse
@@ -139,12 +135,8 @@ def sample(
             "flowrl.sample: plan must be a planner of samplers, such as samplers.Ode() or "
             f"samplers.Tree(...), not {short_repr(plan)}"
         )
-<<<<<<< HEAD
     planner = _checked_planner(plan, steps, seed)
-    with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
-=======
     with untouched(), _memory_told(), _driven(model, guidance, call) as policy, torch.no_grad():
->>>>>>> wt-b
         batch = MediaBatch(policy, policy.encode(texts, [{} for _ in texts]), steps)
         try:
             rollouts = batch.rollouts(planner, range(len(texts)), seed=seed, iteration=0)
