@@ -32,6 +32,10 @@ OWN: Mapping[str, str] = {
     "models/diffusers/modular/face.py: type(pipe).__call__": "a class that this function has made",
     "models/diffusers/modular/folder.py: spec.default_creation_method": "a record of a library: "
     "what its saved folders contain",
+    "models/diffusers/modular/revisions.py: spec.pretrained_model_name_or_path": "likewise: where "
+    "it loads from while the hub is silent, put back after",
+    "models/diffusers/modular/revisions.py: component._diffusers_load_id": "the library's name of "
+    "what it has loaded, as its own loader writes it",
     "models/diffusers/modular/revisions.py: spec.revision": "likewise: the commit that is loaded",
     "models/savings.py: functional.scaled_dot_product_attention": "torch's function, which chooses "
     "its kernels by no mask; other settings put it back",
