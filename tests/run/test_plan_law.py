@@ -279,7 +279,12 @@ def test_the_catalogues_columns_are_marked() -> None:
 def test_a_column_that_no_row_has_is_refused_by_plan_as_by_a_start(
     tmp_path: Path, name: str
 ) -> None:
-    run = run_from(columns_tree(tmp_path, {"name": name, "column": "anwser"}), "run")
+    needed = {
+        "soft_tifa": {"url": "http://127.0.0.1:9/v1", "model": "a-judge"},
+        "dreamsim": {"folder": str(tmp_path)},
+    }
+    reward = {"name": name, "column": "anwser", **needed.get(name, {})}
+    run = run_from(columns_tree(tmp_path, reward), "run")
     words = "no row of prompts.train has a column 'anwser' (column); it has prompt, answer, tests"
     assert any(f"reward {name}: {words}: name another" in line for line in refusals(run))
 
