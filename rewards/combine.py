@@ -1,5 +1,6 @@
 """Score with all rewards of a run, check their scores, and make judges from rewards."""
 
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -17,7 +18,7 @@ from torch import Tensor
 from rewards.guard import Called, guarded_call
 from rewards.types import Judge, Reward, RewardScores, Samples, Scores
 
-REWARD = "in reward "  # how an exception of a reward is noted
+NOTED = re.compile("in (reward|judge) (.*)", re.DOTALL)  # the note of an exception of one
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,17 @@ def _number(value: Any) -> float:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Describe an exception that a reward raised, with the last line outside libraries.
+    """Describe an exception that a reward or judge raised, with the last line outside libraries.
 
     None for other errors. A ValueError of this package already is a sentence.
     """
     notes: list[str] = getattr(error, "__notes__", [])
-    label = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
-    if label is None:
+    noted = [match for note in notes if (match := NOTED.fullmatch(note)) is not None]
+    if not noted:
         return None
+    # a judge within a reward is the reward's affair
+    kind, label = next((match for match in noted if match[1] == "reward"), noted[0]).groups()
+    label = label.strip("'")
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if _outside_libraries(Path(f.filename))] or frames
     if (
@@ -191,7 +195,7 @@ def blamed(error: BaseException) -> str | None:
         text = ", which has no text"
     raised = f"{type(error).__name__}{text}"
     place = f"{Path(outside[-1].filename).name}, {outside[-1].lineno}"
-    return f"the reward {label} raised {raised} ({place})"
+    return f"the {kind} {label} raised {raised} ({place})"
 
 
 def _outside_libraries(file: Path) -> bool:

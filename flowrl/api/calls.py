@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeAliasType
 
+from flowrl.blame import blamed_in_words
 from flowrl.cli.command_table import COMMANDS
 from flowrl.errors import UserError, messages_name
 from flowrl.settings.file.plain import texts_of_paths
@@ -111,7 +112,8 @@ def _checked(
             return checked(*args, **kwargs)
         with messages_name(at):
             try:
-                return checked(*args, **kwargs)
+                with blamed_in_words():
+                    return checked(*args, **kwargs)
             except UserError as error:
                 if (said := _of_call(str(error), at, names)) == str(error):
                     raise

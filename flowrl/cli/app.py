@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TextIO
 
+from flowrl.blame import blamed_in_words
 from flowrl.cli.command_table import COMMANDS
 from flowrl.cli.ended import EndedBySignal, ended_in_order
 from flowrl.cli.help import command_help, overview
@@ -84,7 +85,8 @@ def exit_code(words: list[str]) -> int:
     """Run a command and return its exit code; docs/interruptions.md has the table."""
     named = _existing(words)
     try:
-        return _run(words)
+        with blamed_in_words():
+            return _run(words)
     except UserError as error:
         print(f"flowrl: {printable(str(error))}", file=sys.stderr)
         if isinstance(error.__cause__, FileNotFoundError) and (gone := _removed(named)):

@@ -208,12 +208,23 @@ class EvaluationTable:
             values, counted = prompt_means(now, group), "prompts"
         scored = values[~np.isnan(values)]
         if not len(scored):
-            return f"{label}: no scores"
+            return f"{label}: no scores{self._without_scores(name, rows)}"
         error = float(scored.std(ddof=1)) / len(scored) ** 0.5 if len(scored) > 1 else float("nan")
         text = (
             f"{label}: {scored.mean():.4f} +- {error:.4f} (standard error, {len(scored)} {counted})"
         )
         return text if self.base is None else f"{text}; {self._beside(name, rows)}"
+
+    def _without_scores(self, name: str, rows: RowMask | None) -> str:
+        """Why a reward has no scores: it abstained, or failed."""
+        scores = self.result.scores
+        if name not in scores.names or len(scores.values) != len(self.result.columns[name]):
+            return ""
+        applies = scores.column(name).applies.numpy()
+        applies = applies if rows is None else applies[rows]
+        if not applies.any():
+            return f": it applies to none of the {len(applies)} samples (None for each)"
+        return f": it scored none of the {applies.sum()} samples to which it applies"
 
     def _beside(self, name: str, rows: RowMask | None) -> str:
         assert self.base is not None

@@ -24,7 +24,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import euler_path
 from flowrl.models.diffusers.batch import Prompted
 from flowrl.models.diffusers.call.results.decoder import sound_of
-from rewards import Samples
+from rewards import Samples, score_all
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import differentiable_scores
 from rewards.types import per_of
@@ -193,6 +193,13 @@ def _by_proposals(
     best, top = noise.clone(), scores.score(noise)
     scored, first = top.isfinite(), top.clone()
     if not scored.any():
+        shown = scores.samples(noise)
+        if bool(score_all(scores.scorer.rewards, shown).outside.all()):
+            raise UserError(
+                f"--optimise {how.method}: no reward applies to any of the first samples "
+                f"({', '.join(scores.scorer.rewards)} returned None for each): give other prompts, "
+                "or name a reward that returns a score for them"
+            )
         raise UserError(
             f"--optimise {how.method}: {', '.join(scores.scorer.rewards)} scored none of the "
             "first samples. Each is scored alone, so groupwise rewards cannot be used: use "

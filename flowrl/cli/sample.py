@@ -44,6 +44,7 @@ from flowrl.settings import PipelineSettings, RewardSpec, RunSettings
 from flowrl.settings.command_line.arguments import SampleArguments
 from flowrl.settings.read import Overrides
 from rewards import Reward, Samples, score_all
+from rewards.combine import blamed
 from rewards.perception.files import open_image_file
 
 
@@ -213,10 +214,10 @@ def _scored(
         samples = replace(page.samples, meta=meta)
         scores = score_trial(rewards, TrialSamples(samples, Statistics({}, {}))).scores
     except Exception as error:  # a reward's own code
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        said = blamed(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         lacks = any(str(text) not in rows_by_prompt for text in prompts)
         hint = " (prompts that are not in the run's prompt files have no columns)" if lacks else ""
-        words = f"unscored: {', '.join(rewards)} raised {reason}{hint}"
+        words = f"unscored: {said[:400]}{hint}"
         print(terminal_text(words), file=sys.stderr)
         return page
     values, applies = scores.column(scores.names[0])

@@ -1,5 +1,6 @@
 """`flowrl sample --steer`: use more network evaluations instead of training, with any reward."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, terminal_text
 from flowrl.models.diffusers.batch import Driven, Prompted
 from flowrl.run.evaluate.evaluate import Trial
 from flowrl.settings import RewardSpec
-from rewards import Reward, Samples, score_all
+from rewards import Reward, Samples, Scores, score_all
 from rewards.audio import Audio
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.routes.particles import FeynmanKac
@@ -76,13 +77,40 @@ class SampleScorer:
 
     def score(self, samples: Samples) -> Tensor:
         """Weighted sum of the rewards that apply [n]; NaN if one has no score, or none applies."""
-        scores = score_all(self.rewards, samples)
-        weights = scores.values.new_tensor([self.weights[name] for name in scores.names])
-        return scores.totals(weights)
+        return self.totals(score_all(self.rewards, samples))
+
+    def totals(self, scores: Scores) -> Tensor:
+        """Weighted sums of scores [n], NaN as in `score`."""
+        return scores.totals(scores.values.new_tensor([self.weights[n] for n in scores.names]))
+
+
+def say_unscored(scores: Scores, texts: Sequence[str], particles: int) -> None:
+    """Print what has no total among `particles` samples of each text, before one of them is chosen.
+    UserError for a reward that applies to samples and scored none of them."""
+    n = len(scores.values)
+    for name, missing in scores.unscored.items():
+        if missing and missing == int(scores.column(name).applies.sum()):
+            raise UserError(
+                f"--steer: the reward {name} scored none of the {missing} samples to which it "
+                "applies; fix the reward or its settings"
+            )
+    outside, failed = int(scores.outside.sum()), int((~scores.complete & ~scores.outside).sum())
+    clauses = [f"no reward applies to {outside} of the {n} samples"] if outside else []
+    clauses += [f"{failed} of the {n} samples have no score"] if failed else []
+    if not clauses:
+        return
+    chosen = scores.complete.view(-1, particles).any(1).tolist()
+    without = [text for text, has_total in zip(texts, chosen, strict=True) if not has_total]
+    listed = ", ".join(repr(text[:50]) for text in dict.fromkeys(without))
+    way = "they are not chosen"
+    if without:
+        way = f"one is chosen only where all are such, as for {listed[:200]}"
+    print(terminal_text(f"warning: --steer: {'; '.join(clauses)}: {way}"), file=sys.stderr)
 
 
 def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:
-    """One selected sample per sample of the trial, and the number of network evaluations."""
+    """One selected sample per sample of the trial, and the number of network evaluations. UserError
+    for a reward that applies to samples and scored none of them."""
     trial, policy = scorer.trial, scorer.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)
@@ -115,7 +143,9 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
         (rollout,) = roll((plan,), velocity, latents, draws, seed=trial.seed, iteration=0)
         x0, prompt = rollout.x0, rollout.prompt
     x0 = policy.latents(x0, trial.steps)
-    scores = scorer.score(scorer.samples(x0, conditioning, prompt))
+    all_scores = score_all(scorer.rewards, scorer.samples(x0, conditioning, prompt))
+    say_unscored(all_scores, texts, how.particles)
+    scores = scorer.totals(all_scores)
     if how.method == "importance":
         keys = [(trial.seed, 0, draw) for draw in draws]
         chosen = importance(scores, how.strength, keys)

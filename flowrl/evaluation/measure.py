@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from pydantic import ValidationError
 from torch import Tensor
 
+from flowrl.blame import blamed_in_words
 from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
@@ -232,12 +233,16 @@ class _Refused(Exception):
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Re-raise a reward's ValueError as a UserError that names it, and a refusal as such."""
+    """Turn an error of a reward or judge into a UserError that names it, and a refusal as such."""
     try:
-        yield
-    except WrongMedia as error:
-        raise _Refused(str(error)) from error
-    except ValueError as error:
+        with blamed_in_words():
+            try:
+                yield
+            except WrongMedia as error:
+                raise _Refused(str(error)) from error
+    except UserError as error:
+        if name in str(error):
+            raise
         raise UserError(f"reward {name!r}: {error}") from error
 
 
@@ -387,9 +392,11 @@ def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
     kind = shown[0].source.kind if shown else "image"
     prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown], kind=kind)
     try:
-        self_test(name, reward, prompts)
-    except WrongMedia:
-        return reward
+        with blamed_in_words():
+            try:
+                self_test(name, reward, prompts)
+            except WrongMedia:
+                return reward
     except ValueError as error:
         print(terminal_text(f"warning: {error}"), file=sys.stderr)
     return reward

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from flowrl.blame import blamed_in_words
 from flowrl.iteration.clock import PhaseClock
 from flowrl.iteration.features.units import cuttable
 from flowrl.iteration.open import open_unit
@@ -28,7 +29,7 @@ from flowrl.run.evaluate.trial import TrialSamples
 from flowrl.run.model_proof import StartProof
 from flowrl.run.workers.causes import sendable
 from flowrl.run.workers.opening import Birth, birth
-from flowrl.run.workers.scoring import ReplicatedReward, begin_worker, blamed_in_words
+from flowrl.run.workers.scoring import ReplicatedReward, begin_worker
 from flowrl.run.workers.transport import brought_to, bytes_of, distinct_states
 from flowrl.session.learner import Learner, evaluated
 from flowrl.session.record import Terminal

@@ -4,8 +4,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +20,7 @@ from ray.exceptions import (  # type: ignore[reportMissingImports]
 )
 from torch import Tensor
 
+from flowrl.blame import blamed_in_words
 from flowrl.errors import UserError
 from flowrl.run.workers.causes import sendable
 from flowrl.run.workers.opening import Birth, birth, cause_of, first_line
@@ -30,7 +30,7 @@ from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from rewards import Samples
 from rewards.checks.winnable import KnowsSlowly, KnowsWinnable, Winnable
-from rewards.combine import blamed, reward_scores
+from rewards.combine import reward_scores
 from rewards.types import FindsAnswers, Reward, RewardScores, parts_of, reports
 
 WORKERS_ASKED = 3  # workers that are asked for a result before the run ends
@@ -105,17 +105,6 @@ class ScoringWorker:
         if not isinstance(reward, KnowsSlowly):
             return [None] * len(prompts)
         return reward.answer_keys(prompts, meta)
-
-
-@contextmanager
-def blamed_in_words() -> Iterator[None]:
-    """Turn an exception of a reward into a UserError, since traceback frames cannot be sent."""
-    try:
-        yield
-    except Exception as error:
-        if (blame := blamed(error)) is None:
-            raise
-        raise UserError(blame) from error
 
 
 @dataclass(frozen=True)
