@@ -23,6 +23,8 @@ from flowrl.settings.read import (
     override,
     run_from,
     run_over,
+    settings_of_words,
+    with_recipe_of,
 )
 from flowrl.settings.trust import Trust
 
@@ -34,7 +36,8 @@ class Given:
     """Arguments that become settings; None and empty ones count as not given.
 
     file      a run file, or the name of one of flowrl's; the settings and arguments lie over it
-    settings  a mapping of settings, or words of a command line, which come last
+    settings  a mapping of settings, or words of a command line, which mean the same; the other
+              arguments lie over both
     """
 
     model: Any = None
@@ -104,9 +107,9 @@ class Given:
             return self._start(files)
 
     def _start(self, files: Path) -> tuple[RunSettings, dict[str, Any]]:
-        tree, under, source = self._tree()
+        tree, layer, under, source = self._tree()
         if self.recipe is not None:
-            tree["recipe"] = self.recipe
+            tree["recipe"] = _over_recipe(layer.get("recipe"), self.recipe)
         if "recipe" not in tree:
             if self.file is not None:
                 example = "`recipe: {name: nft, steps: 8}`"
@@ -126,8 +129,8 @@ class Given:
                 raise UserError(
                     f"{made_call()}: given must be a mapping such as {{'file': ...}}, not {kind}"
                 )
-            tree["given"] = dict(self.samples)
-        self._lay_over(tree)
+            tree["given"] = _over(layer.get("given"), self.samples)
+        self._lay_over(tree, layer)
         asked = (("train", self.prompts), ("held_out", self.held_out))
         for place, value in asked:
             if value is not None:
@@ -140,11 +143,13 @@ class Given:
                 tree[place] = list(read.specs)
                 objects = read.joined(objects, f"{made_call()}: {place}")
         run = run_over(tree, self.place, under, source)
-        return run if isinstance(self.settings, Mapping) else override(run, self.overrides), objects
+        # of a file alone a command line's words are applied as the command line applies them
+        as_words = self.only_file and not isinstance(self.settings, Mapping)
+        return override(run, self.overrides) if as_words else run, objects
 
-    def _tree(self) -> tuple[dict[str, Any], Mapping[str, Any], str]:
-        """Settings of the file with the given ones over them, as a tree of its own; those of the
-        file alone; and what errors name as its place."""
+    def _tree(self) -> tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any], str]:
+        """Settings of the file with the given ones over them, as a tree of its own; the given ones;
+        those of the file alone; and what errors name as its place."""
         tree, source = (
             ({}, self.place) if self.file is None else read_tree(run_file(str(self.file)))
         )
@@ -161,17 +166,22 @@ class Given:
             )
         if not isinstance(tree, Mapping):
             run_from(tree, source)  # which says what is wrong with it
+        if not isinstance(words, Mapping) and not self.only_file:
+            settings = settings_of_words(words, self.recipe or tree.get("recipe"))
         if self.file is None or not settings:
-            return copy.deepcopy({**tree, **settings}), tree, source
+            return copy.deepcopy({**tree, **settings}), settings, tree, source
         try:
-            return merged_settings(tree, settings), tree, source
+            under_settings = with_recipe_of(tree, settings, source)
+            return merged_settings(under_settings, settings), settings, tree, source
         except UserError as error:
             run_from(tree, source)  # which says it if it is the file's own
             raise UserError(f"{made_call()}: settings: {error}") from error
 
-    def _lay_over(self, tree: dict[str, Any]) -> None:
+    def _lay_over(self, tree: dict[str, Any], layer: Mapping[str, Any]) -> None:
         if self.lora is not None:
-            _section(tree, "model")["lora"] = lora_section(self.lora)
+            model = layer.get("model")
+            settings = model.get("lora") if isinstance(model, Mapping) else None
+            _section(tree, "model")["lora"] = _over_lora(settings, lora_section(self.lora))
         if self.train:
             _section(tree, "train").update(self.train)
 
@@ -198,7 +208,7 @@ class Given:
         under = copy.deepcopy(tree)
         if isinstance(self.settings, Mapping):
             merge_settings(tree, self.settings)
-        self._lay_over(tree)
+        self._lay_over(tree, {})
         objects = dict[str, Any]()
         for place in REWARD_PLACES:
             read = GivenRewards.of(getattr(self, place), f"{made_call()}: {place}")
@@ -209,7 +219,34 @@ class Given:
             run = run_over(tree, self.place, under, source)
         opened = opened.changed(run)
         words = () if isinstance(self.settings, Mapping) else self.overrides
-        return opened.overridden(words) if words else opened, objects
+        if words:
+            opened = opened.overridden(words)
+            opened = opened.overridden({"train": self.train}) if self.train else opened
+        return opened, objects
+
+
+def _over(settings: Any, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """An argument's section over the same section of the settings."""
+    return {**settings, **argument} if isinstance(settings, Mapping) else dict(argument)
+
+
+def _over_recipe(settings: Any, recipe: Any) -> Any:
+    """The argument's recipe with the settings that are given of the same one."""
+    section = {"name": recipe} if isinstance(recipe, str) else recipe
+    if not isinstance(settings, Mapping) or not isinstance(section, Mapping):
+        return recipe
+    if settings.get("name", section.get("name")) != section.get("name"):
+        return recipe
+    return _over(settings, section)
+
+
+def _over_lora(settings: Any, lora: Any) -> Any:
+    """The argument's adapters with the settings that are given of them; False has none."""
+    if not isinstance(settings, Mapping) or lora is None or lora is False:
+        return lora
+    if isinstance(lora, Mapping):
+        return _over(settings, lora)
+    return dict(settings) if lora is True else {**settings, "rank": lora}
 
 
 def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:

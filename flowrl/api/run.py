@@ -38,6 +38,7 @@ from flowrl.cli import run_start
 from flowrl.cli.calibrate import Calibrate, print_calibration
 from flowrl.cli.check_rows import report_rows
 from flowrl.cli.drill import FAULT_KINDS, DrillArguments, drill_run
+from flowrl.cli.given_model import model_run
 from flowrl.cli.launch import LaunchArguments, LaunchPlace, launch_job
 from flowrl.cli.plan import RunPlan, planned
 from flowrl.cli.report import Compare, Report
@@ -705,7 +706,7 @@ class Run:
         with untouched(), TemporaryDirectory() as files, list_rows_named(Path(files)):
             specs, live = self._rewards(rewards)
             values = {
-                "prompts": self._prompts(prompts, Path(files)),
+                "prompts": self._prompts(prompts, Path(files), settings),
                 "weights": weights, "samples": samples, "steps": steps, "seed": seed,
                 "suite": suite, "alone": alone, "per_prompt": per_prompt, "guidance": guidance,
                 "height": height, "width": width, "base_steps": base_steps,
@@ -731,12 +732,16 @@ class Run:
         return words, Live({**self.live.rewards, **read.objects})
 
     def _prompts(
-        self, prompts: GivenPrompts | PromptSources | None, files: Path
+        self, prompts: GivenPrompts | PromptSources | None, files: Path, settings: GivenOverrides
     ) -> tuple[str, ...]:
-        """Prompts as words of a command."""
+        """Prompts as words of a command, whose settings over the run's are `settings`."""
         if prompts is None or isinstance(prompts, PromptSources):
             return () if prompts is None else prompts.words
-        column = "prompt" if self._untrained is not None else self.settings.prompts.column
+        column = "prompt"
+        if self._untrained is None:
+            column = override(self.settings, settings).prompts.column
+        elif settings:
+            column = override(model_run(*self._untrained), settings).prompts.column
         named = prompt_settings(prompts, files, "held_out", column)
         sets = named if isinstance(named, list) else [named]
         return tuple(

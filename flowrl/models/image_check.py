@@ -8,7 +8,12 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.models.description import describe
-from flowrl.models.diffusers.call.inputs.columns import ImageFile, file_of_cell
+from flowrl.models.diffusers.call.inputs.columns import (
+    IN_CALL,
+    ImageFile,
+    file_of_cell,
+    files_of_cells,
+)
 from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import SOUND_COLUMNS, VIDEO_COLUMNS, PromptRow
 from flowrl.settings import ModelSettings, OwnSettings, PipelineSettings
@@ -43,7 +48,7 @@ def check_images(model: ModelSettings, prompts: PromptSet) -> None:
     if isinstance(model, PipelineSettings):
         arguments = [name for name, value in model.call.items() if value is not None]
         for name in [*described.image_columns(arguments), *described.sound_columns(arguments)]:
-            _check(model.call[name], f"model.call, {name}", seen, _opener(name, model))
+            _check(model.call[name], f"{IN_CALL}, {name}", seen, _opener(name, model))
 
 
 @dataclass
@@ -162,7 +167,7 @@ def _stamp(file: str) -> tuple[str, int, int]:
 def _files(value: Any) -> Iterator[ImageFile]:
     """Paths in a cell, and bytes with their names; the model reads other values, such as images
     from Python. ValueError for a mapping with neither, and for a number, as the model says it."""
-    for one in value if isinstance(value, list | tuple) else (value,):
-        file = file_of_cell(one)
+    cells = value if isinstance(value, list | tuple) else (value,)
+    for file in files_of_cells(cells) if cells is value else (file_of_cell(value),):
         if file is not None:
             yield file

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 import rewards
@@ -340,21 +340,70 @@ def _without_unread(run: RunSettings, tree: dict[str, Any], words: Sequence[str]
     return run_from(tree, options_place()) if lost else run
 
 
+def settings_of_words(words: Sequence[str], recipe: Any) -> dict[str, Any]:
+    """The words of a command line as a mapping of settings; `recipe`, a name or a section, if they
+    name none. UserError for words that are no settings of it, or without any recipe."""
+    name, rest = _named_recipe(list(words))
+    under = name or (recipe.get("name") if isinstance(recipe, Mapping) else recipe)
+    if not isinstance(under, str):
+        raise UserError(
+            f"{options_place()}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)"
+        )
+    settings = with_options({}, _kind_of(under), rest)
+    if name is not None:
+        settings["recipe"] = {**settings.get("recipe", {}), "name": name}
+    return settings
+
+
+def with_recipe_of(
+    tree: Mapping[str, Any], settings: Mapping[str, Any], source: str
+) -> Mapping[str, Any]:
+    """A file's tree with the recipe that settings over it name, which keeps the file's recipe
+    settings that it has too."""
+    names = [
+        section.get("name") if isinstance(section, Mapping) else section
+        for section in (tree.get("recipe"), settings.get("recipe"))
+    ]
+    if not all(isinstance(name, str) for name in names) or names[0] == names[1]:
+        return tree
+    try:
+        run = run_from(tree, source)
+    except UserError:  # a file that is no whole run: what both lack is said of them together
+        return tree
+    section = settings["recipe"]
+    kept = _as_recipe(run, names[1], section if isinstance(section, Mapping) else ())
+    return {**tree, "recipe": dump(kept)["recipe"]}
+
+
 def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, list[str]]:
     """Apply `--recipe.name` first, since the other options are its settings.
 
     The file's recipe settings are kept if the other recipe has them. Returns the remaining options.
     """
+    name, rest = _named_recipe(arguments)
+    return (run if name is None else _as_recipe(run, name, _recipe_settings(rest))), rest
+
+
+def _named_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The value of `--recipe.name`, if it is given, and the remaining options."""
     flat = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_NAME) else [a])]
     if _NAME not in flat[:-1]:
-        return run, arguments
+        return None, arguments
     at = flat.index(_NAME)
     name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
     if _NAME in rest[:-1]:
         raise UserError(
             f"{_NAME} is given twice, with {name} and {rest[rest.index(_NAME) + 1]}: keep one"
         )
-    return _as_recipe(run, name, _recipe_settings(rest)), rest
+    return name, rest
+
+
+def _kind_of(name: str) -> type[BaseModel]:
+    """The settings of a recipe. UserError, with the options' place, for an unknown one."""
+    try:
+        return recipe_kind(name)
+    except UserError as error:
+        raise UserError(f"{options_place()}: {error}") from error
 
 
 def _recipe_settings(words: Sequence[str]) -> set[str]:
@@ -368,10 +417,7 @@ def _as_recipe(run: RunSettings, name: str, named: Collection[str]) -> RunSettin
     """The run with another recipe, which keeps the run's recipe settings that it has too. Prints
     what is left out, and what is kept beside a number of the recipe's own, but for the settings in
     `named`, which the caller sets."""
-    try:
-        fields = recipe_kind(name).model_fields
-    except UserError as error:
-        raise UserError(f"{options_place()}: {error}") from error
+    fields = _kind_of(name).model_fields
     old: Any = run.recipe
     chosen = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
     taken_over = {k: v for k, v in chosen.items() if k in fields and takes(fields[k].annotation, v)}

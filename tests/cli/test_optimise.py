@@ -1,5 +1,6 @@
 """A better noise for each sample, by gradients and by proposals."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -87,9 +88,14 @@ def test_unscored_samples_are_left_out_and_a_pairwise_reward_is_refused(scorer):
     scorer.rewards["brightness"] = first_unscored
     _, told = optimised_samples(scorer, NoiseSearch("best", rounds=1))
     assert "inf" not in told
-    scorer.rewards["brightness"] = lambda samples: [None] * len(samples.prompts)
-    with pytest.raises(UserError, match=r"scored none of the first samples\..*use --steer best"):
-        optimised_samples(scorer, NoiseSearch("best", rounds=1))
+    said = {
+        math.nan: r"scored none of the first samples\..*use --steer best",
+        None: r"no reward applies to any of the first samples \(brightness returned None",
+    }
+    for value, sentence in said.items():
+        scorer.rewards["brightness"] = lambda samples, v=value: [v] * len(samples.prompts)
+        with pytest.raises(UserError, match=sentence):
+            optimised_samples(scorer, NoiseSearch("best", rounds=1))
 
 
 def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():

@@ -184,7 +184,7 @@ def test_what_a_reward_refuses_is_said_in_its_name(tmp_path):
     def reward(samples: Samples) -> torch.Tensor:
         raise ValueError("no videos, please")
 
-    with pytest.raises(UserError, match="reward 'r': no videos, please"):
+    with pytest.raises(UserError, match="the reward r raised ValueError: no videos, please"):
         scores("r", reward, Gallery(find_items(tmp_path, None, "names").items), [0], 1)
 
 

@@ -284,6 +284,34 @@ def test_several_images_for_a_pipeline_of_one_are_named_with_their_row(
     )
 
 
+IMAGE_CALLS = ("FLUX.1-Kontext", "Qwen-Image-Edit", "LTX-Video with an image",
+               "CogVideoX with an image", "Wan 2.1 image to video")  # fmt: skip
+
+
+@pytest.mark.quick_cases("Kontext")
+@pytest.mark.parametrize("name", IMAGE_CALLS)
+def test_several_images_in_the_call_of_a_pipeline_of_one_are_named(
+    name: str, tmp_path: Path
+) -> None:
+    """As those of a row are, with both ways out, and the place of an entry that is no image."""
+    call, pipe = NAMED[name].call, NAMED[name].build()
+    both = [str(tmp_path / f"{i}.png") for i in range(2)]
+    for path in both:
+        Image.effect_noise((32, 32), 80).convert("RGB").save(path)
+    with pytest.raises(UserError) as told:
+        PipelinePolicy(pipe, call={**call, "image": both})
+    assert str(told.value) == (
+        f"model.call, image: 2 images, and {type(pipe).__name__} takes one there: give it one, or "
+        "leave it out, with one in each row of the prompts (column image)"
+    )
+    PipelinePolicy(pipe, call={**call, "image": both[0]})
+    PipelinePolicy(pipe, call=call).row_arguments([{"image": both[1]}], ["a"])
+    with pytest.raises(UserError, match=r"^model\.call, image: entry 2 of 2: no file"):
+        PipelinePolicy(pipe, call={**call, "image": [both[0], 3]})
+    with pytest.raises(UserError, match=r"^model.call, image: .*none\.png"):
+        PipelinePolicy(pipe, call={**call, "image": [both[0], str(tmp_path / "none.png")]})
+
+
 def test_conditioning_images_are_upright(tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6

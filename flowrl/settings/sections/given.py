@@ -48,6 +48,14 @@ class GivenSettings(Settings):
         return max(1, round(self.share * draws))
 
 
+def _is_one(share: Any) -> bool:
+    """Whether a share, which an option has as a text, is 1; what is no number is refused later."""
+    try:
+        return float(share) == 1.0
+    except (TypeError, ValueError):
+        return False
+
+
 def with_prompts(tree: Any) -> Any:
     """The run's settings, with the given file as training prompts if all samples are given and
     `prompts.train` names no other file. The data set is then called `given`, which identifies it
@@ -55,7 +63,7 @@ def with_prompts(tree: Any) -> Any:
     if not isinstance(tree, Mapping) or not isinstance(tree.get("given"), Mapping):
         return tree
     section, prompts = tree["given"], tree.get("prompts", {})
-    alone = section.get("share", 1.0) == 1.0 and isinstance(section.get("file"), str)
+    alone = _is_one(section.get("share", 1.0)) and isinstance(section.get("file"), str)
     if not alone or not isinstance(prompts, Mapping):
         return tree
     train = prompts.get("train")

@@ -30,6 +30,7 @@ from rewards.perception.sound import resampled
 from rewards.perception.sound_files import open_sound_bytes, open_sound_file
 from rewards.perception.video_files import moves, open_video_bytes, open_video_file
 
+IN_CALL = "model.call"  # the place of arguments that all rows share
 NO_FILE = "no file: expected a path, or {bytes, path}"  # of a cell
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?|lyrics")
@@ -198,7 +199,7 @@ def waveform_in(audio: Audio, form: SoundForm) -> Tensor:
 def with_sounds(call: Mapping[str, Any], form: SoundForm | None) -> dict[str, Any]:
     """A call's arguments with the waveforms of those files of sounds that it names."""
     named = [name for name in sounds(call) if call[name] is not None]
-    return {**call, **{name: _sound(name, call[name], "model.call", form) for name in named}}
+    return {**call, **{name: _sound(name, call[name], IN_CALL, form) for name in named}}
 
 
 def _file_of(value: Any) -> ImageFile | None:
@@ -225,11 +226,22 @@ def _picture(value: Any) -> Any:
     """The image or images of a cell: a path, bytes, or parquet's form {bytes, path}, or several of
     them. Other values, such as images from Python, are returned unchanged."""
     if isinstance(value, list | tuple):
-        files = [file_of_cell(cell) for cell in value]
+        files = files_of_cells(value)
         paths = [file for file in files if file is not None]
         return open_images(tuple(paths)) if len(paths) == len(files) else value
     file = file_of_cell(value)
     return value if file is None else _opened(file, *_stamps([file]))
+
+
+def files_of_cells(cells: Sequence[Any]) -> list[ImageFile | None]:
+    """`file_of_cell` of each entry of a list. ValueError with the entry's place."""
+    files = list[ImageFile | None]()
+    for number, cell in enumerate(cells, 1):
+        try:
+            files.append(file_of_cell(cell))
+        except ValueError as error:
+            raise ValueError(f"entry {number} of {len(cells)}: {error}") from error
+    return files
 
 
 def file_of_cell(value: Any) -> ImageFile | None:
@@ -338,7 +350,22 @@ def shared_images(call: Mapping[str, Any]) -> Extra:
     """Images among the arguments of `call`, which all rows share."""
     names = images({name: value for name, value in call.items() if value is not None})
     form = GivenForm(frames=call.get("num_frames"))
-    return {name: _value(name, call[name], "model.call", form) for name in names}
+    return {name: _value(name, call[name], IN_CALL, form) for name in names}
+
+
+def several(extra: Extra) -> dict[str, Sequence[Any]]:
+    """Lists of several images; those of videos are frames."""
+    listed = {name: extra[name] for name in images(extra) if not VIDEO_COLUMNS.fullmatch(name)}
+    return {n: v for n, v in listed.items() if isinstance(v, list | tuple) and len(v) > 1}
+
+
+def one_there(place: str, lists: Mapping[str, Sequence[Any]], owner: str) -> str:
+    """The refusal of several images, where a pipeline takes one."""
+    name, listed = next(iter(lists.items()))
+    way = "give each row one"
+    if place == IN_CALL:
+        way = f"give it one, or leave it out, with one in each row of the prompts (column {name})"
+    return f"{place}, {name}: {len(listed)} images, and {owner} takes one there: {way}"
 
 
 def placeholder_sounds(names: Iterable[str], form: SoundForm) -> Extra:

@@ -72,7 +72,7 @@ def check_several(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) ->
     the images, on the stub of the denoiser."""
     for extra, place in zip(extras, places, strict=True):
         pictures = {n: extra[n] for n in columns.images(extra) if not VIDEO_COLUMNS.fullmatch(n)}
-        lists = {n: v for n, v in pictures.items() if isinstance(v, list | tuple) and len(v) > 1}
+        lists = columns.several(extra)
         form = tuple((name, _form(value)) for name, value in pictures.items())
         if not lists or form in loop.several_images:
             continue
@@ -84,11 +84,9 @@ def check_several(loop: Loop, extras: Sequence[Extra], places: Sequence[str]) ->
                 _first_state(loop, {**extra, **{name: value[0] for name, value in lists.items()}})
             except UserError:
                 raise error from None  # of another cause
-            name, images = next(iter(lists.items()))
-            raise UserError(
-                f"{place}, {name}: {len(images)} images, and {loop.name} takes one there: give "
-                "each row one"
-            ) from error
+            shared = all(value is loop.traits.shared.get(n) for n, value in lists.items())
+            at = columns.IN_CALL if shared else place
+            raise UserError(columns.one_there(at, lists, loop.name)) from error
 
 
 def _first_state(loop: Loop, extra: Extra) -> None:

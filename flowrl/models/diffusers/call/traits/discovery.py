@@ -218,7 +218,25 @@ class Traits:
 
 
 def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None) -> Traits:
-    """Determine a pipeline's traits. UserError, with the reason, if it cannot be driven."""
+    """Determine a pipeline's traits. UserError, with the reason, if it cannot be driven; of several
+    images in `call`, where it takes one, as `loop.image_shapes.check_several` finds it out."""
+    lists = columns.several({name: value for name, value in call.items() if value is not None})
+    if lists:
+        columns.shared_images(call)  # refuses what cannot be read
+    try:
+        return _discovered(driver, call, levels)
+    except UserError as error:
+        if not lists:
+            raise
+        try:
+            _discovered(driver, {**call, **{n: value[0] for n, value in lists.items()}}, levels)
+        except UserError:
+            raise error from None  # of another cause
+        owner = type(driver.pipe).__name__
+        raise UserError(columns.one_there(columns.IN_CALL, lists, owner)) from error
+
+
+def _discovered(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None) -> Traits:
     name, parameters = type(driver.pipe).__name__, driver.parameters
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
