@@ -1,5 +1,6 @@
 """What `flowrl plan` says of memory is near what is measured, and running out of it is told."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from peft import LoraConfig, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
@@ -24,6 +26,7 @@ from flowrl.iteration import update
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run.save.checkpoint import newest
+from flowrl.run.watch.start_check import unchecked
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
@@ -144,7 +147,32 @@ def test_activations_are_counted_to_within_a_tenth(
     assert 0.99 * inputs < fewer.phases["training"] - rows * counted.block < 1.25 * inputs
 
 
-@pytest.mark.parametrize("place", ["a file", "a folder", "the hub's cache"])
+FORMS = ("a file", "a folder", "the hub's cache", "a .bin file", "a .pt file", "a folder with .bin",
+         "kohya's names", "kohya's names in a .pt file")  # fmt: skip
+
+
+def in_form(at: Path, form: str) -> Path:
+    """The adapter of a folder in another form."""
+    file = at / "pytorch_lora_weights.safetensors"
+    tensors = load_file(file)
+    if "kohya" in form:
+        tensors = {kohya(name): weight for name, weight in tensors.items()}
+    if ".pt" in form or ".bin" in form:
+        file.unlink()
+        file = file.with_suffix(".pt" if ".pt" in form else ".bin")
+        torch.save(tensors, file)
+    else:
+        save_file(tensors, file)
+    return at if "folder" in form else file
+
+
+def kohya(name: str) -> str:
+    layer, _, half = name.removeprefix("transformer.").partition(".lora_")
+    matrix = {"A": "down", "B": "up"}[half[0]]
+    return f"lora_unet_{layer.replace('.', '_')}.lora_{matrix}.weight"
+
+
+@pytest.mark.parametrize("place", FORMS)
 def test_adapters_that_a_run_starts_from_are_counted_as_they_are(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -155,10 +183,9 @@ def test_adapters_that_a_run_starts_from_are_counted_as_they_are(
     at = tmp_path / "start"
     StableDiffusion3Pipeline.save_lora_weights(at, get_peft_model_state_dict(denoiser))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    source = {"a file": str(at / "pytorch_lora_weights.safetensors"), "a folder": str(at)}
     if place == "the hub's cache":
         cache(at, tmp_path / "cache", "owner/name")
-    started = {"from": source.get(place, "owner/name")}
+    started = {"from": "owner/name" if "hub" in place else str(in_form(at, place))}
     made = {"rank": rank, "alpha": 48, "targets": list(targets)}
     estimates = [
         memory.estimate(run(folders["SD3"], "SD3", tmp_path, lora=lora, dtype="bfloat16"))
@@ -167,6 +194,32 @@ def test_adapters_that_a_run_starts_from_are_counted_as_they_are(
     assert estimates[0] == estimates[1] != estimates[2]
     trained = sum(p.numel() for n, p in denoiser.named_parameters() if ".lora_" in n)
     assert estimates[0] is not None and estimates[0].parts["gradients"] == 4 * trained
+    start = run(folders["SD3"], "SD3", tmp_path, lora=started, dtype="bfloat16")
+    assert not [said for said in unchecked(start) if "model.lora.from" in said]
+
+
+UNCOUNTED = {
+    "comfyui": ("diffusion_model.joint_blocks.0.x_block.attn.qkv.lora_A.weight",
+                r"names layers as another tool does \(diffusion_model\.joint_blocks\.0.*of rank 8"),
+    "processors": ("transformer.blocks.0.attn1.processor.to_q_lora.down.weight",
+                   "names no adapters as diffusers, peft and kohya do"),
+    "the hub": ("", "owner/absent is not on this machine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", UNCOUNTED)
+def test_adapters_whose_layers_are_not_known_are_named_as_unchecked(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    key, sentence = UNCOUNTED[form]
+    source = "owner/absent"
+    if key:
+        source = str(tmp_path / "given.safetensors")
+        save_file({key: torch.ones(8, 32)}, source)
+    given = run(folders["SD3"], "SD3", tmp_path, lora={"from": source}, dtype="bfloat16")
+    (said,) = [line for line in unchecked(given) if line.startswith("model.lora.from: ")]
+    assert re.search(sentence, said) and "are counted as of new adapters" in said
 
 
 @pytest.mark.slow

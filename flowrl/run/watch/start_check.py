@@ -202,6 +202,21 @@ def _rewards(run: RunSettings) -> Iterator[tuple[str, RewardSpec]]:
             yield place, spec
 
 
+def _uncounted_adapters(run: RunSettings) -> Iterator[str]:
+    """A sentence on adapters to start from whose layers the estimates do not know."""
+    from flowrl.estimate.started_adapters import uncounted
+    from flowrl.models.description import describe
+
+    for part in filter(None, (run.prompt_writer, run)):
+        m = part.model
+        if isinstance(m, OwnSettings) or m.lora is None or m.lora.start is None:
+            continue
+        described = describe(m)
+        models = [] if described is None else described.denoisers.values()
+        if (sentence := uncounted(m.lora, models)) is not None:
+            yield sentence
+
+
 def unchecked(run: RunSettings) -> Iterator[str]:
     """Sentences on what `plan` could not check here, and why."""
     from flowrl.models.description import has_weights
@@ -216,6 +231,7 @@ def unchecked(run: RunSettings) -> Iterator[str]:
             yield (
                 f"files of {source}: it is not on this machine; `hf download {source}` downloads it"
             )
+    yield from _uncounted_adapters(run)
     yield "weights: none were read, so damage behind their headers is found at the start"
     yield (
         "the proof at load: it calls the model with its weights; `flowrl prove` runs it alone"
