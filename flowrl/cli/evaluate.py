@@ -70,7 +70,7 @@ def evaluate_weights(
         raise UserError("evaluate: --model has no rewards: add some with --rewards")
     e = evaluation_settings(run, arguments)
     specs = tuple(parse_specs(words, "--rewards").values())
-    with explained(run, trains=False):
+    with explained(run, trains=False, fewer="samples"):
         with nullcontext() if specs else chosen.limited():
             rewards = load_rewards(_fitting(specs or run.judges, not own_prompts), live)
         with chosen.limited() if own_prompts else nullcontext():

@@ -83,13 +83,13 @@ def sample_prompts(
     if not from_python.writes:
         selects = arguments.steer != "no" or arguments.optimise != "no" or arguments.rewrite > 1
         rewards = _loaded(specs, named, chosen, from_python) if selects else {}
-        with explained(run, trains=False):
+        with explained(run, trains=False, fewer="prompts"):
             samples, _ = _sampled(arguments, chosen, prompts, specs, rewards, image)
         return samples
     if out is None:
         at = Path("samples") if chosen.folder is None else folder_inside(chosen.folder, "samples")
         out = new_numbered(at, "sample")
-    with removed_if_empty(out), explained(run, trains=False):
+    with removed_if_empty(out), explained(run, trains=False, fewer="prompts"):
         rewards = _loaded(specs, named, chosen, from_python)
         return _write(arguments, chosen, prompts, specs, rewards, out, image)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flowrl.errors import UserError, after
+from flowrl.errors import UserError, after, made_call
 from flowrl.estimate import fit, memory
 from flowrl.models.call_sizes import CallTooLarge, HasSizes
 from flowrl.models.out_of_memory import memory_reason, out_of_memory
@@ -81,12 +81,13 @@ def _setting(learner: Learner) -> Any:
 
 @contextmanager
 def explained(
-    run: RunSettings, policy: HasSizes | None = None, trains: bool = True
+    run: RunSettings, policy: HasSizes | None = None, trains: bool = True, fewer: str = ""
 ) -> Iterator[None]:
     """Turn an out-of-memory error of the run into a UserError that names settings to change, based
     on the policy's current call sizes. Errors of rewards, judges and callbacks pass through.
 
-    trains  False for a command that only samples, which has other settings to change
+    trains  False for a command or call that only samples, which has other settings to change
+    fewer   what it could be given less of, such as prompts
     """
     try:
         yield
@@ -95,7 +96,12 @@ def explained(
             raise
         advice = (lambda: _advice(run, policy)) if trains else (lambda: ("", _sampling_way(run)))
         about, way = after(error, advice, ("", PLAIN_WAY))
-        raise UserError(f"out of memory ({memory_reason(error)}){about}: set {way}") from error
+        call = made_call()  # a run's own sentence has its folder and how to resume
+        named = f"{call}: " if not trains and call.startswith("flowrl.") else ""
+        way += f", or give fewer {fewer}" if fewer else ""
+        raise UserError(
+            f"{named}out of memory ({memory_reason(error)}){about}: set {way}"
+        ) from error
 
 
 def _advice(run: RunSettings, policy: HasSizes | None) -> tuple[str, str]:

@@ -12,10 +12,12 @@ import pytest
 import torch
 import yaml
 
+import flowrl
 from flowrl.errors import NotFiniteError, Stopped, UserError, after
 from flowrl.estimate import fit, memory
 from flowrl.iteration.open import open_stages
 from flowrl.models.call_sizes import CallTooLarge
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.paths import PROJECT, find
 from flowrl.processes import parallel
 from flowrl.processes.parallel import Parallel
@@ -29,6 +31,7 @@ from flowrl.session.progress import Progress
 from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
 from flowrl.settings.read import dump, override, read_run, run_from
+from samplers import Ode
 from tests.support import runs, text_runs, tiny_lm
 
 MOST = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -215,6 +218,43 @@ def test_commands_that_sample_name_the_cause(command, pipeline, tmp_path, monkey
     said = capsys.readouterr().err
     assert "flowrl: out of memory (CUDA out of memory): set train.rows_per_call lower" in said
     assert "gradient_checkpointing" not in said, "nothing is trained"
+
+
+CALLS = {
+    "flowrl.sample": lambda model, run: flowrl.sample(str(model), "a", plan=Ode(), steps=2),
+    "flowrl.steer": lambda model, run: flowrl.steer(str(model), "a", ["brightness"], steps=2),
+    "flowrl.Run.sample": lambda model, run: flowrl.Run.of_model(model).sample("a", steps=2),
+    "flowrl.Run.evaluate": lambda model, run: flowrl.Run.of_model(model).evaluate(
+        ["a"], rewards=["brightness"], samples=1, steps=2
+    ),
+    "flowrl.Run.prove": lambda model, run: flowrl.Run(run).prove(no_cache=True),
+    "flowrl.Run.calibrate": lambda model, run: flowrl.Run(run).calibrate(rounds=1),
+}
+GIVEN_LESS = {
+    "flowrl.sample": "give fewer prompts, or a smaller height and width in call",
+    "flowrl.steer": "give fewer prompts, or a smaller height and width in call",
+    "flowrl.Run.sample": "or a smaller height and width, or give fewer prompts",
+    "flowrl.Run.evaluate": "or a smaller height and width, or give fewer samples",
+}
+
+
+@pytest.mark.parametrize("phase", ["load", "encode"])
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_that_sample_name_themselves_and_the_cause(
+    call, phase, pipeline, tmp_path, monkeypatch
+):
+    """Each with what it could be given less of."""
+    if phase == "encode" and call not in GIVEN_LESS:
+        pytest.skip("it proves or trains on a session, whose phases are tried above")
+    monkeypatch.setattr(PipelinePolicy, phase, no_memory)
+    recipe = {"name": "dense_grpo", "steps": 4, "group": 4}
+    config = runs.write(runs.tree(pipeline, tmp_path, recipe), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as said:
+        CALLS[call](pipeline, config)
+    assert str(said.value).startswith(f"{call}: out of memory (CUDA out of memory): ")
+    assert str(said.value).endswith(GIVEN_LESS.get(call, "or a smaller height and width"))
+    assert "gradient_checkpointing" not in str(said.value), "nothing is trained"
 
 
 def test_every_command_that_opens_a_model_is_tried():
