@@ -22,6 +22,7 @@ from flowrl.bounded_files import bounded_bytes, bounded_text
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts.parquet import check_parquet, parquet_columns, parquet_rows
+from flowrl.prompts.prepared import prepared_fault, prepared_folder
 from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 from flowrl.prompts.table_limits import CELL, MOST_TABLE_BYTES, check_rows_fit, check_text_fits
 from flowrl.prompts.unpacked import TooLarge, check_unpacked
@@ -612,7 +613,9 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     on_hub = "" if Path(name).is_dir() else name
     with _reading(at, way if on_hub else "", on_hub), TemporaryDirectory() as cache:
         if not Path(name).is_dir():
-            _check_answers(name, at, way)
+            if (snapshot := _downloaded_alone(name, data, at, way)) is not None:
+                _check_downloaded(snapshot, data, at, cache)
+                return _dataset(str(snapshot), data, place)
             _check_hub(name, data, at)
         data_set: Any = load_dataset(
             name,
@@ -624,28 +627,52 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
         return _rows_of(data_set, data, at)
 
 
-def _check_answers(name: str, at: str, way: str) -> None:
-    """UserError, beginning with `at` and ending with `way`, for a hub data set of which nothing is
-    on this machine, if nobody answers within seconds: `datasets` would ask again for minutes. What
-    the hub answers is left to its reading."""
-    from datasets import config
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.file_download import repo_folder_name
+def _downloaded_alone(name: str, data: DataSource, at: str, way: str) -> Path | None:
+    """The folder of a hub data set that `hf download` has put into the hub's cache, if nobody
+    answers within seconds and `datasets`, which would ask again for minutes and does not look
+    there, has not prepared it; None if the hub answers, or it is prepared. UserError, beginning
+    with `at` and ending with `way`, if neither is so and it is not there. What the hub answers is
+    left to its reading."""
+    from huggingface_hub import HfApi
 
     from rewards.perception.hub import answer_of_hub, of_network
+    from rewards.perception.hub_cache import CachedRepository
 
-    downloaded = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="dataset")
-    prepared = Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")
-    if downloaded.is_dir() or prepared.is_dir():
-        return
+    if prepared_folder(name).is_dir():
+        return None
     try:
         HfApi().dataset_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # whatever the installed HTTP library raises
         if not of_network(error):
             raise
-        if answer_of_hub(error, name) is None:
-            reason = f"the hub cannot be reached: {type(error).__name__}: {_short(error)}"
-            raise UserError(f"{at} cannot be read ({reason}){way}") from error
+        if answer_of_hub(error, name) is not None:
+            return None
+        repository = CachedRepository(name, "dataset", whole=True)
+        if (fault := repository.fault()) is not None:
+            raise UserError(f"{at} cannot be read: {fault.words}") from error
+        folder = repository.snapshot()
+        if isinstance(folder, Path) and data.revision in (None, "main", folder.name):
+            return folder
+        reason = f"the hub cannot be reached: {type(error).__name__}: {_short(error)}"
+        raise UserError(f"{at} cannot be read ({reason}){way}") from error
+    return None
+
+
+def _check_downloaded(folder: Path, data: DataSource, at: str, cache: str) -> None:
+    """`_check_hub` of a downloaded data set: its description may name no file but its own."""
+    from datasets import load_dataset_builder
+
+    for text in _described(folder):
+        inside = Path(os.path.normpath(folder / text)).is_relative_to(folder)
+        if "://" in text or "::" in text or not inside:
+            raise ValueError(f"it names {text}, which is no file of its own")
+    builder = load_dataset_builder(str(folder), data.config, cache_dir=cache)
+    try:
+        check_unpacked(
+            [path for files in _files_of(builder).values() for path in files], data.unpacked
+        )
+    except TooLarge as error:
+        raise UserError(f"{at}: {error}") from error
 
 
 def _check_hub(name: str, data: DataSource, at: str) -> None:
@@ -686,6 +713,8 @@ def _reading(at: str, way: str, on_hub: str = "") -> Iterator[None]:
     except UserError:
         raise
     except (*errors, RuntimeError, ImportError) as error:
+        if on_hub and (fault := prepared_fault(on_hub, error)) is not None:
+            raise UserError(f"{at} cannot be read: {fault}") from error
         if on_hub and (raised := repository.raised(error)) is not None:
             raise UserError(f"{at} cannot be read: {raised}") from error
         if on_hub and (obstacle := token_fault()) is not None:
