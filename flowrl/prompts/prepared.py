@@ -17,7 +17,7 @@ _MOST_INFO = 2**24  # bytes
 
 
 def prepared_folder(name: str) -> Path:
-    """Where `datasets` has prepared a hub data set, whether the folder exists or not."""
+    """The folder in which `datasets` prepares a hub data set, whether it exists or not."""
     from datasets import config
 
     return Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")

@@ -360,19 +360,19 @@ def with_recipe_of(
 ) -> Mapping[str, Any]:
     """A file's tree with the recipe that settings over it name, which keeps the file's recipe
     settings that it has too."""
-    names = [
+    below, name = (
         section.get("name") if isinstance(section, Mapping) else section
         for section in (tree.get("recipe"), settings.get("recipe"))
-    ]
-    if not all(isinstance(name, str) for name in names) or names[0] == names[1]:
+    )
+    if not isinstance(below, str) or not isinstance(name, str) or below == name:
         return tree
     try:
         run = run_from(tree, source)
     except UserError:  # a file that is no whole run: what both lack is said of them together
         return tree
     section = settings["recipe"]
-    kept = _as_recipe(run, names[1], section if isinstance(section, Mapping) else ())
-    return {**tree, "recipe": dump(kept)["recipe"]}
+    changed = _as_recipe(run, name, section if isinstance(section, Mapping) else ())
+    return {**tree, "recipe": dump(changed)["recipe"]}
 
 
 def _other_recipe(run: RunSettings, arguments: list[str]) -> tuple[RunSettings, list[str]]:
