@@ -81,7 +81,8 @@ class SampleScorer:
 
     def totals(self, scores: Scores) -> Tensor:
         """Weighted sums of scores [n], NaN as in `score`."""
-        return scores.totals(scores.values.new_tensor([self.weights[n] for n in scores.names]))
+        weights = scores.values.new_tensor([self.weights[name] for name in scores.names])
+        return scores.totals(weights)
 
 
 def say_unscored(scores: Scores, texts: Sequence[str], particles: int) -> None:

@@ -167,7 +167,9 @@ def _stamp(file: str) -> tuple[str, int, int]:
 def _files(value: Any) -> Iterator[ImageFile]:
     """Paths in a cell, and bytes with their names; the model reads other values, such as images
     from Python. ValueError for a mapping with neither, and for a number, as the model says it."""
-    cells = value if isinstance(value, list | tuple) else (value,)
-    for file in files_of_cells(cells) if cells is value else (file_of_cell(value),):
-        if file is not None:
-            yield file
+    if isinstance(value, list | tuple):
+        yield from (file for file in files_of_cells(value) if file is not None)
+        return
+    file = file_of_cell(value)
+    if file is not None:
+        yield file

@@ -238,14 +238,15 @@ GIVEN_LESS = {
 }
 
 
-@pytest.mark.parametrize("phase", ["load", "encode"])
-@pytest.mark.parametrize("call", CALLS)
+# a proof and a calibration open sessions, whose phases are tried above
+@pytest.mark.parametrize(
+    ("call", "phase"),
+    [(call, "load") for call in CALLS] + [(call, "encode") for call in GIVEN_LESS],
+)
 def test_calls_that_sample_name_themselves_and_the_cause(
     call, phase, pipeline, tmp_path, monkeypatch
 ):
     """Each with what it could be given less of."""
-    if phase == "encode" and call not in GIVEN_LESS:
-        pytest.skip("it proves or trains on a session, whose phases are tried above")
     monkeypatch.setattr(PipelinePolicy, phase, no_memory)
     recipe = {"name": "dense_grpo", "steps": 4, "group": 4}
     config = runs.write(runs.tree(pipeline, tmp_path, recipe), tmp_path)
