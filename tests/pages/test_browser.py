@@ -261,4 +261,5 @@ def test_a_run_of_200_iterations_is_small_and_opens_quickly(tmp_path):
     page = write_report(write_long_run(tmp_path / "run"))
     assert page.stat().st_size < 15e6
     seen = facts(page)
-    assert seen["opened"] < 2000 and seen["failures"] == [] and seen["missing"] == 0
+    # Half a second; work that grows with the square of the iterations would take far longer.
+    assert seen["opened"] < 10_000 and seen["failures"] == [] and seen["missing"] == 0
