@@ -57,12 +57,15 @@ def shipped_path(name: str) -> Path:
     `flowrl/demo/shapes-sd3`, `configs/demo.yaml`. For other libraries, which know no such names:
     `DiffusionPipeline.from_pretrained(flowrl.path("flowrl/demo/shapes-sd3"))`.
 
-    Works in any working folder; a file of the user with this name is not looked at. UserError for
-    a name that does not exist, with the names beside it.
+    Works in any working folder; a file of the user with this name is not looked at.
+    `package:name/inside` is a path in an installed package, as in run files. UserError for a name
+    that does not exist, with the names beside it.
     """
     if not isinstance(name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UserError(f"flowrl.path: {name!r:.100} is not a name, such as flowrl/demo/shapes-sd3")
     name = str(name)
+    if name.startswith(PACKAGE):
+        return _in_package(name)
     shipped = own_file(Path(name))
     if shipped is not None and ".." not in Path(name).parts and shipped.exists():
         return shipped
@@ -81,6 +84,14 @@ def _shipped_beside(path: Path) -> list[str]:
     shipped = own_file(path)
     near = None if shipped is None else shipped.parent
     return sorted(entry.name for entry in near.iterdir()) if near and near.is_dir() else []
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a name means a file or a folder to flowrl alone, and to no other library."""
+    if name.startswith(PACKAGE):
+        return True
+    shipped = own_file(Path(name))
+    return shipped is not None and ".." not in Path(name).parts and shipped.exists()
 
 
 def no_such_model(source: str) -> str:

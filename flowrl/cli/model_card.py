@@ -1,7 +1,7 @@
 """The model card of an exported run: README.md with the hub's metadata, curves and samples."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from markupsafe import Markup
 
+from flowrl.cli.given_model import TEXT_ADAPTER
 from flowrl.errors import UserError
 from flowrl.models.description import describe, local_folder
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND, class_writes_adapters
@@ -20,15 +21,18 @@ from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
+from flowrl.paths import find, is_own_name
 from flowrl.run.watch.text_facts import likely_form
-from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
+from flowrl.settings import LanguageSettings, OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.model_files import read_json
 from flowrl.settings.checks.unlike import unlike_training
+from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.read import dump
 from rewards.hub_names import names_repository
 
 CARD, CURVES = "README.md", "curves.svg"
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _PAGES = ("before_after", "after", "before")  # of a run's samples, the most telling first
 _EXAMPLES, _MOST_LETTERS = 5, 200
 CardRows = list[tuple[Any, ...]]
@@ -77,8 +81,7 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
         picture = plain_bytes(subject.folder, samples)
         (out / f"samples{samples.suffix}").write_bytes(picture)
     unseen, (last, results) = Unseen.of(dump(run)), _results(folder, subject.iteration)
-    pipeline = isinstance(subject.model, PipelineSettings)
-    code = Markup("\n".join(_code(subject, files))) if pipeline else ""
+    code = Markup("\n".join(_code(subject, files)))
     values = {
         "name": subject.repository or subject.folder.resolve().name,
         "metadata": Markup(_metadata(subject).to_yaml()),
@@ -136,10 +139,46 @@ def _recipe(run: RunSettings) -> str:
 
 def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     """Lines of Python that load the weights, from the repository or the card's own folder."""
-    m = subject.run.model
-    assert isinstance(m, PipelineSettings)
+    m = subject.model
+    if isinstance(m, LanguageSettings) and subject.run.prompt_writer is None:
+        yield from _language_lines(m, subject, files)
+    if not isinstance(m, PipelineSettings):
+        return
+    sources = [subject.source, *(adapter.path for adapter in m.adapters)]
+    if LORA_FILE in files and any(map(is_own_name, sources)):
+        yield "import flowrl"
     yield from ("import torch", f"from diffusers import {loader(m)}", "")
-    yield from loading_lines(m, subject.source, subject.repository, files)
+    yield from loading_lines(m, subject.source, subject.repository, files, public=subject.public)
+
+
+def _language_lines(
+    m: LanguageSettings, subject: CardSubject, files: Sequence[str]
+) -> Iterator[str]:
+    """Lines of Python that load a language model's weights in plain transformers and peft. A model
+    that reads or writes images has a processor in place of a tokenizer."""
+    images = any((subject.weights / name).is_file() for name in PROCESSORS)
+    kind = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
+    texts = "AutoProcessor" if images else "AutoTokenizer"
+    adapter = TEXT_ADAPTER in files
+    place = json.dumps(subject.repository or ".")
+    base = _quoted(subject.source) if adapter else place
+    file = f"gguf_file={json.dumps(m.gguf_file)}, " if adapter and m.gguf_file else ""
+    if adapter and is_own_name(subject.source):
+        yield "import flowrl"
+    yield "import torch"
+    if adapter:
+        yield "from peft import PeftModel"
+    yield f"from transformers import {', '.join(sorted((kind, texts)))}"
+    yield ""
+    yield f"model = {kind}.from_pretrained({base}, {file}dtype=torch.{m.dtype})"
+    if adapter:
+        yield f"model = PeftModel.from_pretrained(model, {place})"
+    yield f"{texts.removeprefix('Auto').lower()} = {texts}.from_pretrained({place})"
+
+
+def _quoted(source: str) -> str:
+    """A source as Python that other libraries understand."""
+    return f"flowrl.path({json.dumps(source)})" if is_own_name(source) else json.dumps(source)
 
 
 def loader(m: PipelineSettings) -> str:
@@ -158,18 +197,24 @@ def _pipeline_lines(m: PipelineSettings, place: str) -> Iterator[str]:
 
 
 def loading_lines(
-    m: PipelineSettings, source: str, repository: str | None, files: Sequence[str], at: str = "."
+    m: PipelineSettings,
+    source: str,
+    repository: str | None,
+    files: Sequence[str],
+    at: str = ".",
+    public: Callable[[str], str] | None = None,
 ) -> Iterator[str]:
     """Lines of Python that load trained weights in plain diffusers.
 
     source      the base model
     repository  the weights' name on the hub; None: they are in the folder `at`
     files       names of the weights' files
+    public      how a published card names an adapter below them; None: as the run does
     """
     if LORA_FILE not in files:
         yield from _pipeline_lines(m, json.dumps(repository or at))
         return
-    yield from _pipeline_lines(m, json.dumps(source))
+    yield from _pipeline_lines(m, _quoted(source))
     if changed := m.scheduler:  # an adapter's files do not contain it
         arguments = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         scheduler = f"type(pipe.scheduler).from_config(pipe.scheduler.config, {arguments})"
@@ -180,8 +225,42 @@ def loading_lines(
             else f"pipe.scheduler = {scheduler}"
         )
     described = describe(m)
-    pipeline = (None, []) if described is None else (described.kind, list(described.denoisers))
-    yield from adapter_lines(*pipeline, repository, files, at)
+    kind = None if described is None else described.kind
+    names = [] if described is None else list(described.denoisers)
+    for adapter in m.adapters:
+        path = adapter.path if public is None else public(adapter.path)
+        yield from merged_lines(kind, names, adapter.model_copy(update={"path": path}))
+    yield from adapter_lines(kind, names, repository, files, at)
+
+
+def merged_lines(kind: type | None, names: Sequence[str], adapter: FrozenAdapter) -> Iterator[str]:
+    """Lines of Python that add an adapter to the base weights of a pipeline of a class, `pipe`, as
+    `model.adapters` does: what was trained stands on these weights."""
+    place, scale = _quoted(adapter.path), f"lora_scale={adapter.scale!r}"
+    if kind is None or class_writes_adapters(kind, names):
+        second = adapter.component == "transformer_2"
+        where = f"{place}, load_into_transformer_2=True" if second else place
+        parts = 'components=["transformer_2"], ' if second else ""
+        yield f"pipe.load_lora_weights({where})"
+        yield f"pipe.fuse_lora({parts}{scale})"
+        yield "pipe.unload_lora_weights()"
+        return
+    file = "" if adapter.path.endswith(".safetensors") else f', weight_name="{LORA_FILE}"'
+    for name in names:
+        if (find(adapter.path) / name / TEXT_ADAPTER).is_file():  # a class without a loader
+            yield "from peft import PeftModel"
+            yield "from peft.tuners.lora import LoraLayer"
+            whole = json.dumps(f"{adapter.path}/{name}")
+            yield f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {whole})"
+            if adapter.scale != 1:
+                yield f"layers = [m for m in pipe.{name}.modules() if isinstance(m, LoraLayer)]"
+                yield "for layer in layers:"
+                yield f"    layer.scale_layer({adapter.scale!r})"
+            yield f"pipe.{name} = pipe.{name}.merge_and_unload()"
+            continue
+        yield f'pipe.{name}.load_lora_adapter({place}{file}, prefix="{name}")'
+        yield f"pipe.{name}.fuse_lora({scale})"
+        yield f"pipe.{name}.unload_lora()"
 
 
 def adapter_lines(
@@ -296,6 +375,8 @@ def _settings(subject: CardSubject) -> CardRows:
     rows += [(f"train.{k}", tree["train"][k]) for k in ("iterations", "lr", "updates")]
     model = tree["model"]
     rows += [(f"model.{k}", model[k]) for k in ("dtype", "guidance", "lora") if k in model]
+    below = ("adapters", "quantization", "guider")  # what most runs leave as it is
+    rows += [(f"model.{k}", model[k]) for k in below if model.get(k)]
     return [(Markup(name), code_span(value)) for name, value in rows]
 
 

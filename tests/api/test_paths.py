@@ -14,11 +14,14 @@ from flowrl.api.given import Given
 from flowrl.api.parts import GivenRewards, prompt_settings
 from flowrl.cli.convert import Convert
 from flowrl.cli.doctor import Doctor
+from flowrl.cli.model_card import loading_lines
 from flowrl.cli.new import New
 from flowrl.errors import UserError
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.evaluation.scoring import ScoreArguments
 from flowrl.evaluation.suites import Suites
+from flowrl.models.diffusers.lora.lora import LORA_FILE
+from flowrl.settings import PipelineSettings
 from flowrl.settings.command_line.arguments import (
     EvaluateArguments,
     ExportArguments,
@@ -101,3 +104,26 @@ def test_a_list_of_data_sets_stays_one(tmp_path) -> None:
     assert prompt_settings(rows, tmp_path, "train", "prompt") == str(tmp_path / "train.jsonl")
     with pytest.raises(UserError, match="give each file as"):
         prompt_settings([*sets, "c.jsonl"], tmp_path, "train", "prompt")
+
+
+def test_a_name_in_an_installed_package_is_a_path_as_in_run_files() -> None:
+    import diffusers
+
+    at = flowrl.path("package:diffusers/pipelines")
+    assert at == Path(diffusers.__file__).parent / "pipelines" and at.is_dir()
+
+
+def test_lines_of_a_card_name_what_ships_as_other_libraries_can_read_it() -> None:
+    """A name that flowrl alone understands was put into a line of plain diffusers."""
+    base = "flowrl/demo/shapes-sd3"
+    settings = PipelineSettings.model_validate(
+        {"pipeline": base, "adapters": [{"path": f"{base}/style.safetensors", "scale": 0.5}]}
+    )
+    lines = [*loading_lines(settings, base, "me/new", [LORA_FILE])]
+    assert lines[0].startswith(f'pipe = DiffusionPipeline.from_pretrained(flowrl.path("{base}"),')
+    assert lines[1:4] == [
+        f'pipe.load_lora_weights("{base}/style.safetensors")',
+        "pipe.fuse_lora(lora_scale=0.5)",
+        "pipe.unload_lora_weights()",
+    ]
+    assert lines[4].startswith('pipe.load_lora_weights("me/new"')

@@ -15,6 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import HfApi, ModelCard
 from markdown_it import MarkdownIt
+from peft import get_peft_model_state_dict
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -261,7 +262,7 @@ def test_the_hubs_own_client_without_a_network_is_one_sentence(run, capsys, tmp_
 
 
 @pytest.mark.slow
-def test_a_text_run_has_a_card_too(tmp_path, capsys):
+def test_a_text_run_has_a_card_whose_lines_load_it(tmp_path, capsys, monkeypatch):
     words = ("--train.iterations", "1", "--recipe.group", "4", "--prompts.per_iteration", "2",
              "--evaluate.samples", "8", "--model.lora.rank", "2")  # fmt: skip
     assert flowrl("train", "configs/text_demo.yaml", "--folder", tmp_path / "run", *words) == 0
@@ -269,6 +270,15 @@ def test_a_text_run_has_a_card_too(tmp_path, capsys):
     assert flowrl("export", tmp_path / "run") == 0
     card = ModelCard.load(tmp_path / "run" / "export-0001" / "README.md")
     assert card.data.library_name == "transformers" and "most tokens" in card.text
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    monkeypatch.chdir(tmp_path / "run" / "export-0001")
+    names: dict[str, Any] = {}
+    exec(code, names)  # as its reader does, in the folder
+    trained = load_file("adapter_model.safetensors")
+    read = get_peft_model_state_dict(names["model"])
+    assert read.keys() == trained.keys()
+    assert all(torch.equal(read[name], trained[name]) for name in trained)
+    assert names["tokenizer"].decode(names["tokenizer"]("a b").input_ids)
 
 
 def test_prompts_in_a_card_are_text_alone(run, tmp_path):

@@ -10,9 +10,11 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from flowrl.cli.model_card import loading_lines
 from flowrl.errors import UserError
 from flowrl.estimate.activations import kept_by_call
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
+from flowrl.models.diffusers.lora.lora import LORA_FILE
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
@@ -74,6 +76,29 @@ def test_merged_adapters_are_diffusers_fused_ones_to_the_bit(
     lora = loaded(pipeline, tmp_path, adapters=given, lora=4)
     assert torch.allclose(image(lora.pipe), image(pipe), atol=1e-6)
     assert all(".lora_" in name for name in lora.trainable())
+
+
+@pytest.mark.slow
+def test_a_cards_lines_load_what_stands_below_the_trained_adapter(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    """An adapter was trained on a base with others merged into it: without them it is another
+    model."""
+    given = [{"path": str(written(pipeline, tmp_path / "style", seed=1)), "scale": 0.7}]
+    made = loaded(pipeline, tmp_path, adapters=given, lora=4)
+    for p in made.trainable().values():
+        p.data = p.data + 0.1
+    made.save(tmp_path / "trained")
+    settings = PipelineSettings.model_validate({"pipeline": str(pipeline), "adapters": given})
+    lines = list(
+        loading_lines(settings, str(pipeline), None, [LORA_FILE], str(tmp_path / "trained"))
+    )
+    names: dict[str, Any] = {"pipe": plain(pipeline)}
+    exec("\n".join(line for line in lines if ".from_pretrained(" not in line), names)
+    torch.testing.assert_close(image(names["pipe"]), image(made.pipe), atol=1e-5, rtol=1e-5)
+    without = plain(pipeline)
+    without.load_lora_weights(tmp_path / "trained")
+    assert not torch.allclose(image(without), image(made.pipe), atol=1e-3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.cli.model_card import adapter_lines
+from flowrl.cli.model_card import adapter_lines, merged_lines
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.traits.verdicts import swept_verdicts
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
@@ -100,6 +100,15 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     merge_adapters(merged.pipe, [FrozenAdapter(path=str(tmp_path))])
     assert torch.allclose(velocity(merged), want, atol=1e-4, rtol=1e-3)
     assert not [key for key in merged.trainable() if ".lora_" in key]
+
+    below = built(name)
+    half = FrozenAdapter(path=str(tmp_path), scale=0.5)
+    kind, names = type(below.pipe), list(below.roots())
+    exec("\n".join(merged_lines(kind, names, half)), {"pipe": below.pipe})
+    merged = built(name)
+    merge_adapters(merged.pipe, [half])
+    assert torch.allclose(velocity(below), velocity(merged), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(velocity(below), want, atol=1e-5)
 
     plain = built(name)
     files = [path.name for path in tmp_path.iterdir()]
