@@ -75,6 +75,11 @@ class Stopped(UserError):
     """A run that ended early; its last checkpoint is complete. Exit code 3."""
 
 
+class UnusableCheckpoint(UserError):
+    """A checkpoint that a run cannot go on from: damaged, of another model, or not finite. Its
+    message has the whole way on."""
+
+
 class NotFiniteError(UserError):
     """NaN or infinity from which a run cannot recover. A run turns it into `Stopped`, exit
     code 3."""

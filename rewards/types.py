@@ -262,10 +262,11 @@ class SaysPer(Protocol):
 
 def per_of(reward: object) -> Literal["sample", "group"] | None:
     """The word of a reward on what its scores depend on; None without one. ValueError for another
-    word."""
+    word, which names the reward."""
     said = reward.per if isinstance(reward, SaysPer) else None
     if said not in (None, "sample", "group"):
-        raise ValueError(f"per must be 'sample' or 'group', not {said!r}")
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise ValueError(f"reward {name}: per must be 'sample' or 'group', not {said!r}")
     return said
 
 

@@ -195,9 +195,10 @@ class Rationed:
         there are none."""
         count = sum(len(f.draws.ids) for f in rounds)
         informative = torch.ones(count, dtype=torch.bool)
+        # flat groups are masked in the credit, and no loss learns from them
+        worth = informative if self.settings.flat == "keep" else self._worth(rounds)
         if self.settings.flat == "resample":
             merged = [n for f in rounds for n in f.draws.merged]
-            worth = self._worth(rounds)
             ends = torch.where(worth, worth.cumsum(0), call.count + 1)
             # a group is kept as a whole
             last = torch.tensor(merged).cumsum(0) - 1
@@ -207,7 +208,7 @@ class Rationed:
         self._metrics |= {
             "rounds": float(len(rounds)),
             "drawn": float(count),
-            "kept": float(informative.sum()),
+            "kept": float((informative & worth).sum()),
             "prompts": float(len({row for f in rounds for row in f.draws.rows})),
             "stored": float(len(self.successes.kept)),
         }

@@ -28,6 +28,10 @@ CAPTIONS = (".txt", ".caption")  # of files beside the images, as trainers of Lo
 DESCRIPTION = 0x010E  # of EXIF
 
 
+SCORE_TABLES = ("scores.csv", "scores.parquet")  # which `flowrl score` writes beside its sheets
+SHEET = "sheet_"  # begins the name of a contact sheet
+
+
 class FolderItems(NamedTuple):
     items: list[Item]
     origin: str  # of the prompts, for the terminal
@@ -37,7 +41,8 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """All images and videos below `folder`, grouped by prompt.
 
     auto uses a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), otherwise for each
-    file its caption (`NAME.txt` or `NAME.caption` beside it), its metadata, or its name. UserError:
+    file its caption (`NAME.txt` or `NAME.caption` beside it), its metadata, or its name. Contact
+    sheets that `flowrl score` left there are no samples. UserError:
     no folder, no images, a table without the required columns, a caption that is not UTF-8, a file
     without a caption or metadata if `where` requires it.
 
@@ -61,9 +66,7 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
                 _check_inside(folder, path, table)
         origin = f"prompts from {table}"
     else:
-        files = sorted(
-            p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p)
-        )
+        files = _media_of(folder)
         rows = [(path, *_of_file(path, where, folder), {}) for path in files]
         origin = "prompts from " + ", ".join(
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
@@ -80,6 +83,18 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         for path, prompt, meta in rows
     ]
     return FolderItems(sorted(items, key=lambda item: item.group), origin)
+
+
+def _media_of(folder: Path) -> list[Path]:
+    """The images and videos below a folder, but for the contact sheets of `flowrl score`: an
+    earlier call's pages are no samples."""
+    names = (p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p))
+    return sorted(path for path in names if not _is_sheet(path))
+
+
+def _is_sheet(path: Path) -> bool:
+    named = path.name.startswith(SHEET) and path.suffix == ".png"
+    return named and all((path.parent / table).is_file() for table in SCORE_TABLES)
 
 
 def _is_there(path: Path) -> bool:

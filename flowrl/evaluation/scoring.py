@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch.nn import functional
 
 from flowrl.errors import UserError, terminal_text
-from flowrl.evaluation.folders import Where, columns, find_items
+from flowrl.evaluation.folders import SCORE_TABLES, SHEET, Where, columns, find_items
 from flowrl.evaluation.measure import (
     Cost,
     Gallery,
@@ -74,10 +74,7 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     check_specs(specs, "--rewards")
     out = arguments.out or arguments.folder / "scores"
     inside = find_items(arguments.folder, arguments.prompts, arguments.prompts_from)
-    # an earlier contact sheet is no sample
-    items = [i for i in inside.items if i.source.path and out not in i.source.path.parents]
-    if not items:
-        raise UserError(f"{arguments.folder} has no images or videos besides {out}")
+    items = inside.items
     make_output_folder(out)
     print(terminal_text(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}"))
     gallery = Gallery(items, arguments.frames)
@@ -102,7 +99,7 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     write(out, items, values, gallery)
     for name in values if arguments.sheet else ():
         contact_sheet(
-            out / f"sheet_{_file(name)}.png", gallery, name, values[name], arguments.sheet
+            out / f"{SHEET}{_file(name)}.png", gallery, name, values[name], arguments.sheet
         )
     print(terminal_text(summary(values, costs, gallery.abstained)))
     for reason in gallery.broken.values():
@@ -110,7 +107,8 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     for sentence in gallery.refusals():
         print(terminal_text(sentence))
     print(
-        f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if arguments.sheet else "")
+        f"table: {out / 'scores.csv'}"
+        + (f"  sheets: {out}/{SHEET}*.png" if arguments.sheet else "")
     )
     return out
 
@@ -138,7 +136,7 @@ def write(
     for name, column in values.items():
         table[name] = [None if np.isnan(score) else float(score) for score in column]
     table["problem"] = [gallery.problem(item.source.name) for item in items]
-    listed, whole = out / "scores.csv", out / "scores.parquet"
+    listed, whole = (out / name for name in SCORE_TABLES)
     with removed_on_error(listed), listed.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([_plain(name) for name in table])

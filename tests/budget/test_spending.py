@@ -129,6 +129,23 @@ def test_rations_draw_on():
     assert rationed.kept(call(2), [unsaid]).tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("flat", "groups", "learned"),
+    [
+        ("keep", ([0, 1], [1, 1], [0, 0]), 3),
+        ("drop", ([0, 1], [1, 1], [0, 0]), 1),
+        ("drop", ([0, 0], [1, 1], [0, 0]), 0),
+        ("resample", ([0, 1], [1, 1], [0, 1]), 2),
+        ("resample", ([0, 0], [1, 1], [0, 0]), 0),
+    ],
+)
+def test_groups_that_are_masked_are_not_counted_as_kept(flat, groups, learned):
+    rationed = Rationed(BudgetSettings(flat=flat), 2)
+    rationed.kept(call(), [found(rationed.draws(call(), []), *groups)])
+    metrics = rationed.metrics()
+    assert (metrics["budget/drawn"], metrics["budget/kept"]) == (3, learned)
+
+
 def test_draws_go_where_they_teach_and_are_one_group():
     rationed = Rationed(BudgetSettings(repeat=2), 2)
     rationed.rates.known = {i: (0.0 if i < 4 else 0.4, 5.0, 0) for i in range(6)}

@@ -47,9 +47,30 @@ def test_a_folder_is_scored_and_a_torn_file_is_named(tmp_path, capsys):
 
     stored = parquet.read_table(tmp_path / "scores" / "scores.parquet").to_pylist()
     assert stored[1]["brightness"] == pytest.approx(0.2) and stored[1]["prompt"] == "a cat"
-    # the sheet is no sample the next time
-    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 0
-    assert "4 files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["scores", "other/place", "."])
+@pytest.mark.parametrize("where", ["captions", "metadata", "names"])
+def test_the_sheets_of_earlier_calls_are_no_samples(out, where, tmp_path, capsys):
+    """Wherever an earlier call wrote them below the folder: they are not counted, no prompt is
+    asked of them, and a page of votes does not show them."""
+    for i in range(2):
+        save(tmp_path / f"cat_{i}.png", 51 * i, parameters=f"a cat {i}")
+        (tmp_path / f"cat_{i}.txt").write_text(f"a cat {i}")
+    words = ("score", tmp_path, "--rewards", "brightness", "--prompts-from", where)
+    assert runs.flowrl(*words, "--out", tmp_path / out) == 0
+    said = capsys.readouterr().out
+    assert (tmp_path / out / "sheet_brightness.png").is_file()
+    assert runs.flowrl(*words, "--out", tmp_path / "last") == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[0] == said.splitlines()[0], "the same files and prompts"
+    assert [row["file"] for row in table(tmp_path / "last")] == ["cat_0.png", "cat_1.png"]
+    assert len(find_items(tmp_path, None, "auto").items) == 2  # what `flowrl vote` shows
+
+
+def test_a_picture_of_such_a_name_is_a_sample(tmp_path):
+    save(tmp_path / "sheet_music.png", 51)
+    assert len(find_items(tmp_path, None, "names").items) == 1
 
 
 def test_what_a_folder_cannot_give_is_said(tmp_path, capsys):

@@ -406,7 +406,7 @@ class Said:
         (within, "sample", "says per = 'sample'"),
         (ranked, "group", "may compare samples of one group alone"),
         (ranked, "sample", "says per = 'sample'"),
-        (own, "batch", "per must be 'sample' or 'group'"),
+        (own, "batch", "reward Said: per must be 'sample' or 'group'"),
     ],
 )
 def test_a_reward_keeps_what_it_says(function, per, says):

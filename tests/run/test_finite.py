@@ -250,8 +250,10 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline,
     next(iter(weights.values())).view(-1)[0] = torch.nan
     save_file(weights, file)
     (newest / atomic.CONTENTS).write_text(runs.json.dumps(atomic.sums(newest)))
-    sentence = stopped(capsys, "--resume", folder)
+    assert flowrl("train", "--resume", folder) == 2, "a restart would find the same file"
+    sentence = capsys.readouterr().err.strip().splitlines()[-1]
     assert "not finite" in sentence and str(newest) in sentence
+    assert "whole one before it" in sentence and "is intact" not in sentence
 
 
 @pytest.mark.slow

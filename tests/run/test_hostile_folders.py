@@ -22,6 +22,7 @@ from flowrl.errors import NotFiniteError, UserError
 from flowrl.pages import run_folder
 from flowrl.pages.run_folder import RunFolder
 from flowrl.run.save import checkpoint
+from flowrl.run.save.failures import Mistake, starting
 from flowrl.session import atomic
 from flowrl.session.record import cut_back, last_iteration
 from flowrl.session.session import Session
@@ -144,11 +145,12 @@ def test_a_checkpoint_made_by_hand_is_refused_with_the_way_on(
     (newest / atomic.CONTENTS).unlink()
     (newest / atomic.CONTENTS).write_text(json.dumps(atomic.sums(newest)))
     weights = {n: p.clone() for n, p in kept.learner.policies.parameters.items()}
-    with fuzz.watched(), pytest.raises(UserError) as caught:
+    with fuzz.watched(), pytest.raises(Mistake) as caught, starting(run):
         read_folder(run, replace(kept, folder=run))
     said = str(caught.value)
     fuzz.one_sentence(said)
     assert f"{newest} " in said and f"whole one before it is {before}" in said, said
+    assert "is intact" not in said and said.count("--resume") == 1, said
     assert "--resume" in said and newest.is_dir() and before.is_dir()
     same = (torch.equal(p, weights[n]) for n, p in kept.learner.policies.parameters.items())
     assert all(same), "everything is read before anything changes"

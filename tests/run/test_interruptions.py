@@ -17,7 +17,7 @@ from flowrl.iteration import update
 from flowrl.losses.base import reduced
 from flowrl.run import train
 from flowrl.run.save import checkpoint
-from flowrl.run.save.failures import _stop
+from flowrl.run.save.failures import Mistake, _stop, starting
 from flowrl.run.watch.alarms import Alarms
 from flowrl.session import atomic
 from flowrl.session.atomic import held, sums
@@ -356,8 +356,9 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
         assert checkpoint.newest(folder, heard.append) == first
         assert len(heard) == 1 and words in heard[0] and str(last) in heard[0]
         harm(first / name)
-        with pytest.raises(UserError, match="no intact checkpoint"):
+        with pytest.raises(Mistake, match="no intact checkpoint") as refused, starting(folder):
             checkpoint.newest(folder, heard.append)
+        assert "is intact" not in str(refused.value), "the message has the only way on"
     folder = tmp_path / "run"
     runs.copied_run(unbroken, folder)
     flip(folder / "checkpoints" / "000004" / "policies.safetensors")

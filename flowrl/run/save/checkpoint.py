@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from flowrl.errors import NotFiniteError, UserError
+from flowrl.errors import UnusableCheckpoint, UserError
 from flowrl.json_text import exact_text, read_exact
 from flowrl.models.policy import Policy
 from flowrl.models.rewritten import RewrittenPolicy
@@ -57,7 +57,7 @@ MISFITS = (
 )
 
 
-class OlderCheckpoint(UserError):
+class OlderCheckpoint(UnusableCheckpoint):
     """A checkpoint of a version that this one no longer reads."""
 
 
@@ -147,7 +147,7 @@ class SavedState:
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     """Newest intact checkpoint of a run, or None without checkpoints. Warns about damaged ones.
 
-    UserError if all checkpoints are damaged, or if all are gone although the record shows that
+    UnusableCheckpoint if all are damaged; UserError if all are gone although the record shows that
     there were some.
     """
     checkpoints = numbered_folders(folder / "checkpoints")
@@ -163,7 +163,7 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
             return checkpoint
         damaged.append((checkpoint, wrong))
     if checkpoints:
-        raise UserError(
+        raise UnusableCheckpoint(
             f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); {_anew(folder)}"
         )
     _refuse_lost(folder)
@@ -206,7 +206,7 @@ def _refuse_lost(folder: Path) -> None:
 def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     """Restore weights, optimizer and counters. Everything is read before anything changes.
 
-    UserError if the checkpoint does not fit, or holds weights that are not finite.
+    UnusableCheckpoint if it does not fit, or holds weights that are not finite.
     """
     try:
         state = read_state(checkpoint)
@@ -220,7 +220,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         progress, alarm_state = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
-            raise NotFiniteError(
+            raise UnusableCheckpoint(
                 f"{bad} of {checkpoint} is not finite (NaN or infinity); {_without(checkpoint)}"
             )
         for learner in session.learner.chain:
@@ -235,10 +235,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             progress.forget(old)
             alarms.forget(old.concerns)
         restore_features()
-    except (NotFiniteError, OlderCheckpoint):
+    except UnusableCheckpoint:
         raise
     except MISFITS as error:
-        raise UserError(
+        raise UnusableCheckpoint(
             f"{checkpoint} does not fit this run ({reason(error)}); {_without(checkpoint)}"
         ) from error
     return progress

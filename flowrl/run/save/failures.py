@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from flowrl.errors import NotFiniteError, Stopped, UserError, after
+from flowrl.errors import NotFiniteError, Stopped, UnusableCheckpoint, UserError, after
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import last_words
 from flowrl.processes.meeting import lost
@@ -40,12 +40,17 @@ class Mistake(UserError):
 
 @contextmanager
 def starting(folder: Path) -> Iterator[None]:
-    """Turn user errors in the body into `Mistake` if there is a checkpoint to resume from."""
+    """Turn user errors in the body into `Mistake` if there is a checkpoint to resume from.
+
+    Of a checkpoint that cannot be used, the message has the way on: it is not called intact, and
+    the command that has just failed is not given again."""
     newest = _newest(folder)
     try:
         yield
     except NotFiniteError:
         raise
+    except UnusableCheckpoint as error:
+        raise Mistake(str(error)) from error
     except UserError as error:
         if newest is None:
             raise
