@@ -87,6 +87,7 @@ READERS = {  # files of flowrl that call such a reader, and why that is within b
     "models/saved_weights.py": "a file that `check_saved` has taken",
     "processes/at_work.py": "the system's",
     "processes/watch.py": "what another process of the run says of itself",
+    "prompts/prepared.py": "a description that was read within bounds",
     "prompts/unpacked.py": "an archive whose parts are counted up to a bound",
     "prompts/parquet.py": "a file whose pages and rows were counted before",
     "prompts/files.py": "a text and a table that are read within bounds",

@@ -179,6 +179,15 @@ def test_what_other_forms_advise_is_accepted(recipe, change):
     override(run_from(tree, "run.yaml"), words)
 
 
+@pytest.mark.parametrize("name", ["train.clip_range", "train.epsilon", "actor.clip_ratio_low"])
+def test_a_setting_of_other_recipes_is_said_to_be_one(name):
+    """`--train.clip_range` was answered with --train.lr, which is spelled alike."""
+    with pytest.raises(UserError, match=r"that is recipe\.clip here, which this run's recipe does"):
+        override(run_from(TREE | {"recipe": "nft"}, "x"), [f"--{name}=0.1"])
+    with pytest.raises(UserError, match=r"did you mean --recipe\.clip\?"):
+        override(run_from(TREE | {"recipe": "flow_grpo"}, "x"), [f"--{name}=0.1"])
+
+
 @pytest.mark.parametrize("name", ["steps", "num_inference_steps", "eta", "timestep_fraction"])
 @pytest.mark.parametrize("recipe", ["text_grpo", "text_dapo"])
 def test_no_suggestion_is_a_setting_that_the_recipe_lacks(recipe, name):
@@ -191,4 +200,5 @@ def test_no_suggestion_is_a_setting_that_the_recipe_lacks(recipe, name):
         with pytest.raises(UserError, match="is not known") as error:
             raised()
         offered = str(error.value).partition("is not known")[2]
+        offered = re.sub(r"that is \S+ here, which this run's recipe does not have", "", offered)
         assert not re.search(r"recipe\.(steps|eta|fraction)\b", offered), error.value

@@ -256,7 +256,8 @@ def suggestion(
     recipe: Collection[str] | None = None,
 ) -> str:
     """A suggestion for an unknown name: another spelling, flowrl's word for it, what stands for it
-    here, the same name at another place (`elsewhere`), the nearest known name, or all known names.
+    here, the same name at another place (`elsewhere`), flowrl's word that the recipe lacks, the
+    nearest known name, or all known names.
     `prefix` is an option's; `recipe` as in `words_of`."""
     text = str(name)[:100].removeprefix("--")
     section, dot, inner = text.partition(".")
@@ -279,6 +280,11 @@ def suggestion(
     likely = renamed or ends or (begun if len(begun) <= _MOST_BEGUN else []) or elsewhere
     if not same and likely:
         return f"did you mean {' or '.join(_written(choice, prefix) for choice in likely)}?"
+    if not same and recipe is not None and (lacking := flowrl_words(text)):
+        return (
+            f"that is {' or '.join(lacking)} here, which this run's recipe does not have: leave it "
+            "out (`flowrl recipes NAME` lists a recipe's settings)"
+        )
     near = (
         same
         or get_close_matches(text, choices, n=1)
