@@ -11,11 +11,12 @@ import flowrl
 from flowrl.errors import UserError
 from flowrl.iteration.learning_check import UpdateFacts, module_of
 from flowrl.paths import PROJECT
+from flowrl.recipes import RECIPES
 from flowrl.run.watch.guidance_check import check_guidance
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, check_rewards, read_run, run_from
 from tests.run.test_own_runs import tree
-from tests.support import frozen, runs
+from tests.support import every_recipe, frozen, runs, tiny_lm
 from tests.support.iterations import iterate
 
 FROZEN = frozen.__file__
@@ -299,6 +300,30 @@ def test_hard_but_healthy_runs_are_not_accused(name: str, tmp_path: Path, capsys
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*sorted(RECIPES)])
+def test_no_preset_is_accused(
+    name: str, pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each trains as it comes, with a size for tiny models alone: its settings are not refused
+    after the first update whose data had a signal, and no alarm says that nothing is learned."""
+    language = tiny_lm.write(tmp_path / "lm")
+    settings = every_recipe.settings(
+        name, tmp_path, pipeline=pipeline, language=language, iterations=3, self_test="off"
+    )
+    settings["train"] |= {"alarms": "warn"}
+    settings["evaluate"] = {"every": 3, "samples": 4}
+    settings["track"] = {"images": 0}
+    if name == "opd":
+        settings["teachers"] = {"folders": {"all": str(every_recipe.teacher(pipeline, tmp_path))}}
+    run = flowrl.train(settings=settings, folder=tmp_path / "run")
+    said = capsys.readouterr()
+    assert "learning: " in said.out, said.out
+    assert "cannot learn" not in said.out + said.err
+    assert "teaches nothing" not in said.err, said.err
+    assert len([line for line in run.metrics if line["iteration"]]) == 3
+
+
 def test_a_resumed_run_is_judged_again(tmp_path: Path, capsys: Any) -> None:
     settings = tree(tmp_path, {"name": "flow_grpo", **SMALL}, iterations=2)
     first = flowrl.train(settings=settings, folder=tmp_path / "run")
