@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ def test_groups_are_sent_whole(sizes, most):
     assert [row for part in parts for row in part] == list(range(len(group)))
     for part in parts:
         assert len(part) <= most or len({group[row] for row in part}) == 1
+    for part, after in pairwise(parts):  # the next group would not have fitted
+        assert len(part) + group.count(group[after[0]]) > most
     for g in set(group):
         assert len({i for i, part in enumerate(parts) for row in part if group[row] == g}) == 1
 
