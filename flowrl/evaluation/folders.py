@@ -30,6 +30,7 @@ DESCRIPTION = 0x010E  # of EXIF
 
 SCORE_TABLES = ("scores.csv", "scores.parquet")  # which `flowrl score` writes beside its sheets
 SHEET = "sheet_"  # begins the name of a contact sheet
+GRID, SPECTROGRAM = "grid", ".spectrogram.png"  # pages of `flowrl sample` beside its samples
 
 
 class FolderItems(NamedTuple):
@@ -64,7 +65,7 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         if named is None:
             for path, _, _ in rows:
                 _check_inside(folder, path, table)
-        origin = f"prompts from {table}"
+        origin = f"prompts from {table}{_unnamed(folder, [path for path, _, _ in rows])}"
     else:
         files = _media_of(folder)
         rows = [(path, *_of_file(path, where, folder), {}) for path in files]
@@ -83,6 +84,25 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         for path, prompt, meta in rows
     ]
     return FolderItems(sorted(items, key=lambda item: item.group), origin)
+
+
+def _unnamed(folder: Path, named: Sequence[Path]) -> str:
+    """A clause on the files of a folder that its table does not name, which are left out; empty if
+    it names all but the pages that flowrl draws beside samples."""
+    listed = {os.path.abspath(path) for path in named}
+    unnamed = [
+        path
+        for path in _media_of(folder)
+        if os.path.abspath(path) not in listed
+        and path.stem != GRID
+        and not path.name.endswith(SPECTROGRAM)
+    ]
+    if not unnamed:
+        return ""
+    return (
+        f", which does not name {len(unnamed)} of the images and videos there, such as "
+        f"{_name(unnamed[0], folder)}: they are left out"
+    )
 
 
 def _media_of(folder: Path) -> list[Path]:

@@ -73,6 +73,22 @@ def test_a_picture_of_such_a_name_is_a_sample(tmp_path):
     assert len(find_items(tmp_path, None, "names").items) == 1
 
 
+def test_what_a_table_leaves_out_is_said(tmp_path, capsys):
+    """The number of files alone showed it; the pages of `flowrl sample` are no samples."""
+    for name in ("a.png", "b.png", "c.png", "grid.png", "000.spectrogram.png"):
+        save(tmp_path / name, 51)
+    rows = [f'{{"file": "{name}.png", "prompt": "a cat"}}' for name in "abc"]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows[:2]))
+    words = ("score", tmp_path, "--rewards", "brightness", "--out")
+    assert runs.flowrl(*words, tmp_path.parent / "one") == 0
+    said = capsys.readouterr().out
+    assert "does not name 1 of the images and videos there, such as c.png: they are left" in said
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    assert runs.flowrl(*words, tmp_path.parent / "two") == 0
+    said = capsys.readouterr().out
+    assert "3 files, 1 prompts; prompts from" in said and "left out" not in said
+
+
 def test_what_a_folder_cannot_give_is_said(tmp_path, capsys):
     """A link to nowhere, as a hub's cache leaves behind, is counted; no table holds a name that is
     no text."""
