@@ -297,7 +297,8 @@ class Run:
     def begun(self) -> Path:
         """The run's folder. UserError for a run that has none."""
         if self.folder is None:
-            raise UserError(f"{self._given.name} has not begun: train() it first")
+            name = "this run" if self._given.file is None else self._given.name
+            raise UserError(f"{name} has not begun: train() it first")
         return self.folder
 
     @property
