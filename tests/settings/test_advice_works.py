@@ -1,7 +1,7 @@
 """Advice in messages: what each says is done, and the next check does not fail for the same reason.
 
 Every message of flowrl that advises something is found by its syntax tree. `CASES` raises it by
-settings and follows it, `COMMANDS` by commands; `advice_untried.txt` lists the others under what a
+settings and follows it, `COMMANDS` by commands, `CALLS` by calls; `advice_untried.txt` lists the others under what a
 trial needs. A new message is in none of them, and fails `test_every_advice_is_listed`.
 """
 
@@ -24,6 +24,7 @@ from flowrl.settings.checks.machine import check_pipeline
 from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
+from tests.api.test_call_advice import CALLS
 from tests.cli.test_command_advice import COMMANDS
 from tests.support import tiny_lm
 from tests.support.advice import beginning, fixed_parts, messages
@@ -62,6 +63,7 @@ QUANTIZED = {"backend": "bitsandbytes", "bits": 8}
 LM = {"model.pipeline": DROP, "model.language": "lm", "recipe.name": "text_grpo"}
 TEXTS_OF = {"file": "g.jsonl", "kind": "texts"}
 IMAGES_OF = {"file": "g.jsonl", "kind": "images"}
+TURNS = {"name": "env.py:reply", "turns": 3}
 ENGINE = {"url": "http://127.0.0.1:1"}
 SUPERVISED = {"name": "text", "loss": "reinforce"}
 MATCHED = {"name": "rwr", "anchor": 0.0}
@@ -85,6 +87,26 @@ CASES = [
         "train.{}: {} has neither ratio nor clip, and its proof is for one on-policy step",
         LM | {"recipe": {"name": "text_opo"}, "train.epochs": 2},
         {"train.epochs": 1},
+    ),
+    Advice(
+        "budget.subset needs one advantage per sample, but this recipe has one per {}: leave it",
+        LM | {"recipe": {"name": "text_gigpo"}, "model.environment": TURNS, "budget.subset": 2},
+        {"budget.subset": DROP},
+    ),
+    Advice(
+        "budget.{} needs one score per sample, but this recipe has credit per",
+        {"recipe": {"name": "potential_tree"}, "budget.subset": 2},
+        {"budget.subset": DROP},
+    ),
+    Advice(
+        "model.server: forks need the entropy of every token, which servers do not return; leave",
+        LM | {"recipe": {"name": "text_treerl"}, "model.server": SERVER},
+        {"model.server": DROP},
+    ),
+    Advice(
+        "model.steps: this recipe compares turns in the same state, and steps have none: take",
+        LM | {"recipe": {"name": "text_gigpo"}, "model.steps": {"separator": "\n\n"}},
+        {"model.steps": DROP, "model.environment": TURNS},
     ),
     Advice("eta has no effect", {"model.call": {"eta": 1.0}}, {"model.call": {}}),
     Advice(
@@ -776,7 +798,7 @@ def untried() -> list[str]:
 
 
 def tried(text: str) -> bool:
-    says = [case.says for case in (*CASES, *COMMANDS)]
+    says = [case.says for case in (*CASES, *COMMANDS, *CALLS)]
     return any(all(part in text for part in fixed_parts(each)) for each in says)
 
 
