@@ -1,8 +1,9 @@
 """Advice in messages: what each says is done, and the next check does not fail for the same reason.
 
 Every message of flowrl that advises something is found by its syntax tree. `CASES` raises it by
-settings and follows it, `COMMANDS` by commands, `CALLS` by calls; `advice_untried.txt` lists the others under what a
-trial needs. A new message is in none of them, and fails `test_every_advice_is_listed`.
+settings and follows it, `COMMANDS` by commands, `CALLS` by calls; `advice_untried.txt` lists the
+others under what a trial needs. A new message is in none of them, and fails
+`test_every_advice_is_listed`.
 """
 
 import copy
@@ -817,7 +818,7 @@ def test_the_lists_name_messages_that_exist() -> None:
     known = {beginning(*each) for each in found}
     assert not set(untried()) - known, f"{UNTRIED.name} names messages that are gone"
     share = sum(tried(text) for _, text in found) / len(found)
-    assert share > 0.34  # of all messages: what is done is not given up
+    assert share > 0.38  # of all messages: what is done is not given up
 
 
 def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
