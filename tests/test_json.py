@@ -19,7 +19,7 @@ IN_MEMORY = {
     "flowrl/api/same_files.py": 2,
     "flowrl/api/scoring.py": 4,
     "flowrl/api/voting.py": 1,
-    "flowrl/cli/model_card.py": 8,
+    "flowrl/cli/model_card.py": 7,
     "flowrl/cli/new_files.py": 2,
     "flowrl/cli/runs.py": 1,
     "flowrl/cli/sandbox_check.py": 1,

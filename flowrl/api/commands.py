@@ -120,11 +120,14 @@ def _how_to_load(run: "RunSettings", weights: Path) -> None:
     m = run.model
     if not isinstance(m, PipelineSettings):
         return
-    base = find(m.source)
-    source = str(base) if base.is_dir() else m.source
+
+    def on_disk(source: str) -> str:
+        path = find(source)
+        return str(path) if path.exists() else source
+
     print(f"in plain diffusers (import torch; from diffusers import {loader(m)}):")
     files = [path.name for path in weights.iterdir()]
-    for line in loading_lines(m, source, None, files, str(weights)):
+    for line in loading_lines(m, on_disk(m.source), None, files, str(weights), on_disk):
         print(f"  {line}")
 
 

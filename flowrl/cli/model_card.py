@@ -141,7 +141,7 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     """Lines of Python that load the weights, from the repository or the card's own folder."""
     m = subject.model
     if isinstance(m, LanguageSettings) and subject.run.prompt_writer is None:
-        yield from _language_lines(m, subject, files)
+        yield from language_lines(m, subject.source, subject.repository, files)
     if not isinstance(m, PipelineSettings):
         return
     sources = [subject.source, *(adapter.path for adapter in m.adapters)]
@@ -151,19 +151,20 @@ def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
     yield from loading_lines(m, subject.source, subject.repository, files, public=subject.public)
 
 
-def _language_lines(
-    m: LanguageSettings, subject: CardSubject, files: Sequence[str]
+def language_lines(
+    m: LanguageSettings, source: str, repository: str | None, files: Sequence[str]
 ) -> Iterator[str]:
     """Lines of Python that load a language model's weights in plain transformers and peft. A model
-    that reads or writes images has a processor in place of a tokenizer."""
-    images = any((subject.weights / name).is_file() for name in PROCESSORS)
+    that reads or writes images has a processor in place of a tokenizer. Arguments as in
+    `loading_lines`; without a repository the weights are in the working folder."""
+    images = any(name in files for name in PROCESSORS)
     kind = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
     texts = "AutoProcessor" if images else "AutoTokenizer"
     adapter = TEXT_ADAPTER in files
-    place = json.dumps(subject.repository or ".")
-    base = _quoted(subject.source) if adapter else place
+    place = json.dumps(repository or ".")
+    base = _quoted(source) if adapter else place
     file = f"gguf_file={json.dumps(m.gguf_file)}, " if adapter and m.gguf_file else ""
-    if adapter and is_own_name(subject.source):
+    if adapter and is_own_name(source):
         yield "import flowrl"
     yield "import torch"
     if adapter:
@@ -228,15 +229,18 @@ def loading_lines(
     kind = None if described is None else described.kind
     names = [] if described is None else list(described.denoisers)
     for adapter in m.adapters:
-        path = adapter.path if public is None else public(adapter.path)
-        yield from merged_lines(kind, names, adapter.model_copy(update={"path": path}))
+        shown = adapter.path if public is None else public(adapter.path)
+        yield from merged_lines(kind, names, adapter, shown)
     yield from adapter_lines(kind, names, repository, files, at)
 
 
-def merged_lines(kind: type | None, names: Sequence[str], adapter: FrozenAdapter) -> Iterator[str]:
+def merged_lines(
+    kind: type | None, names: Sequence[str], adapter: FrozenAdapter, shown: str
+) -> Iterator[str]:
     """Lines of Python that add an adapter to the base weights of a pipeline of a class, `pipe`, as
-    `model.adapters` does: what was trained stands on these weights."""
-    place, scale = _quoted(adapter.path), f"lora_scale={adapter.scale!r}"
+    `model.adapters` does: what was trained stands on these weights. `shown`: the adapter's source
+    in the lines."""
+    place, scale = _quoted(shown), f"lora_scale={adapter.scale!r}"
     if kind is None or class_writes_adapters(kind, names):
         second = adapter.component == "transformer_2"
         where = f"{place}, load_into_transformer_2=True" if second else place
@@ -250,8 +254,8 @@ def merged_lines(kind: type | None, names: Sequence[str], adapter: FrozenAdapter
         if (find(adapter.path) / name / TEXT_ADAPTER).is_file():  # a class without a loader
             yield "from peft import PeftModel"
             yield "from peft.tuners.lora import LoraLayer"
-            whole = json.dumps(f"{adapter.path}/{name}")
-            yield f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {whole})"
+            inside = _quoted(f"{shown}/{name}")
+            yield f"pipe.{name} = PeftModel.from_pretrained(pipe.{name}, {inside})"
             if adapter.scale != 1:
                 yield f"layers = [m for m in pipe.{name}.modules() if isinstance(m, LoraLayer)]"
                 yield "for layer in layers:"

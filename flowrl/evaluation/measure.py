@@ -4,6 +4,7 @@ Groups (samples of one prompt) are contiguous and never split, since some reward
 them.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ def scores(
             rows_ = waiting.pop(0)
             chosen = samples if len(rows_) == len(part) else samples.take(rows_)
             try:
-                with clock.timing(len(rows_)), _errors_of(name):
+                with clock.timing(len(rows_)), errors_of(name):
                     result = score_all({name: reward}, chosen)
             except _Refused as error:
                 groups = _groups(chosen, rows_)
@@ -232,7 +233,7 @@ class _Refused(Exception):
 
 
 @contextmanager
-def _errors_of(name: str) -> Iterator[None]:
+def errors_of(name: str) -> Iterator[None]:
     """Turn an error of a reward or judge into a UserError that names it, and a refusal as such."""
     try:
         with blamed_in_words():
@@ -241,7 +242,7 @@ def _errors_of(name: str) -> Iterator[None]:
             except WrongMedia as error:
                 raise _Refused(str(error)) from error
     except UserError as error:
-        if name in str(error):
+        if re.search(rf"\b(reward|judge) '?{re.escape(name)}(?!\w)", str(error)):
             raise
         raise UserError(f"reward {name!r}: {error}") from error
 
@@ -274,7 +275,7 @@ def verdicts(
             a = torch.tensor([index[int(first[i])] for i in chosen])
             b = torch.tensor([index[int(second[i])] for i in chosen])
             try:
-                with clock.timing(len(chosen)), _errors_of(name):
+                with clock.timing(len(chosen)), errors_of(name):
                     values[chosen] = judged(name, judge, samples.take(compared), a, b).numpy()
             except _Refused as error:
                 names = [gallery.items[rows[k]].source.name for k in compared]

@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 
 import pytest
+from diffusers import PixArtSigmaPipeline
 
 import flowrl
 from flowrl.api.calls import checked_arguments
@@ -14,7 +15,7 @@ from flowrl.api.given import Given
 from flowrl.api.parts import GivenRewards, prompt_settings
 from flowrl.cli.convert import Convert
 from flowrl.cli.doctor import Doctor
-from flowrl.cli.model_card import loading_lines
+from flowrl.cli.model_card import loading_lines, merged_lines
 from flowrl.cli.new import New
 from flowrl.errors import UserError
 from flowrl.evaluation.reward_evaluation import EvaluateRewards
@@ -27,6 +28,7 @@ from flowrl.settings.command_line.arguments import (
     ExportArguments,
     SampleArguments,
 )
+from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.votes.fit import FitReward
 
 PLACE = Path("some/place")
@@ -127,3 +129,13 @@ def test_lines_of_a_card_name_what_ships_as_other_libraries_can_read_it() -> Non
         "pipe.unload_lora_weights()",
     ]
     assert lines[4].startswith('pipe.load_lora_weights("me/new"')
+
+
+def test_a_published_card_s_lines_follow_the_file_and_show_its_public_name(tmp_path: Path) -> None:
+    """The folder's place on this machine decides which lines fit, and stands in none of them."""
+    (tmp_path / "style" / "transformer").mkdir(parents=True)
+    (tmp_path / "style" / "transformer" / "adapter_config.json").write_text("{}")
+    adapter = FrozenAdapter(path=str(tmp_path / "style"), scale=0.5)
+    lines = "\n".join(merged_lines(PixArtSigmaPipeline, ["transformer"], adapter, "style"))
+    assert 'PeftModel.from_pretrained(pipe.transformer, "style/transformer")' in lines
+    assert str(tmp_path) not in lines

@@ -12,6 +12,7 @@ import pytest
 import flowrl
 from flowrl.errors import UserError
 from flowrl.settings.read import dump
+from tests.run import test_own_runs as own_runs
 
 BESIDE: dict[str, Any] = {
     "model": "a/b", "recipe": "nft", "prompts": ["a"], "rewards": ["brightness"],
@@ -160,3 +161,11 @@ def test_the_rows_of_an_evaluation_are_read_with_its_settings(
     assert result.samples.prompts == ["a red ball"]
     with pytest.raises(UserError, match=r"row 1 has no 'prompt'; it has x"):
         flowrl.Run.of_model(pipeline).evaluate([{"x": "a red ball"}], rewards=["brightness"])
+
+
+def test_arguments_of_a_resume_lie_over_its_words(tmp_path: Path) -> None:
+    begun = flowrl.train(settings=own_runs.tree(tmp_path, iterations=1), folder=tmp_path / "run")
+    words = ["--train.iterations", "5", "--train.lr", "0.5"]
+    run = flowrl.train(resume=begun.folder, iterations=2, settings=words, trust=True)
+    assert [line["iteration"] for line in run.metrics] == [0, 1, 2]
+    assert run.metrics[-1]["lr"] == 0.5  # which no argument sets

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from flowrl.cli.model_card import language_lines
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.models.image_tokens.policy import ImageTokenPolicy
 from flowrl.prompts import Chat
+from flowrl.settings import LanguageSettings
 from flowrl.settings.model.image_tokens import ImageTokenSettings
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
@@ -276,3 +280,29 @@ def test_prompts_without_room_and_chats_without_a_template_are_refused(policies,
     pictured = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
     with pytest.raises(UserError, match="the prompt has images"):
         janus.encode(Chat("a", pictured, "p.jsonl: row 1"))
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["adapter", "all weights"])
+@pytest.mark.parametrize("kind", ["janus", "emu3"])
+def test_a_card_s_lines_load_the_model_and_its_processor(
+    folders, tmp_path, monkeypatch, kind, lora
+):
+    policy = opened(folders, kind)
+    if lora:
+        policy.add_lora(rank=2, alpha=4, targets=None, seed=0)
+    policy.save(tmp_path)
+    base, files = str(folders[kind]), [path.name for path in tmp_path.iterdir()]
+    settings = LanguageSettings(language=base, image=ImageTokenSettings())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec("\n".join(language_lines(settings, base, None, files)), names)
+    assert type(names["processor"]).__name__ == type(policy.processor).__name__
+    model, file = names["model"], "adapter_model.safetensors" if lora else "model.safetensors"
+    if lora:
+        read = get_peft_model_state_dict(model)
+    else:  # under the names of files, which transformers changes when it reads some classes
+        model.save_pretrained(tmp_path / "again")
+        read = load_file(tmp_path / "again" / file)
+    stored = load_file(file)
+    assert read.keys() == stored.keys()
+    assert all(torch.equal(read[name], value) for name, value in stored.items())

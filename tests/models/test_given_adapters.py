@@ -10,11 +10,11 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowrl.cli.model_card import loading_lines
+from flowrl.cli.model_card import loading_lines, merged_lines
 from flowrl.errors import UserError
 from flowrl.estimate.activations import kept_by_call
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
-from flowrl.models.diffusers.lora.lora import LORA_FILE
+from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
@@ -22,7 +22,7 @@ from flowrl.settings import PipelineSettings
 from flowrl.settings.checks.machine import check_model
 from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.read import run_from
-from tests.support import runs, text_runs, tiny_lm
+from tests.support import runs, text_runs, tiny_lm, tiny_pipelines_video
 
 CPU = torch.device("cpu")
 CALL = {"num_inference_steps": 2, "guidance_scale": 1.0, "height": 16, "width": 16}
@@ -99,6 +99,35 @@ def test_a_cards_lines_load_what_stands_below_the_trained_adapter(
     without = plain(pipeline)
     without.load_lora_weights(tmp_path / "trained")
     assert not torch.allclose(image(without), image(made.pipe), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["transformer", "transformer_2"])
+def test_a_cards_lines_merge_into_the_expert_that_was_named(part: str, tmp_path: Path) -> None:
+    def built() -> Any:
+        torch.manual_seed(0)
+        return tiny_pipelines_video.wan(2)
+
+    call = {"num_frames": 5, "height": 16, "width": 16}
+    made = PipelinePolicy(built(), call=call)
+    made.add_lora(rank=2, alpha=4, targets=None, seed=0)
+    for p in made.trainable().values():
+        p.data = p.data + 0.1
+    made.save(tmp_path)
+    second = part == "transformer_2"
+    adapter = FrozenAdapter(
+        path=str(tmp_path / (SECOND if second else LORA_FILE)),
+        scale=0.5,
+        component="transformer_2" if second else None,
+    )
+    ours, theirs, base = built(), built(), built()
+    merge_adapters(ours, [adapter])
+    names = ["transformer", "transformer_2"]
+    exec("\n".join(merged_lines(type(theirs), names, adapter, adapter.path)), {"pipe": theirs})
+    for name in names:
+        want, got, before = (getattr(pipe, name).state_dict() for pipe in (ours, theirs, base))
+        assert all(torch.equal(got[key], value) for key, value in want.items())
+        assert all(torch.equal(got[key], value) for key, value in before.items()) == (name != part)
 
 
 @pytest.mark.slow

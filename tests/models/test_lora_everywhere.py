@@ -104,7 +104,7 @@ def test_adapters_train_and_come_back(name: str, tmp_path: Path) -> None:
     below = built(name)
     half = FrozenAdapter(path=str(tmp_path), scale=0.5)
     kind, names = type(below.pipe), list(below.roots())
-    exec("\n".join(merged_lines(kind, names, half)), {"pipe": below.pipe})
+    exec("\n".join(merged_lines(kind, names, half, half.path)), {"pipe": below.pipe})
     merged = built(name)
     merge_adapters(merged.pipe, [half])
     assert torch.allclose(velocity(below), velocity(merged), atol=1e-5, rtol=1e-5)

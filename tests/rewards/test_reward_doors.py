@@ -16,6 +16,7 @@ from PIL import Image
 import flowrl
 from flowrl.api import PUBLIC_NAMES
 from flowrl.errors import UserError
+from flowrl.evaluation.measure import errors_of
 from rewards import Samples
 from rewards.combine import blamed, judged
 from tests.support.warm import small
@@ -229,3 +230,18 @@ def test_a_judge_s_exception_is_told_as_a_reward_s() -> None:
         judged("mine", judge, two, torch.tensor([0]), torch.tensor([1]))
     said = r"the judge mine raised KeyError: 'colour' \(test_reward_doors\.py, \d+\)"
     assert re.fullmatch(said, blamed(error.value) or "")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("bad thing of a kind", "reward 'a': bad thing of a kind"),
+        ("the reward ab is missing", "reward 'a': the reward ab is missing"),
+        ("reward 'a': no", "reward 'a': no"),
+        ("the reward a raised KeyError", "the reward a raised KeyError"),
+    ],
+)
+def test_a_short_name_inside_of_a_word_does_not_name_the_reward(said: str, told: str) -> None:
+    with pytest.raises(UserError) as error, errors_of("a"):
+        raise UserError(said)
+    assert str(error.value) == told

@@ -172,6 +172,12 @@ def test_a_damaged_newest_checkpoint_names_the_one_that_is_whole(
     assert [line["iteration"] for line in runs.lines(run)] == [0, 1, 2]
 
 
+def test_a_checkpoint_of_an_older_version_keeps_its_own_way_on(run: Path) -> None:
+    with pytest.raises(Mistake) as caught, starting(run):
+        raise checkpoint.OlderCheckpoint("it was written before; resume it there")
+    assert str(caught.value) == "it was written before; resume it there"
+
+
 def test_an_iteration_of_a_far_future_takes_no_memory(tmp_path: Path) -> None:
     lines = [{"iteration": 0}, {"iteration": 7}, {"iteration": 10**15}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
