@@ -16,11 +16,21 @@ from flowrl.errors import UserError
 
 Result = TypeVar("Result")
 ROOT = Path(__file__).resolve().parents[2]
+# An imperative after a clause ("..., which needs X: set Y, or leave Z out"), or a setting to set.
+VERBS = """
+    add accept begin bring call change check choose convert copy correct create decode download
+    draw encode end export fix give hand import install keep launch leave let load log lower make
+    merge move name pad pass permit pip predict put raise read remove rename repair replace rescale
+    restart restore resume return run sample save send separate set share shorten start switch
+    take test train try unpack unset use vote wait wrap write
+"""
 ADVICE = re.compile(
-    r"[:;,] (?:also |or |and )?(?:set|lower|raise|leave|use|choose|remove|take|train|let) "
+    rf"[:;,] (?:also |or |and |then )?(?:{'|'.join(VERBS.split())}) "
     r"|\b(?:set|leave) [a-z_]+\.[a-z_]+"
 )
+PACKAGES = ("flowrl", "rewards", "samplers")
 ERRORS = ("UserError", "ValueError")
+REFUSALS = (UserError, ValueError, TypeError, OSError, RuntimeError)
 TRIALS = ("advice", "Advice", "CallAdvice", "CommandAdvice")
 
 
@@ -38,16 +48,24 @@ def source(node: ast.expr) -> str:
     return ""
 
 
+def raised(tree: ast.AST) -> Iterator[ast.Call]:
+    """The calls that make an error: in a `raise`, or of a class that users see."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Raise(exc=ast.Call() as call):
+                yield call
+            case ast.Call(func=ast.Name(id=name)) if name in ERRORS:
+                yield node
+
+
 def messages() -> Iterator[tuple[str, str]]:
-    """The file and the text of every message of flowrl that advises something."""
-    for path in sorted((ROOT / "flowrl").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            if node.func.id in ERRORS and node.args:
-                text = source(node.args[0])
-                if ADVICE.search(text):
-                    yield path.relative_to(ROOT).as_posix(), text
+    """The file and the text of every message of an error that advises something, each once."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            calls = raised(ast.parse(path.read_text(encoding="utf-8")))
+            texts = (source(call.args[0]) for call in calls if call.args)
+            for text in dict.fromkeys(text for text in texts if ADVICE.search(text)):
+                yield path.relative_to(ROOT).as_posix(), text
 
 
 def trials() -> Iterator[str]:
@@ -72,7 +90,7 @@ def advice(says: str, refused: Callable[[], object], follow: Callable[[], Result
             written out at the call, where `trials` finds it
     Returns what `follow` returns.
     """
-    with pytest.raises((UserError, ValueError)) as error:
+    with pytest.raises(REFUSALS) as error:
         refused()
     said = " ".join(str(error.value).split())
     for part in fixed_parts(says):
