@@ -191,8 +191,8 @@ def arguments(
             )
         if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
             raise UserError(
-                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and put "
-                "it into the prompts instead"
+                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and write "
+                "each prompt as a text, which the pipeline encodes"
             )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")

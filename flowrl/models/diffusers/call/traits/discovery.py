@@ -172,7 +172,10 @@ class Traits:
             if self.guidance is None and self.guider and guidance == GUIDER_OFF:
                 return arguments | {GUIDER: GUIDER_OFF}
             if self.guidance is None:
-                raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
+                raise UserError(
+                    f"{self.name} takes no guidance scale: set model.guidance: null, since 1 is "
+                    "its default, and leave evaluate.guidance out (in Python: guidance=None)"
+                )
             arguments[self.guidance] = float(guidance)
         return arguments
 
