@@ -184,12 +184,12 @@ def test_prompts_of_several_sizes_are_no_batch_of_one(pipeline, tmp_path):
         texts, meta = prompts.take(range(len(prompts)))
         refuse_mixed(policy.open(texts, meta, 4), "model.rewriter")
 
-    says = (
+    advice(
         "{} needs prompts of one size, but their rows have several: choose rows with `where`, or "
-        "leave the columns that set sizes out with `keep`"
+        "leave the columns that set sizes out with `keep`",
+        opened,
+        lambda: (opened(keep=["prompt"]), opened(where={"height": 12})),
     )
-    advice(says, opened, lambda: opened(keep=["prompt"]))
-    advice(says, opened, lambda: opened(where={"height": 12}))
 
 
 @pytest.mark.parametrize(
