@@ -2,24 +2,31 @@
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from pydantic import ValidationError
 
+from flowrl.errors import UserError
 from flowrl.estimate.sizes import rows_per_state
+from flowrl.models.before_weights import check_before_weights
 from flowrl.models.description import public_model
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import PROJECT
 from flowrl.settings import PipelineSettings
 from flowrl.settings.model.pipeline import GuidanceScale
-from flowrl.settings.read import read_run
+from flowrl.settings.read import read_run, run_from
+from tests.support import runs
 from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.pipelines import tiny
 
 torch.set_num_threads(1)
 SCALES = {"SD1.5": 1.0, "SD3": 1.0, "FLUX.1": 1.0, "Qwen-Image": 1.0, "Z-Image": 0.0}
@@ -146,3 +153,27 @@ def test_files_that_say_without_guidance_have_none(name: str) -> None:
     run = read_run(PROJECT / f"configs/models/{name}.yaml")
     assert (run.model.guidance.sample, run.model.guidance.train) == ("none", "none")
     assert run.evaluation_guidance == (4.0 if name == "z_image" else "none")
+
+
+@pytest.mark.parametrize("scales", [{}, {"guidance": 3.5}, {"guidance": {"train": "none"}}])
+def test_a_scale_that_no_argument_takes_is_refused_before_weights(
+    scales: dict[str, Any], tmp_path: Path
+) -> None:
+    """The distilled FLUX.2 [klein], whose class has none; left out, the scale is 1."""
+    made = tiny(diffusers.Flux2KleinKVPipeline, SPECIALS, SIZES)
+    made.pipe.save_pretrained(tmp_path / "klein")
+    tree = runs.tree(tmp_path / "klein", tmp_path, runs.FLOW_GRPO)
+    tree["model"] |= {"height": 16, "width": 16}
+
+    def started(**model: Any) -> None:
+        check_before_weights(run_from(tree | {"model": {**tree["model"], **model}}, "test"))
+
+    advice(
+        "{} takes no guidance scale: set model.guidance: null, since 1 is its default, and leave "
+        "evaluate.guidance out (in Python: guidance=None)",
+        lambda: started(**scales),
+        lambda: started(guidance=None),
+    )
+    tree["evaluate"]["guidance"] = 2.0
+    with pytest.raises(UserError, match="takes no guidance scale"):
+        started(guidance=None)

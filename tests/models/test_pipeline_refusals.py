@@ -327,6 +327,8 @@ def test_latents_of_the_pictures_shape_are_refused(
         lambda: PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"}),
     )
     assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    by_row = made.guided(4.5, 4.5).proofs(PROMPTS, STEPS, [dict(SIZE)] * len(PROMPTS))
+    assert len(by_row) == 1 and "equal" in by_row[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

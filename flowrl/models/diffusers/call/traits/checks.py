@@ -26,6 +26,7 @@ from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.out_of_memory import out_of_memory, raise_memory
 from flowrl.prompts.prompt_set import VIDEO_COLUMNS
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 
@@ -169,6 +170,16 @@ def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) ->
     embedded = any(denoiser.config.get("guidance_embeds") for denoiser in denoisers)  # type: ignore
     names = ("guidance_scale",) if embedded else ("true_cfg_scale", "guidance_scale")
     return next((name for name in names if name in parameters), None)
+
+
+def refuse_scale(owner: str, argument: str | None, scale: GuidanceScale) -> None:
+    """UserError for a number as the guidance scale of a pipeline whose call has no argument for
+    it."""
+    if argument is None and isinstance(scale, int | float):
+        raise UserError(
+            f"{owner} takes no guidance scale: set model.guidance: null, since 1 is its default, "
+            "and leave evaluate.guidance out (in Python: guidance=None)"
+        )
 
 
 def arguments(
