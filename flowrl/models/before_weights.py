@@ -82,6 +82,9 @@ def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
     configs = [SimpleNamespace(config=described.configs[n]) for n in DENOISERS
                if n in described.configs]  # fmt: skip
     guidance = checks.guidance_argument(parameters, configs)  # type: ignore[arg-type]
+    if not described.in_blocks:  # a guider's scale is no argument of such a call
+        for scale in (run.guidance.sample, run.training_guidance, run.evaluation_guidance):
+            checks.refuse_scale(kind.__name__, guidance, scale)
     arguments = {key: value for key, value in call.items() if value is not None}
     checks.arguments(kind.__name__, arguments, parameters, guidance)
     try:

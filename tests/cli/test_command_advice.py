@@ -167,6 +167,11 @@ COMMANDS = [
         "evaluate {images} --suite shapes --prompts {here}/rows.jsonl --samples 4",
         "evaluate {images} --prompts {here}/rows.jsonl --samples 4",
     ),
+    CommandAdvice(
+        "of a sample must use the trained weights; use --weights base to sample with the base",
+        "sample {images} 'a ball' --base-steps 3 --out {new}",
+        "sample {images} 'a ball' --weights base --out {new}",
+    ),
 ]
 
 

@@ -25,6 +25,7 @@ from flowrl.settings.read import run_from
 from samplers.completions import Completions
 from tests.support import runs, text_runs, tiny_lm
 from tests.support import tiny_image_tokens as tiny
+from tests.support.advice import advice
 from tests.support.iterations import collect, iterate
 from tests.support.page_blocks import block_of
 from tests.support.runs import flowrl, lines, write
@@ -260,18 +261,62 @@ def test_images_of_rows_are_not_the_model_s(janus, tmp_path):
     assert texts is not None and texts.image_columns(["image", "prompt"]) == ["image"]
 
 
+def started(settings: dict[str, Any]) -> None:
+    check_before_weights(run_from(settings, "test"))
+
+
 def test_other_models_and_sizes_are_refused_before_weights_load(janus, emu3, tmp_path):
-    settings = tree(tiny_lm.write(tmp_path / "lm"), tmp_path / "run")
-    with pytest.raises(UserError, match="is a llama model, and only Janus and Emu3 write images"):
-        check_before_weights(run_from(settings, "test"))
-    settings = small(tree(emu3, tmp_path / "run"))
-    settings["model"]["image"]["width"] = 25
+    texts = tree(tiny_lm.write(tmp_path / "lm"), tmp_path / "run")
+    plain = texts | {"model": {k: v for k, v in texts["model"].items() if k != "image"}}
+    advice(
+        "model.image: {} is a {} model, and only {} write images as tokens here: leave the setting "
+        "out",
+        lambda: started(texts),
+        lambda: started(plain | {"rewards": [{"name": "length"}]}),
+    )
+    fits = small(tree(emu3, tmp_path / "run"))
+    odd, brief = copy.deepcopy(fits), copy.deepcopy(fits)
+    odd["model"]["image"]["width"] = 25
+    brief["model"]["system"] = "be brief"
+    advice(  # 24, as those that fit have
+        "model.image.{}: Emu3's decoder makes multiples of {} pixels, not {}: set {}",
+        lambda: started(odd),
+        lambda: started(fits),
+    )
     with pytest.raises(UserError, match=r"model.image.width: .* multiples of 8 pixels, .* set 24"):
-        check_before_weights(run_from(settings, "test"))
-    settings = small(tree(emu3, tmp_path / "run"))
-    settings["model"]["system"] = "be brief"
-    with pytest.raises(UserError, match=r"model.system: .* without a chat template"):
-        check_before_weights(run_from(settings, "test"))
+        started(odd)
+    advice(
+        "model.{}: {} reads prompts of images without a chat template: remove the setting",
+        lambda: started(brief),
+        lambda: started(fits),
+    )
+
+
+def test_a_count_of_tokens_is_that_of_an_image(janus, tmp_path):
+    """Of the run's texts, and of what the model's own file says."""
+    folder = tmp_path / "edited"
+    shutil.copytree(janus, folder)
+    whole = json.loads((folder / "config.json").read_text())
+
+    def written(tokens: int) -> None:
+        vision = whole["vision_config"] | {"num_image_tokens": tokens}
+        (folder / "config.json").write_text(json.dumps(whole | {"vision_config": vision}))
+        started(tree(folder, tmp_path / "run"))
+
+    advice(
+        "model.image: config.json names {} tokens for an image, but the decoder takes {} x {}: "
+        "set vision_config.num_image_tokens there to {}",
+        lambda: written(10),
+        lambda: written(9),
+    )
+    advice(
+        "{} is {}, but an image of {} ({} x {} pixels) has {} tokens: set {}: {}",
+        lambda: started(tree(janus, tmp_path / "run", {"length": 8})),
+        lambda: started(tree(janus, tmp_path / "run", {"length": CODES})),
+    )
+
+
+def test_what_generate_needs_is_asked_of_the_models_file(janus, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(janus, broken)
     config = json.loads((broken / "generation_config.json").read_text())

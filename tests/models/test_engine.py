@@ -2,22 +2,27 @@
 has not."""
 
 import json
+import math
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 
 pytest.importorskip("httpx")
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.engine import Engine, EngineRequest, EngineSamples, walked
 from flowrl.models.engine.remote import RemoteEngine
 from flowrl.models.engine.rolls import EngineRolls, EngineWeights, checked_answer, plain_arguments
 from flowrl.models.engine.wire import answer_bytes, read_answer, read_request, request_body
+from flowrl.processes.sharding import Sharding
 from flowrl.run.evaluate.guard import engine_range
 from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
@@ -31,6 +36,7 @@ from rewards.serving.requests import Patience
 from samplers import CPS, DPM2M, Chain, FlowSDE, Latents, Ode, Window, roll
 from samplers.affine import affine_steps
 from samplers.noise import key_hash
+from tests.support.advice import advice
 from tests.support.engines import EXAMPLE, ForgetfulEngine, example_engine, served_engine
 from tests.support.iterations import iterate
 from tests.support.runs import (
@@ -46,6 +52,7 @@ from tests.support.runs import (
     write_pipeline,
 )
 from tests.support.tiny import gaussian_velocity
+from tests.support.tiny_pipelines import NAMED
 
 LEVELS = [1.0, 0.9, 0.75, 0.5, 0.3, 0.1, 0.0]
 MIX = {"name": "mix_grpo", "steps": 6, "group": 4, "clip": 0.2}
@@ -164,8 +171,14 @@ def test_an_answer_that_lacks_something_is_refused_by_name():
         "negative_prompt": "a",
         "seed": 1,
     }
-    with pytest.raises(UserError, match="column image"):
-        plain_arguments({"image": object()})
+    row = {"negative_prompt": "a", "image": Image.new("RGB", (4, 4))}
+    kept = {name: value for name, value in row.items() if name != "image"}
+    advice(
+        "model.engine: the column {} of the prompts is a {}, but engines get texts and numbers "
+        "alone: leave model.engine out, or leave the column out (prompts.train.keep)",
+        lambda: plain_arguments(row),
+        lambda: plain_arguments(kept),
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,6 +270,16 @@ def test_an_update_on_an_engines_samples_is_the_local_one(pipeline, tmp_path):
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
 
 
+def started(pipeline: Path, folder: Path, engine: Any, **more: Any) -> None:
+    """Open a run on a served engine, with its proofs."""
+    with served_engine(engine) as url:
+        kept = opened(settings(pipeline, folder, FLOW_GRPO, {"url": url, **more}), folder)
+        try:
+            prove_pipeline(kept, StartProof(kept, cache=False))
+        finally:
+            kept.learner.close()
+
+
 def test_other_weights_are_refused_at_the_start_with_the_numbers(pipeline, tmp_path):
     """A tenth of the weights is a step of the run's learning rate away."""
     engine = example_engine(pipeline)
@@ -264,14 +287,61 @@ def test_other_weights_are_refused_at_the_start_with_the_numbers(pipeline, tmp_p
         for number, weight in enumerate(engine.pipe.transformer.parameters()):
             if number % 10 == 0:
                 weight.add_(torch.randn(weight.shape, generator=torch.manual_seed(0)), alpha=1e-2)
-    with served_engine(engine) as url:
-        kept = opened(settings(pipeline, tmp_path, FLOW_GRPO, {"url": url}), tmp_path)
-        with pytest.raises(UserError) as error:
-            prove_pipeline(kept, StartProof(kept, cache=False))
-        kept.learner.close()
+    with pytest.raises(UserError) as error:
+        started(pipeline, tmp_path, engine)
     said = str(error.value)
     assert "differ from the pipeline's own by" in said and "own noise is" in said
     assert "More than 10 times this noise is another model" in said
+
+
+class HalfEngine:
+    """An engine whose network computes in half precision."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def load(self, version: str, folder: Path) -> None:
+        self.inner.load(version, folder)
+
+    def sample(self, request: EngineRequest) -> EngineSamples:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner.sample(request)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.slow
+def test_an_engine_that_differs_is_one_of_the_pipelines_or_has_its_dtype_named(pipeline, tmp_path):
+    half = HalfEngine(example_engine(pipeline))
+
+    def followed() -> None:
+        started(pipeline, tmp_path, half, dtype="bfloat16")
+        started(pipeline, tmp_path, example_engine(pipeline))
+
+    advice(
+        "model.engine: log-densities of {} differ from the pipeline's own by {}. More than {} "
+        "times this noise is another model, another guidance, or weights that it did not load: "
+        "start it with the weights of model.pipeline; if its network computes in half precision, "
+        "set model.engine.dtype",
+        lambda: started(pipeline, tmp_path, half),
+        followed,
+    )
+
+
+def test_shards_are_no_weights_for_an_engine(pipeline, tmp_path, monkeypatch):
+    made = settings(pipeline, tmp_path, FLOW_GRPO, own(pipeline))
+
+    def opened_as(how: Any) -> None:
+        monkeypatch.setattr("flowrl.session.learner.sharding", lambda _: how)
+        opened(made, tmp_path).learner.close()
+
+    advice(
+        "model.engine: it gets whole weights, and FSDP2 shards them: leave one of the two out; "
+        "each process then holds the model",
+        lambda: opened_as(Sharding()),
+        lambda: opened_as(None),
+    )
 
 
 @pytest.mark.slow
@@ -355,8 +425,15 @@ def test_an_engine_that_is_away_is_waited_for(tmp_path, capsys, monkeypatch):
     assert asking(engine, tmp_path).answer(asked).version.startswith("flowrl-")
     assert engine.loads == 3, "it may have come back without them"
     assert capsys.readouterr().err.count("waiting for it up to 30 s (model.engine.patience)") == 1
-    with pytest.raises(UserError, match=r"mine does not answer \(no answer\): start it, then"):
-        asking(Fickle(away), tmp_path, patience=0.0).answer(asked)
+    engine = Fickle(away, None)
+    again = asking(engine, tmp_path, patience=0.0)
+    advice(
+        "model.engine: {} does not answer ({}): start it, then resume the run, or leave "
+        "model.engine out",
+        lambda: again.answer(asked),
+        lambda: again.answer(asked),
+    )
+    assert engine.loads == 2, "a resumed run sends its weights"
 
 
 def test_a_server_that_is_gone_or_refuses_says_so():
@@ -385,6 +462,49 @@ def test_a_server_that_is_gone_or_refuses_says_so():
         client.load("flowrl-1", Path("x"))
         with pytest.raises(ValueError, match="status 422, no such scale"):
             client.sample(request_of(plan))
+
+
+class Walking(Fickle):
+    """An engine that answers every request, and keeps the arguments of the call."""
+
+    def sample(self, request: EngineRequest) -> EngineSamples:
+        self.outcomes.append(request.call)
+        return walked(request, lambda x, _: -x)
+
+
+def test_values_that_json_cannot_hold_reach_an_engine_of_ones_own(tmp_path):
+    (plan,) = Chain(FlowSDE(), 2)(LEVELS, 0, 0)
+    plain = request_of(plan)
+    for value in (math.inf, date(2026, 1, 1)):
+        asked, mine = replace(plain, call={"since": value}), Walking()
+        with served_engine(Walking()) as url:
+            served = asking(RemoteEngine(Client(url, None, Patience(5.0, tries=1))), tmp_path)
+            advice(
+                "model.call has a value that JSON cannot hold ({}): leave it out, or use your own "
+                "engine (model.engine.own)",
+                lambda served=served, asked=asked: served.answer(asked),
+                lambda served=served: served.answer(plain),
+            )
+        asking(mine, tmp_path).answer(asked)
+        assert mine.outcomes == [{"since": value}]
+
+
+def test_first_states_of_another_size_than_noise_are_sampled_here(tmp_path):
+    """SDXL's, as its scheduler has them."""
+    family = NAMED["SDXL"]
+    made = PipelinePolicy(family.build(), call=family.call)
+
+    def rolled(policy: PipelinePolicy) -> None:
+        batch: Any = policy.open(["a red ball"], [{}], 2)
+        with torch.no_grad():
+            batch.rollouts(Ode(1), (0,), seed=0, iteration=0)
+
+    elsewhere = made.alike(made.state, replace(made.use, rolls=asking(Walking(), tmp_path)))
+    advice(
+        "model.engine: {} has {}, which an engine cannot be asked for: leave model.engine out",
+        lambda: rolled(elsewhere),
+        lambda: rolled(made),
+    )
 
 
 @pytest.mark.slow

@@ -5,8 +5,14 @@ import torch
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.before_weights import check_before_weights
 from flowrl.models.diffusers.memory import experts
 from flowrl.models.diffusers.memory.experts import CPU, RestingExperts
+from flowrl.session.learner import load_policy
+from flowrl.settings import RunSettings
+from flowrl.settings.read import run_from
+from tests.support import runs
+from tests.support.advice import advice
 
 DEVICE = torch.device("cpu:0")  # another name than CPU: stands for a GPU
 
@@ -109,3 +115,22 @@ def test_a_graph_that_waits_keeps_its_expert(places):
 def test_one_denoiser_is_refused():
     with pytest.raises(UserError, match=r"offload_experts: .* one denoiser \(transformer\)"):
         RestingExperts.of({"transformer": Denoiser(0)}, DEVICE)
+
+
+@pytest.mark.slow
+def test_a_pipeline_with_one_denoiser_is_loaded_without_the_setting(pipeline, tmp_path):
+    """Before weights and at the load, whichever comes first."""
+    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    offloaded = run_from(tree | {"model": {**tree["model"], "offload_experts": True}}, "test")
+    plain = run_from(tree, "test")
+
+    def loaded(run: RunSettings) -> None:
+        load_policy(run, CPU)
+
+    for step in (check_before_weights, loaded):
+        advice(
+            "model.offload_experts: the pipeline has only one denoiser ({}), which every step "
+            "calls: leave it out",
+            lambda step=step: step(offloaded),
+            lambda step=step: step(plain),
+        )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +23,7 @@ from flowrl.settings.checks.machine import check_model
 from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm, tiny_pipelines_video
+from tests.support.advice import advice
 
 CPU = torch.device("cpu")
 CALL = {"num_inference_steps": 2, "guidance_scale": 1.0, "height": 16, "width": 16}
@@ -313,6 +314,38 @@ def test_adapters_that_do_not_fit_are_refused_before_the_run(
         run = run_from(tree, "test")
         check_model(run.model)
         runs.session_of(run, tmp_path)
+
+
+def with_text_adapters(pipeline: Path, folder: Path) -> Path:
+    """An adapter of the transformer and of a text encoder, as DreamBooth's trainers write them."""
+    pipe = plain(pipeline)
+    layers = {}
+    torch.manual_seed(0)
+    for name, target in (("transformer", "to_q"), ("text_encoder", "q_proj")):
+        module = getattr(pipe, name)
+        module.add_adapter(
+            LoraConfig(r=2, lora_alpha=2, init_lora_weights=False, target_modules=[target])
+        )
+        layers[f"{name}_lora_layers"] = get_peft_model_state_dict(module, adapter_name="default")
+    pipe.save_lora_weights(folder, **layers)
+    return folder
+
+
+@pytest.mark.slow
+def test_adapters_of_a_text_encoder_are_merged_below_new_ones(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    folder = with_text_adapters(pipeline, tmp_path / "given")
+    made = advice(
+        "{}: {} also has adapters of {}, which a run does not train: put it into model.adapters, "
+        "and train new adapters",
+        lambda: loaded(pipeline, tmp_path, lora={"from": str(folder)}),
+        lambda: loaded(pipeline, tmp_path, adapters=[str(folder)], lora={"rank": 2}),
+    )
+    pipe = plain(pipeline)
+    pipe.load_lora_weights(folder)
+    torch.testing.assert_close(image(made.pipe), image(pipe), atol=1e-5, rtol=1e-5)
+    assert all(name.startswith("transformer.") for name in made.trainable())
 
 
 def test_an_adapter_in_eight_bits_is_merged(pipeline: Path, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.errors import UserError
 from flowrl.models.diffusers.hybrid import HybridPolicy
 from flowrl.models.diffusers.policy import PipelinePolicy
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, policy
 from tests.support.runs import flowrl
 from tests.support.tiny_pipelines import SQUARE, sd3
@@ -62,8 +62,14 @@ def test_the_last_steps_are_the_bases(lora):
 
 
 def test_as_many_steps_as_there_are_is_refused():
-    with pytest.raises(UserError, match="--base-steps 4: at least one of the 4 steps"):
-        latents(HybridPolicy(changed(True), None, STEPS))
+    made = changed(True)
+    mixed = advice(
+        "--base-steps {}: at least one of the {} steps of a sample must use the trained weights; "
+        "use --weights base to sample with the base alone",
+        lambda: latents(HybridPolicy(made, None, STEPS)),
+        lambda: latents(HybridPolicy(made, None, STEPS - 1)),
+    )
+    assert not torch.equal(mixed, latents(made))
 
 
 def test_texts_and_the_base_have_no_hybrid(capsys, tmp_path: Path):

@@ -13,6 +13,7 @@ from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.tiny_pipelines import FAMILIES, NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_image import qwen_image
@@ -53,6 +54,13 @@ def test_a_missing_text_that_nothing_stands_for_is_refused_at_the_start(tmp_path
     rows = [{"prompt": "a", "negative_prompt": "bad"}, {"prompt": "b"}]
     file.write_text("\n".join(map(json.dumps, rows)))
     _, meta = PromptSet.read(str(file), "prompt", "train.prompts").take([0, 1])
+    whole = [dict(meta[0]), {**meta[1], "negative_prompt": "dark"}]
+    advice(
+        "{} has no {}, but other rows have one, and {} does not treat a missing text as an empty "
+        "one: add one to every row, or set model.call.{}",
+        lambda: made.check_rows(meta),
+        lambda: made.check_rows(whole),
+    )
     with pytest.raises(UserError, match=r"line 2 has no negative_prompt.*model.call.negative_"):
         made.check_rows(meta)
     with pytest.raises(UserError, match="does not treat a missing text as an empty one"):

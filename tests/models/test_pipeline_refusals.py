@@ -1,6 +1,7 @@
 """Nothing is left behind in a pipeline, and what cannot be driven is refused with the reason."""
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from inspect import Parameter
@@ -25,6 +26,8 @@ from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.verdicts import refuse_known
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.settings import PipelineSettings
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy
 from tests.support.tiny_pipelines import FAMILIES, SIZE, SQUARE, flux, qwen_image, sd3
 from tests.support.tiny_pipelines_image import qwen_image_edit
@@ -148,9 +151,28 @@ def test_refusals() -> None:
         policy({"height": 17, "width": 16})
     with pytest.raises(UserError, match="not supported"):
         policy({"ip_adapter_image": None})
-    plain = {key: value for key, value in FAMILIES["qwen"][1].items() if key != "negative_prompt"}
-    with pytest.raises(UserError, match=r"no effect.*negative_prompt"):
-        PipelinePolicy(qwen_image(), call=plain).prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_guidance_without_a_negative_prompt_has_no_effect_on_some() -> None:
+    """Either way out of it ends in a proof: a negative prompt, or no scale, which is 1 or null."""
+    call = FAMILIES["qwen"][1]
+    bare = {key: value for key, value in call.items() if key != "negative_prompt"}
+    pipe = qwen_image()
+
+    def proven(call: dict[str, Any], guidance: float | None) -> str:
+        made = PipelinePolicy(pipe, call=call)
+        return str(made.prove(PROMPTS, steps=2, guidance=guidance, complete=False, gradient=False))
+
+    assert "guided" in advice(
+        "guidance {} has no effect on {} with {}: set model.call.negative_prompt, or leave "
+        "guidance out",
+        lambda: proven(bare, 4.5),
+        lambda: proven(bare | {"negative_prompt": "bad"}, 4.5),
+    )
+    left_out = PipelineSettings.model_validate({"pipeline": "x"}).guidance.sample
+    for scale in (left_out, None):
+        assert isinstance(scale, float | None)
+        proven(bare, scale)
 
 
 def test_experts_without_a_file_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,8 +281,23 @@ def test_a_class_that_is_not_diffusers_own_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["denoising_end", "denoising_start"])
 def test_a_part_of_the_noise_levels_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="leaves some noise levels to another pipeline"):
-        checks.arguments("Some", {name: 0.8}, {name: Parameter(name, Parameter.KEYWORD_ONLY)}, None)
+    takes = {name: Parameter(name, Parameter.KEYWORD_ONLY)}
+    advice(
+        "leaves some noise levels to another pipeline, but flowrl samples all of them: leave it "
+        "out of `call`",
+        lambda: checks.arguments("Some", {name: 0.8}, takes, None),
+        lambda: checks.arguments("Some", {}, takes, None),
+    )
+
+
+def test_an_argument_that_a_pipeline_needs_comes_from_the_call() -> None:
+    takes = inspect.signature(diffusers.CycleDiffusionPipeline.__call__).parameters
+    taken = advice(
+        "cannot be called without {}: set it in `call`",
+        lambda: checks.arguments("CycleDiffusionPipeline", {}, takes, None),
+        lambda: checks.arguments("CycleDiffusionPipeline", {"source_prompt": "a"}, takes, None),
+    )
+    assert taken == {"source_prompt": "a"}
 
 
 @pytest.mark.quick_cases("tall")
@@ -283,10 +320,15 @@ def test_latents_of_the_pictures_shape_are_refused(
     sizes = lambda area, ratio: (*(16 * side for side in sides(ratio)), None)
     monkeypatch.setitem(vars(pipeline_qwenimage_edit), "calculate_dimensions", sizes)
     made = PipelinePolicy(pipe, call=call | picture | {"negative_prompt": "bad"})
-    with pytest.raises(UserError, match=r"latents in the shape of its image.*set height and width"):
-        made.prove(PROMPTS, steps=STEPS, guidance=4.5)
-    sized = PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"})
+    sized = advice(
+        "makes latents in the shape of its image, so images of different shapes could not be "
+        "trained on together: set height and width, or give rows columns of these names",
+        lambda: made.prove(PROMPTS, steps=STEPS, guidance=4.5),
+        lambda: PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"}),
+    )
     assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    by_row = made.guided(4.5, 4.5).proofs(PROMPTS, STEPS, [dict(SIZE)] * len(PROMPTS))
+    assert len(by_row) == 1 and "equal" in by_row[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -322,9 +364,23 @@ def test_a_pixel_that_is_not_finite_is_no_white(
 
 
 def test_encodings_in_place_of_prompts_are_refused_without_their_numbers() -> None:
-    with pytest.raises(UserError, match="would apply to every prompt") as refused:
-        policy(SQUARE | {"prompt_embeds": torch.randn(1, 7, 32)})
-    assert "tensor([[" not in str(refused.value)
+    said: list[str] = []
+
+    def refused() -> None:
+        try:
+            policy(SQUARE | {"prompt_embeds": torch.randn(1, 7, 32)})
+        except UserError as error:
+            said.append(str(error))
+            raise
+
+    made = advice(
+        "in `call` would apply to every prompt: leave it out, and write each prompt as a text",
+        refused,
+        policy,
+    )
+    assert "tensor([[" not in said[0]
+    made.check_rows([{}, {}])
+    assert len(made.encode(PROMPTS).prompts) == 2
 
 
 def test_several_states_or_loops_are_refused() -> None:

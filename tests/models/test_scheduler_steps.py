@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -13,8 +14,12 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.loop.own_steps import own_kernel, renews_noise
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from flowrl.session.learner import load_policy
+from flowrl.settings.read import run_from
 from samplers import Chain, Gaussian, Ode, Scheduler, Window, mean_log_prob
 from samplers.planners import Flash
+from tests.support import runs
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.tiny_pipelines import SIZE, SQUARE, sd3
 from tests.support.tiny_pipelines_unet import sd15, sdxl
@@ -208,9 +213,23 @@ def test_a_process_is_told_from_a_few_step_sampler(scheduler: str, renews: bool)
 
 
 @pytest.mark.slow
-def test_an_ode_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UserError, match=r"LCMScheduler adds fresh.*plan: \{kernel: scheduler\}"):
-        lcm().prove(PROMPTS, steps=STEPS, guidance=1.0)
+def test_an_ode_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    lcm().pipe.save_pretrained(tmp_path / "lcm")
+    tree = runs.tree(tmp_path / "lcm", tmp_path, runs.FLOW_GRPO)
+    tree["model"] |= SIZE
+    own_steps = tree["recipe"] | {"plan": {"kernel": "scheduler"}}
+
+    def proven(settings: dict[str, Any]) -> str:
+        made = load_policy(run_from(settings, "test"), torch.device("cpu"))
+        assert isinstance(made, PipelinePolicy)
+        return str(made.prove(PROMPTS, steps=STEPS, guidance=1.0))
+
+    assert "LCMScheduler" in advice(
+        "adds fresh noise to the predicted sample, as few-step models do, so steps without noise "
+        "would sample another distribution: set recipe: {plan: {kernel: scheduler}}",
+        lambda: proven(tree),
+        lambda: proven(tree | {"recipe": own_steps}),
+    )
 
 
 def test_plans_take_the_schedulers_numbers_in_all_steps() -> None:

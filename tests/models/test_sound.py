@@ -1,5 +1,7 @@
 """Videos with sound: loops that step several states, driven by the pipelines' own calls."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -11,8 +13,11 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.levels.schedule import Way
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.own_call import record
+from flowrl.models.diffusers.sizes.by_size import rows_by_size
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from flowrl.settings.sections.data import DataSet
 from samplers import Chain, ConstantSDE
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.tiny_pipelines import NAMED
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -148,3 +153,22 @@ def test_a_picture_fixes_the_first_frame_and_the_sound_is_whole():
     video, audio = made.layout.shapes
     assert len(video) == 4 and len(audio) == 2
     assert made.layout.size == torch.Size(video).numel() + torch.Size(audio).numel()
+
+
+@pytest.mark.slow
+def test_rows_of_another_size_are_left_out_or_lose_their_size(tmp_path: Path):
+    made, file = sounding(**UNGUIDED), tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "a"}, {"prompt": "b", "height": 32}, {"prompt": "c"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def sizes(**selected: Any) -> int:
+        prompts = DataSet(source=str(file), **selected).read("prompt", "prompts.train")
+        return len(rows_by_size(made, *prompts.take(range(len(prompts)))))
+
+    left = advice(
+        "{}: it has another size than {}, but videos with sound need one size: choose rows with "
+        "`where`, or leave their sizes out with `keep`",
+        sizes,
+        lambda: (sizes(where={"height": 32}), sizes(keep=["prompt"])),
+    )
+    assert left == (1, 1)

@@ -15,13 +15,17 @@ from flowrl.iteration.minibatches import share_of
 from flowrl.iteration.ratio_check import noise_floor
 from flowrl.iteration.tally import Tally
 from flowrl.models.diffusers.batch import MediaBatch
+from flowrl.models.diffusers.sizes.mixed_batch import refuse_mixed
 from flowrl.prompts import PromptSet
 from flowrl.run.watch.size_check import check_rows_of, check_sizes
+from flowrl.session.learner import load_policy
 from flowrl.session.session import Session
 from flowrl.settings.read import run_from
+from flowrl.settings.sections.data import DataSet
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.mixed import MixedRollout, scales_by_step
 from tests.support import runs, tiny_pipelines
+from tests.support.advice import advice
 from tests.support.credit_context import context_of as context_with
 from tests.support.iterations import Collected, add_gradients, collect
 from tests.support.tiny import gaussian_velocity
@@ -166,6 +170,26 @@ def test_a_batch_of_two_sizes_is_refused_where_one_is_needed(pipeline, tmp_path)
     ):
         with pytest.raises(UserError, match=f"{name}.* needs prompts of one size"):
             check_rows_of(run_from({**tree, **more}, "test"), "train", prompts)
+
+
+@pytest.mark.slow
+def test_prompts_of_several_sizes_are_no_batch_of_one(pipeline, tmp_path):
+    """What reads a batch of one size is met with rows that are left, or without their columns."""
+    tree = settings(pipeline, tmp_path, runs.FLOW_GRPO)
+    policy = load_policy(run_from(tree, "test"), torch.device("cpu"))
+    file = tree["prompts"]["train"]
+
+    def opened(**columns: Any) -> None:
+        prompts = DataSet(source=file, **columns).read("prompt", "prompts.train")
+        texts, meta = prompts.take(range(len(prompts)))
+        refuse_mixed(policy.open(texts, meta, 4), "model.rewriter")
+
+    advice(
+        "{} needs prompts of one size, but their rows have several: choose rows with `where`, or "
+        "leave the columns that set sizes out with `keep`",
+        opened,
+        lambda: (opened(keep=["prompt"]), opened(where={"height": 12})),
+    )
 
 
 @pytest.mark.parametrize(

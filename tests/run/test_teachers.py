@@ -12,11 +12,13 @@ from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
 from flowrl.iteration.features.teachers import TASKS, judged_by_teachers
 from flowrl.iteration.minibatches import share_of
+from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
+from tests.support.advice import advice
 from tests.support.iterations import chunk_loss, collect, iterate
 
 OPD = {"name": "opd", "steps": 4, "group": 2, "window": 2}
@@ -210,10 +212,33 @@ def test_what_makes_no_sense_is_refused(settings, tmp_path, case, sentence):
         check_run(run_from(broken(settings, tmp_path, case), "test"))
 
 
-def test_adapters_that_do_not_fit_are_refused(settings, tmp_path):
-    settings["model"]["lora"] = LORA["small"]
-    with pytest.raises(UserError, match=r"rank 4, but model\.lora\.rank is smaller: .* at least 4"):
-        runs.opened(settings, tmp_path)
-    settings["model"]["lora"] = LORA["big"] | {"targets": ["attn.to_q"]}
-    with pytest.raises(UserError, match=r"student has none there: set model\.lora\.targets"):
-        runs.opened(settings, tmp_path)
+def opened_teachers(settings: dict[str, Any], lora: dict[str, Any]) -> None:
+    """Load a student, and its teachers' weights into the form of its own."""
+    settings["model"]["lora"] = lora
+    policy = load_policy(run_from(settings, "test"), torch.device("cpu"))
+    assert isinstance(policy, PipelinePolicy)
+    for task, folder in settings["teachers"]["folders"].items():
+        teacher_weights(policy, Path(folder), f"teachers.folders.{task}")
+
+
+def test_a_student_of_a_smaller_rank_takes_the_larger(settings):
+    advice(
+        "{}: its adapters have rank {}, but model.lora.rank is smaller: set it to at least {}",
+        lambda: opened_teachers(settings, LORA["small"]),
+        lambda: opened_teachers(settings, {"rank": 4, "alpha": 6}),
+    )
+
+
+@pytest.mark.slow
+def test_a_student_has_the_adapters_of_its_teachers(settings):
+    advice(
+        "{}: {} has an adapter on {}, but this run's student has none there: set "
+        "model.lora.targets as in the teacher's run",
+        lambda: opened_teachers(settings, LORA["big"] | {"targets": ["attn.to_q"]}),
+        lambda: opened_teachers(settings, LORA["big"]),
+    )
+    advice(
+        "model.lora.dora: a student takes its teachers' weights as products alone: leave it out",
+        lambda: opened_teachers(settings, LORA["big"] | {"dora": True}),
+        lambda: opened_teachers(settings, LORA["big"]),
+    )

@@ -730,6 +730,40 @@ CASES = [
         },
         {"budget.repeat": DROP},
     ),
+    Advice(
+        "model.engine: recipe {} also samples the initial policy, whose weights the engine does "
+        "not have: leave model.engine out",
+        {"recipe.tracker": "start_values", "model.engine": ENGINE},
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "model.engine: this recipe follows the reward's gradient through the sampling steps, which "
+        "an engine's samples do not have: leave model.engine out",
+        {"recipe": {"name": "srpo"}, "model.engine": ENGINE},
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "rewriter: its prompts are written while samples are drawn, which an engine does "
+        "elsewhere: leave engine out",
+        {
+            "recipe": {"name": "joint", "image": "flow_grpo", "text": "text_grpo"},
+            "model.rewriter": {"language": "lm"},
+            "model.engine": ENGINE,
+        },
+        {"model.engine": DROP},
+    ),
+    Advice(
+        "train.recompute_old: an engine's log-densities are not the pipeline's to the bit, so they "
+        "are always computed again: leave it out",
+        {"train.recompute_old": False, "model.engine": ENGINE},
+        {"train.recompute_old": DROP},
+    ),
+    Advice(
+        "train.states.dtype: samples go on from rounded states, which an engine does not do: leave "
+        "it out",
+        {"train.states.dtype": "bfloat16", "model.engine": ENGINE},
+        {"train.states.dtype": DROP},
+    ),
 ]
 
 

@@ -29,8 +29,8 @@ GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
 class Guidance(Settings):
     """Classifier-free guidance scales. `none` means no guidance, at a scale that is measured when
     the model is loaded: 1 for most pipelines, 0 for Z-Image and Krea2. A number is the pipeline's
-    own scale; null is its default (7.0 for StableDiffusion3Pipeline), or no scale if its call takes
-    none.
+    own scale; null is its default (7.0 for StableDiffusion3Pipeline). A call that takes no scale
+    (HunyuanVideo-1.5, whose guider is a component) needs null, or none.
 
     A matching loss (AWM, NFT, DPO and their kin) regresses the velocity itself, so a guided `train`
     is refused there. A loss on ratios compares densities of one policy, so `train` equals `sample`.

@@ -358,7 +358,7 @@ class Subject:
         raise UserError(
             f"guidance {way.guidance} has no effect on {self.loop.name} with "
             f"{shown_call(self.loop.call)}: "
-            "set a negative_prompt, or leave guidance out (null)"
+            "set model.call.negative_prompt, or leave guidance out"
         )
 
     def _check_gradient(self, way: Way) -> None:

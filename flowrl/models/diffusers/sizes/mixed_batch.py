@@ -124,5 +124,5 @@ def refuse_mixed(batch: Any, place: str) -> None:
     if isinstance(batch, MixedBatch):
         raise UserError(
             f"{place} needs prompts of one size, but their rows have several: choose rows with "
-            "`where`, or leave the columns of sizes out with `keep`"
+            "`where`, or leave the columns that set sizes out with `keep`"
         )

@@ -26,6 +26,7 @@ from flowrl.models.diffusers.modular.folder import ModularSource, set_scheduler
 from flowrl.models.diffusers.modular.verdicts import refuse_known_modular
 from flowrl.models.out_of_memory import out_of_memory, raise_memory
 from flowrl.prompts.prompt_set import VIDEO_COLUMNS
+from flowrl.settings.model.pipeline import GuidanceScale
 from flowrl.settings.model.quantization import Quantization
 from rewards.perception.hub import of_network
 
@@ -171,6 +172,16 @@ def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) ->
     return next((name for name in names if name in parameters), None)
 
 
+def refuse_scale(owner: str, argument: str | None, scale: GuidanceScale) -> None:
+    """UserError for a number as the guidance scale of a pipeline whose call has no argument for
+    it."""
+    if argument is None and isinstance(scale, int | float):
+        raise UserError(
+            f"{owner} takes no guidance scale: set model.guidance: null, since 1 is its default, "
+            "and leave evaluate.guidance out (in Python: guidance=None)"
+        )
+
+
 def arguments(
     owner: str, call: Mapping[str, Any], parameters: Parameters, guidance: str | None
 ) -> dict[str, Any]:
@@ -191,8 +202,8 @@ def arguments(
             )
         if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
             raise UserError(
-                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and put "
-                "it into the prompts instead"
+                f"{owner}: {key!r} in `call` would apply to every prompt: leave it out, and write "
+                "each prompt as a text, which the pipeline encodes"
             )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")

@@ -171,8 +171,8 @@ class Traits:
         if guidance is not None:
             if self.guidance is None and self.guider and guidance == GUIDER_OFF:
                 return arguments | {GUIDER: GUIDER_OFF}
-            if self.guidance is None:
-                raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
+            checks.refuse_scale(self.name, self.guidance, guidance)
+            assert self.guidance is not None, "a number is refused without the argument"
             arguments[self.guidance] = float(guidance)
         return arguments
 

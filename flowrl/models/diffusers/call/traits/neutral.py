@@ -70,7 +70,7 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
             return GUIDER_OFF
         raise UserError(
             f"guidance none: a component of {traits.name} makes {rows} evaluations per row, and "
-            "its call takes no scale: change that component, or leave guidance out (null)"
+            "its call takes no scale: change that component, or set model.guidance: null"
         )
     guided = _first_velocity(driver, traits, TRIAL_GUIDANCE)[1]
     if guided == 1:  # its scale is an input, or it has no negative prompt
@@ -88,7 +88,7 @@ def _neutral_scale(driver: Driver, traits: Traits) -> float | None:
         return scales[min(scales)]
     raise UserError(
         f"guidance none: {traits.name} also applies guidance at scales 1 and 0: give a number, "
-        "or leave guidance out (null)"
+        "or set model.guidance: null"
     )
 
 
