@@ -161,10 +161,17 @@ def check_workers(run: RunSettings, algorithm: Algorithm) -> None:
                 "from another process; leave it out"
             )
     for spec in specs.values():
-        if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
+        if not spec.name.startswith(IN_PYTHON):
+            continue
+        if spec.label in w.rewards:
+            raise UserError(
+                f"workers.rewards: {spec.label} is a Python object, but a process of its own loads "
+                "it by name: leave it out there, or put it into a file (FILE.py:FUNCTION)"
+            )
+        if w.sampling:
             raise UserError(
                 f"workers: reward {spec.label} is a Python object, but workers load rewards by "
-                "name; put the reward into a file, or set workers.sampling: 0"
+                "name; put the reward into a file (FILE.py:FUNCTION), or set workers.sampling: 0"
             )
     if find_spec("ray") is None:  # last: it hides no other mistake
         raise UserError("workers need Ray: pip install 'flowrl[ray]'")
@@ -214,8 +221,8 @@ def _check_own(run: RunSettings) -> None:
         )
     if run.teachers is not None:
         raise UserError(
-            "teachers: their weights are a pipeline's files, but the run has model.own: choose "
-            "another recipe"
+            "teachers: their weights are a pipeline's files, but the run has model.own: leave them "
+            "out, and choose another recipe"
         )
     if run.train.gradient_checkpointing:
         raise UserError(
