@@ -130,5 +130,6 @@ def refuse_quantized(module: Any, name: str) -> None:
     """UserError for a model that its own files quantize, whose weights cannot be trained."""
     if getattr(module, "hf_quantizer", None) is not None:
         raise UserError(
-            f"model.lora: null trains all weights, and those of {name} are quantized: set model.lora"
+            f"model.lora: null trains all weights, and those of {name} are quantized: set "
+            "model.lora"
         )

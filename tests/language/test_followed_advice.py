@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -105,16 +105,23 @@ def test_prompts_with_images_need_another_model_or_are_left_out(tmp_path: Path, 
     assert len(session.prompts.texts) == (2 if way == "model" else 1)
 
 
+def supervised(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The run, trained on the texts of `folder`/given.jsonl."""
+    rest = {name: value for name, value in settings.items() if name != "evaluate"}
+    return rest | {
+        "recipe": {"name": "text", "length": 6, "group": 2, "loss": "reinforce"},
+        "given": {"file": str(folder / "given.jsonl"), "kind": "texts"},
+        "prompts": {"per_iteration": 1},
+    }
+
+
 def test_rows_of_given_texts_are_taken_out_of_their_file(tmp_path: Path) -> None:
     """`given` has no setting `where`."""
     settings = pictured(tiny_lm.write(tmp_path / "lm", chat=True), tmp_path)
     file = Path(settings["prompts"].pop("train"))
     rows = [json.loads(line) | {"completion": "b"} for line in file.read_text().splitlines()]
     given = tmp_path / "given.jsonl"
-    settings["recipe"] = {"name": "text", "length": 6, "group": 2, "loss": "reinforce"}
-    settings |= {"given": {"file": str(given), "kind": "texts"}}
-    settings["prompts"] = {"per_iteration": 1}
-    del settings["evaluate"]
+    settings = supervised(settings, tmp_path)
 
     def opened(count: int) -> Any:
         given.write_text("".join(json.dumps(row) + "\n" for row in rows[-count:]))
@@ -157,14 +164,14 @@ def test_a_template_that_refuses_messages_takes_them_in_its_order() -> None:
         assert ids
 
 
-def replies(template: str, role: str) -> Replies:
+def replies(template: str, role: Literal["user", "tool"]) -> Replies:
     tokenizer = tiny_lm.tokenizer(chat=True)
     tokenizer.chat_template = template
     return Replies(EnvironmentSettings(name="own.py:reply", role=role), tokenizer, (1,))
 
 
 @pytest.mark.parametrize(("role", "other"), [("tool", "user"), ("user", "tool")])
-def test_replies_take_the_role_that_the_template_allows(role: str, other: str) -> None:
+def test_replies_take_the_role_that_the_template_allows(role: Any, other: Any) -> None:
     refusal = f"loop.index0 > 0 and m['role'] == '{role}'"
     template = tiny_lm.CHAT.replace(
         "{{ m['role']",
@@ -194,7 +201,7 @@ def test_a_template_that_takes_no_replies_is_exchanged() -> None:
 
 def test_a_role_is_no_way_out_where_the_template_has_another_fault() -> None:
     for role in ("tool", "user"):
-        with pytest.raises(UserError, match="^model.environment: [^:]* leaves out the model's tu"):
+        with pytest.raises(UserError, match=r"^model\.environment: [^:]* leaves out the model"):
             replies("{{ messages[0]['content'] }}", role)
 
 
@@ -228,12 +235,8 @@ def test_a_template_that_does_not_end_is_exchanged(monkeypatch: pytest.MonkeyPat
 
 def test_completions_fit_or_are_cut(tmp_path: Path) -> None:
     settings = text_runs.tree(tiny_lm.write(tmp_path / "lm"), tmp_path, text_runs.GRPO)
-    settings["recipe"] = {"name": "text", "length": 3, "group": 2, "loss": "reinforce"}
-    given = tmp_path / "given.jsonl"
-    given.write_text(json.dumps({"prompt": "a", "completion": "bead"}) + "\n")
-    settings |= {"given": {"file": str(given), "kind": "texts"}}
-    settings["prompts"] = {"per_iteration": 1}
-    del settings["evaluate"]
+    settings = supervised(settings, tmp_path)
+    (tmp_path / "given.jsonl").write_text(json.dumps({"prompt": "a", "completion": "bead"}) + "\n")
 
     def proofs(length: int, fit: str) -> list[str]:
         settings["recipe"]["length"], settings["given"]["fit"] = length, fit
@@ -331,9 +334,7 @@ def windowed() -> MistralForCausalLM:
 def test_layers_of_windows_share_no_prompts() -> None:
     followed = advice(
         "train.share_prompts: {}; set train.share_prompts: false",
-        lambda: CausalPolicy(
-            windowed(), tiny_lm.tokenizer(), use=TextUse(share_prompts=True)
-        ),
+        lambda: CausalPolicy(windowed(), tiny_lm.tokenizer(), use=TextUse(share_prompts=True)),
         lambda: CausalPolicy(windowed(), tiny_lm.tokenizer(), use=TextUse(share_prompts=False)),
     )
     assert sampled(followed).numel()
@@ -416,11 +417,27 @@ def test_a_row_names_its_images_once(seeing: Path, tmp_path: Path) -> None:
         return sampled(policy, rows, prompts)
 
     ids = advice(
-        "{} has the columns images and image: {}",
+        "{} has the columns images and image: leave one out (keep)",
         lambda: opened(None),
         lambda: opened(["prompt", "image"]),
     )
     assert ids.numel()
+
+
+def test_a_given_row_names_its_images_once(seeing: Path, tmp_path: Path) -> None:
+    settings = supervised(tiny_vlm.tree(seeing, tmp_path), tmp_path)
+
+    def proven(*columns: str) -> list[str]:
+        row = {"prompt": "a:", "completion": "b", **dict.fromkeys(columns, "0.png")}
+        (tmp_path / "given.jsonl").write_text(json.dumps(row) + "\n")
+        return runs.opened(settings, tmp_path).table[GIVEN].proofs()
+
+    said = advice(
+        "{} has the columns images and image: take one out of the file",
+        lambda: proven("image", "images"),
+        lambda: proven("image"),
+    )
+    assert said
 
 
 def test_images_of_several_shapes_are_called_one_by_one(seeing: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, SD3Transformer2DModel
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch import nn
 from transformers import AutoModelForCausalLM

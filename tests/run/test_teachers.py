@@ -17,6 +17,7 @@ from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
+from tests.support.advice import advice
 from tests.support.iterations import chunk_loss, collect, iterate
 
 OPD = {"name": "opd", "steps": 4, "group": 2, "window": 2}
@@ -217,3 +218,18 @@ def test_adapters_that_do_not_fit_are_refused(settings, tmp_path):
     settings["model"]["lora"] = LORA["big"] | {"targets": ["attn.to_q"]}
     with pytest.raises(UserError, match=r"student has none there: set model\.lora\.targets"):
         runs.opened(settings, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["weights", "adapter"])
+def test_a_teacher_of_full_weights_has_a_student_of_full_weights(settings, teachers, tmp_path, way):
+    def checked(folder: str, lora: dict[str, int] | None) -> None:
+        tree = settings | {"teachers": {"folders": {"one": folder}}}
+        check_run(run_from(tree | {"model": settings["model"] | {"lora": lora}}, "test"))
+
+    whole, adapter = settings["model"]["pipeline"], str(teachers / "big")
+    advice(
+        "{}: {} has full weights, which do not fit the student's adapters: set model.lora: null, "
+        "or use a teacher with an adapter",
+        lambda: checked(whole, LORA["big"]),
+        lambda: checked(whole, None) if way == "weights" else checked(adapter, LORA["big"]),
+    )

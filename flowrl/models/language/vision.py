@@ -168,8 +168,9 @@ def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
     """Images of a row's column `images` or `image`. UserErrors begin with `at`."""
     names = [name for name in ROW_COLUMNS if row.get(name) is not None]
     if len(names) > 1:
-        way = "take one out of the file" if of_given(at) else "leave one out (keep)"
-        raise UserError(f"{at} has the columns images and image: {way}")
+        if of_given(at):
+            raise UserError(f"{at} has the columns images and image: take one out of the file")
+        raise UserError(f"{at} has the columns images and image: leave one out (keep)")
     if not names:
         return []
     values = row[names[0]]
