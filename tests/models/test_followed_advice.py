@@ -17,7 +17,9 @@ from flowrl.models import savings
 from flowrl.models.before_weights import check_before_weights
 from flowrl.models.merged import MergedAdapters
 from flowrl.session.learner import load_policy
+from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
+from tests.run.test_own_runs import tree
 from tests.support import runs, text_runs, tiny_lm, tiny_pipelines_video
 from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
@@ -70,15 +72,50 @@ def test_an_adapter_of_several_ranks_is_merged_first(lm: Path, tmp_path: Path) -
     torch.testing.assert_close(policy.model(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_saved_adapters_need_a_model_with_adapters(lm: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def kinds(lm: Path, pipeline: Path, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Settings of runs of a language model, of one's own model, and of a pipeline."""
+    return {
+        "texts": text_model(lm, tmp_path),
+        "own": tree(tmp_path),
+        "pipeline": runs.tree(pipeline, tmp_path, runs.FLOW_GRPO),
+    }
+
+
+def with_and_without(settings: dict[str, Any]) -> tuple[RunSettings, RunSettings]:
+    """The run with adapters, and the run of all weights."""
+    with_lora, without = (
+        run_from(settings | {"model": settings["model"] | {"lora": lora}}, "test")
+        for lora in ({"rank": 2}, None)
+    )
+    return with_lora, without
+
+
+@pytest.mark.parametrize("kind", ["texts", "own"])
+def test_saved_adapters_need_a_model_with_adapters(
+    kinds: dict[str, dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
     """As `flowrl sample RUN --weights FOLDER` loads them."""
-    with_lora = run_from(text_model(lm, tmp_path, lora={"rank": 2}), "test")
+    with_lora, without = with_and_without(kinds[kind])
     load_policy(with_lora, CPU).save(tmp_path / "adapter")
-    without = run_from(text_model(lm, tmp_path, lora=None), "test")
     policy = advice(
         "{} holds an adapter, but the model has none: set model.lora",
         lambda: policy_of(without, tmp_path, str(tmp_path / "adapter")),
         lambda: policy_of(with_lora, tmp_path, str(tmp_path / "adapter")),
+    )
+    assert policy is not None
+
+
+@pytest.mark.parametrize("kind", ["texts", "own", pytest.param("pipeline", marks=pytest.mark.slow)])
+def test_saved_full_weights_need_a_model_without_adapters(
+    kinds: dict[str, dict[str, Any]], tmp_path: Path, kind: str
+) -> None:
+    with_lora, without = with_and_without(kinds[kind])
+    load_policy(without, CPU).save(tmp_path / "whole")
+    policy = advice(
+        "{} holds full weights, but the model has adapters: set model.lora: null",
+        lambda: policy_of(with_lora, tmp_path, str(tmp_path / "whole")),
+        lambda: policy_of(without, tmp_path, str(tmp_path / "whole")),
     )
     assert policy is not None
 
