@@ -141,6 +141,14 @@ def peft_adapter(source: str) -> tuple[LoraConfig, str]:
     return config, at
 
 
+def refuse_full_weights(source: Path | str, adapters: bool) -> None:
+    """UserError for a folder of full weights, `source`, that a model with adapters would load."""
+    if adapters:
+        raise UserError(
+            f"{source} holds full weights, but the model has adapters: set model.lora: null"
+        )
+
+
 def load_adapters(model: Any, folder: Path | str, *, complete: bool = False) -> None:
     """Load files of `save_adapters`; the model must have adapters. UserError for other files and,
     with `complete`, for files without values for some of the adapters."""

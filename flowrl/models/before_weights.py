@@ -33,6 +33,7 @@ from flowrl.models.open import (
     refuse_sizes,
     text_use,
 )
+from flowrl.models.quantization import refuse_further_denoisers
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import reading_model
 from flowrl.settings.checks.model_files import pipeline_index, read_json
@@ -135,6 +136,8 @@ def _check_savings(
         savings.refuse_without_blocks(denoisers.values())
     if run.train.gradient_checkpointing:
         savings.checkpoint_denoisers(denoisers.values())
+    if m.quantized is not None:
+        refuse_further_denoisers(m.quantized.file, list(denoisers))
     if m.offload_experts:
         refuse_single_denoiser(denoisers)
     if (m.vae.tiling or m.vae.slicing) and "vae" in described.configs:

@@ -48,17 +48,22 @@ def pipeline_arguments(
 def _from_gguf(
     file: str, index: Mapping[str, Any], denoisers: Sequence[str], source: str, dtype: torch.dtype
 ) -> nn.Module:
-    if len(denoisers) > 1:
-        raise UserError(
-            f"{QUANTIZED}.file: the pipeline has {' and '.join(denoisers)}, and a file holds one "
-            "of them: choose another backend"
-        )
+    refuse_further_denoisers(file, denoisers)
     kind = getattr(diffusers, index[denoisers[0]][1])
     config = GGUFQuantizationConfig(compute_dtype=dtype)
     return kind.from_single_file(
         str(find(file)), config=source, subfolder=denoisers[0], quantization_config=config,
         dtype=dtype,
     )  # fmt: skip
+
+
+def refuse_further_denoisers(file: str | None, denoisers: Sequence[str]) -> None:
+    """UserError for a file of quantized weights and a pipeline with several denoisers."""
+    if file is not None and len(denoisers) > 1:
+        raise UserError(
+            f"{QUANTIZED}.file: the pipeline has {' and '.join(denoisers)}, and a file holds one "
+            "of them: choose another backend"
+        )
 
 
 def configuration(quantization: Quantization, library: Any, dtype: torch.dtype) -> Any:
@@ -130,5 +135,6 @@ def refuse_quantized(module: Any, name: str) -> None:
     """UserError for a model that its own files quantize, whose weights cannot be trained."""
     if getattr(module, "hf_quantizer", None) is not None:
         raise UserError(
-            f"lora: null trains all weights, and those of {name} are quantized: train adapters"
+            f"model.lora: null trains all weights, and those of {name} are quantized: set "
+            "model.lora"
         )

@@ -75,11 +75,7 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def attention(denoisers: Iterable[Any], backend: str) -> None:
     """Set an attention kernel by its name in `diffusers.attention_dispatch`."""
-    if "sage" in backend:
-        raise UserError(
-            f"model.attention: {backend} has no backward pass, so attention would have no "
-            "gradient; use flash, flex, xformers or native"
-        )
+    denoisers = list(denoisers)
     for denoiser in denoisers:
         processors = [vars(m).get("processor") for m in denoiser.modules()]
         if not any("_attention_backend" in dir(processor) for processor in processors):
@@ -87,6 +83,12 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
                 f"model.attention: the attention of {type(denoiser).__name__} is not dispatched by "
                 "diffusers; leave it out"
             )
+    if "sage" in backend:
+        raise UserError(
+            f"model.attention: {backend} has no backward pass, so attention would have no "
+            "gradient; use flash, flex, xformers or native"
+        )
+    for denoiser in denoisers:
         try:
             denoiser.set_attention_backend(backend)
         except (ValueError, RuntimeError, ImportError) as error:

@@ -17,6 +17,7 @@ from flowrl.models.diffusers.lora.lora import LORA_FILE, READER_FAILS, class_wri
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.settings.model.adapters import FrozenAdapter
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.flex_on_cpu import flex_on_cpu
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
@@ -144,3 +145,25 @@ def test_adapters_that_their_class_cannot_read_are_read_by_the_model(
     assert all(torch.equal(*pair) for pair in zip(loaded.values(), want, strict=True))
     with pytest.raises(AttributeError, match="image_dim"):  # else the class needs no exception
         MODULAR[key]().load_lora_weights(str(tmp_path), weight_name=LORA_FILE)
+
+
+def test_an_adapter_that_was_never_trained_is_left_out(tmp_path: Path) -> None:
+    made = built("PixArtSigmaPipeline")
+    made.add_lora(rank=2, alpha=6, targets=None, seed=0)
+    made.save(tmp_path / "new")
+    for p in made.trainable().values():
+        p.data += 0.1
+    made.save(tmp_path / "trained")
+
+    def merged(*names: str) -> PipelinePolicy:
+        policy = built("PixArtSigmaPipeline")
+        merge_adapters(policy.pipe, [FrozenAdapter(path=str(tmp_path / name)) for name in names])
+        return policy
+
+    for follow in ((), ("trained",)):
+        advice(
+            "{}: {} changes nothing, since a matrix of each of its products is 0 (an adapter that "
+            "was never trained); leave it out, or name another file",
+            lambda: merged("new"),
+            lambda follow=follow: merged(*follow),
+        )

@@ -239,5 +239,5 @@ def test_components_arguments_and_live_models_are_checked(pipeline: Path, tmp_pa
     made: Any = load_policy(run_from(tree(pipeline, tmp_path, eight), "test"), CPU)
     with pytest.raises(UserError, match="is quantized"):
         flowrl.train(model=made.pipe, recipe="flow_grpo", prompts=["a"], rewards="brightness")
-    with pytest.raises(UserError, match="are quantized: train adapters"):
+    with pytest.raises(UserError, match=r"are quantized: set model\.lora"):
         made.train_all()

@@ -29,6 +29,7 @@ from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import PromptFiles
 from rewards.types import cell
 from tests.support import text_runs, tiny_lm
+from tests.support.advice import advice
 
 SYSTEM = {"role": "system", "content": "be brief"}
 USER, REPLY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
@@ -162,6 +163,26 @@ def assert_in(words: str, sentence: str) -> None:
 def test_a_chat_that_cannot_be_a_prompt_says_why(tmp_path, value, words):
     sentence = refused({"source": file(tmp_path, [{"chat": value}]), "column": "chat"})
     assert_in(f"a.jsonl, line 1, chat: .*{words}", sentence)
+
+
+def test_rows_of_unknown_speakers_are_left_out_or_have_another_column(tmp_path):
+    told = [{"from": "narrator", "value": "x"}]
+    asked = [{"from": "human", "value": "y"}]
+    rows = [
+        {"chat": told, "plain": "x?", "kind": "story"},
+        {"chat": asked, "plain": "y?", "kind": "question"},
+    ]
+    source = {"source": file(tmp_path, rows), "column": "chat"}
+    for follow, texts in (
+        ({"where": {"kind": "question"}}, ("y",)),
+        ({"column": "plain"}, ("x?", "y?")),
+    ):
+        found = advice(
+            "{} is from {}, and only {} are known: {}, or choose another column",
+            lambda: read(source),
+            lambda follow=follow: read(source | follow),
+        )
+        assert found.texts == texts
 
 
 def test_sharegpts_messages_are_those_of_roles(tmp_path):

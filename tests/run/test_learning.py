@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import flowrl
@@ -17,6 +18,7 @@ from flowrl.session.progress import Progress
 from flowrl.settings.read import check_plan, check_rewards, read_run, run_from
 from tests.run.test_own_runs import tree
 from tests.support import every_recipe, frozen, runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.iterations import iterate
 
 FROZEN = frozen.__file__
@@ -358,9 +360,20 @@ def test_a_merged_adapter_that_changes_nothing_is_refused(pipeline: Path, tmp_pa
     settings = runs.tree(pipeline, tmp_path, runs.NFT, self_test="off")
     runs.opened(settings, tmp_path).learner.save(tmp_path / "new")  # B is 0 before the first step
     (file,) = (tmp_path / "new").glob("*.safetensors")
-    settings["model"]["adapters"] = [str(file)]
-    with pytest.raises(UserError, match=r"model\.adapters, 1: .* changes nothing"):
-        runs.opened(settings, tmp_path)
+    other = tmp_path / "trained.safetensors"
+    with safe_open(file, "pt") as saved:
+        save_file({k: v + 0.1 for k, v in load_file(file).items()}, other, saved.metadata())
+
+    def opened(adapter: Path) -> object:
+        model = settings["model"] | {"adapters": [str(adapter)]}
+        return runs.opened(settings | {"model": model}, tmp_path)
+
+    advice(
+        "{}: {} changes nothing, since a matrix of each of its products is 0 (an adapter that was "
+        "never trained); leave it out, or name another file",
+        lambda: opened(file),
+        lambda: opened(other),
+    )
 
 
 def test_a_pair_of_matrices_counts_as_one_module() -> None:

@@ -242,3 +242,18 @@ def test_a_student_has_the_adapters_of_its_teachers(settings):
         lambda: opened_teachers(settings, LORA["big"] | {"dora": True}),
         lambda: opened_teachers(settings, LORA["big"]),
     )
+
+
+@pytest.mark.parametrize("way", ["weights", "adapter"])
+def test_a_teacher_of_full_weights_has_a_student_of_full_weights(settings, teachers, tmp_path, way):
+    def checked(folder: str, lora: dict[str, int] | None) -> None:
+        tree = settings | {"teachers": {"folders": {"one": folder}}}
+        check_run(run_from(tree | {"model": settings["model"] | {"lora": lora}}, "test"))
+
+    whole, adapter = settings["model"]["pipeline"], str(teachers / "big")
+    advice(
+        "{}: {} has full weights, which do not fit the student's adapters: set model.lora: null, "
+        "or use a teacher with an adapter",
+        lambda: checked(whole, LORA["big"]),
+        lambda: checked(whole, None) if way == "weights" else checked(adapter, LORA["big"]),
+    )

@@ -14,19 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from flowrl.api.models import own_model_settings
 from flowrl.errors import UserError
-from flowrl.models.language import proofs
-from flowrl.models.language.policy import CausalPolicy
 from flowrl.session.finite import check_iteration
 from flowrl.session.given_check import check_choices
 from flowrl.settings.checks.machine import check_pipeline
 from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
-from tests.support import tiny_lm
 from tests.support.advice import beginning, fixed_parts, messages, trials
 from tests.support.tiny_pipelines import sd3
 
@@ -875,17 +871,3 @@ def test_a_reward_that_is_not_finite_blames_the_reward() -> None:
     with pytest.raises(UserError, match="let each reward return a finite number") as error:
         check_iteration([], [], {"reward": float("inf"), "skipped": 0}, 3)
     assert "train.lr" not in str(error.value)
-
-
-def test_one_row_a_call_ends_the_refusal_of_padding(tmp_path: Path, monkeypatch) -> None:
-    """A model whose rows change with padding, as Mistral 3 and RWKV: each call then has one row,
-    and nothing is padded."""
-    policy = CausalPolicy.load(
-        str(tiny_lm.write(tmp_path)), dtype=torch.float32, device=torch.device("cpu")
-    )
-    monkeypatch.setattr(proofs, "PADDING_TOLERANCE", -1.0)
-    prompts = ["one", "one two three"]
-    with pytest.raises(UserError, match=r"set train.rows_per_call: 1"):
-        policy.proofs(prompts, 4)
-    policy.rows_per_call = 1
-    assert "each call has one row, without padding" in policy.proofs(prompts, 4)

@@ -94,7 +94,7 @@ def advice(says: str, refused: Callable[[], object], follow: Callable[[], Result
         refused()
     said = " ".join(str(error.value).split())
     for part in fixed_parts(says):
-        assert " ".join(part.split()) in said
+        assert " ".join(part.split()) in said, said
     return follow()
 
 

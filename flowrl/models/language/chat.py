@@ -6,6 +6,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.models.language.turns import turn_template
 from flowrl.prompts import Chat, has_images
+from flowrl.prompts.source import way_without_row
 from rewards.sandbox.templates import TemplateLate, TemplateRefused, render_chat
 
 
@@ -26,9 +27,10 @@ def chat_tokens(
 
 
 def images_refused(prompt: str) -> UserError:
+    place = prompt_place(prompt)
     return UserError(
-        f"{prompt_place(prompt)}: the prompt has images, but model.language only reads texts: use "
-        "a vision-language model, or leave out such rows (where)"
+        f"{place}: the prompt has images, but model.language only reads texts: use a "
+        f"vision-language model, or {way_without_row(place)}"
     )
 
 
@@ -58,7 +60,9 @@ def rendered(
     try:
         return render_chat(templates, turns, add_generation_prompt=True, **template)
     except TemplateLate as error:
-        raise UserError(f"{prompt_place(prompt)}: model.language: {error}") from error
+        raise UserError(
+            f"{prompt_place(prompt)}: model.language: {error}: use a model with another one"
+        ) from error
     except TemplateRefused as error:
         roles = ", ".join(turn["role"] for turn in turns)
         raise UserError(

@@ -9,8 +9,9 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.models.language.stop_texts import StopTexts
-from flowrl.models.language.turns import TurnTemplate, turn_template
+from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings import EnvironmentSettings
+from rewards.sandbox.templates import TemplateRefused
 from samplers.dialogue import EnvironmentReply, state_id
 
 KEYS = ("reply", "state", "reward")  # of a mapping that the function returns
@@ -85,11 +86,23 @@ class Replies:
         said = "" if by_token else self._ending(self._decoded(turn))
         try:
             return self.turns.reply(reply, self.how.role, turn[-1] if by_token else None, said)
-        except Exception as error:  # the model's own template, which may raise anything
-            raise UserError(
-                f"model.environment: the chat template allows no {self.how.role} turn after the "
-                f"model's ({error}); set model.environment.role"
-            ) from error
+        except TemplateRefused as error:
+            raise self._refused(reply, error) from error
+
+    def _refused(self, reply: str, error: TemplateRefused) -> UserError:
+        """The error of a template that refuses a reply, which names the other role where the
+        template takes that."""
+        role, other = self.how.role, "user" if self.how.role == "tool" else "tool"
+        turns = [("user", ASKED[0]), ("assistant", ANSWERED[0]), (other, reply)]
+        if self.turns.tried(turns, opens=True) is None:
+            return UserError(
+                "model.environment: the chat template allows neither a user turn nor a tool turn "
+                f"after the model's ({error}): use a model with another one"
+            )
+        return UserError(
+            f"model.environment: the chat template allows no {role} turn after the model's "
+            f"({error}); set model.environment.role: {other}"
+        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from flowrl.models.adapters import (
     has_adapters,
     linear_targets,
     load_adapters,
+    refuse_full_weights,
     save_adapters,
 )
 from flowrl.models.peft_version import check_peft
@@ -65,8 +66,7 @@ def load_text_weights(model: Any, folder: Path) -> None:
     if (folder / ADAPTER_WEIGHTS).is_file():
         load_adapters(model, folder)
     elif (folder / "config.json").is_file():
-        if has_adapters(model):
-            raise UserError(f"{folder} holds full weights: load them before adding adapters")
+        refuse_full_weights(folder, has_adapters(model))
         saved = type(model).from_pretrained(folder, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
     else:

@@ -22,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from flowrl.errors import UserError
 from flowrl.models.language.chat import chat_turns, prompt_place, rendered
 from flowrl.prompts.prompt_set import PromptRow
+from flowrl.prompts.source import of_given
 from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_rgb
 from rewards.perception.unended import added_end
@@ -167,6 +168,8 @@ def row_images(row: Mapping[str, Any], at: str) -> list[Image.Image]:
     """Images of a row's column `images` or `image`. UserErrors begin with `at`."""
     names = [name for name in ROW_COLUMNS if row.get(name) is not None]
     if len(names) > 1:
+        if of_given(at):
+            raise UserError(f"{at} has the columns images and image: take one out of the file")
         raise UserError(f"{at} has the columns images and image: leave one out (keep)")
     if not names:
         return []

@@ -18,6 +18,7 @@ from flowrl.models.adapters import (
     has_adapters,
     load_adapters,
     peft_adapter,
+    refuse_full_weights,
     save_adapters,
 )
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingCallSize
@@ -341,8 +342,7 @@ class OwnPolicy:
         if (folder / ADAPTER_WEIGHTS).is_file():
             load_adapters(self.model, folder)
         elif (folder / MODEL_FILE).is_file():
-            if has_adapters(self.model):
-                raise UserError(f"{folder} holds full weights: load them before adding adapters")
+            refuse_full_weights(folder, has_adapters(self.model))
             load_model(self.model, str(folder / MODEL_FILE))
         else:
             raise UserError(

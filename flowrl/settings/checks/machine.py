@@ -1,6 +1,6 @@
 """Checks of a run against this machine and its packages, before any weights are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from flowrl.settings.model.model import ModelSettings
 from flowrl.settings.model.own_model import OwnSettings
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.sections.budget import BudgetSettings
-from flowrl.settings.sections.data import IN_PYTHON
+from flowrl.settings.sections.data import IN_PYTHON, RewardSpec
 from flowrl.settings.sections.run import SIZES, RunSettings
 from flowrl.settings.sections.train import StatesSettings
 from flowrl.settings.sections.workers import WorkerSettings
@@ -160,14 +160,26 @@ def check_workers(run: RunSettings, algorithm: Algorithm) -> None:
                 f"workers.rewards: {label}: this recipe uses reward gradients, which cannot come "
                 "from another process; leave it out"
             )
-    for spec in specs.values():
-        if spec.name.startswith(IN_PYTHON) and (w.sampling or spec.label in w.rewards):
-            raise UserError(
-                f"workers: reward {spec.label} is a Python object, but workers load rewards by "
-                "name; put the reward into a file, or set workers.sampling: 0"
-            )
+    _refuse_python_rewards(w, specs.values())
     if find_spec("ray") is None:  # last: it hides no other mistake
         raise UserError("workers need Ray: pip install 'flowrl[ray]'")
+
+
+def _refuse_python_rewards(w: WorkerSettings, specs: Iterable[RewardSpec]) -> None:
+    """UserError for a Python object that other processes would have to load by its name."""
+    for spec in specs:
+        if not spec.name.startswith(IN_PYTHON):
+            continue
+        if spec.label in w.rewards:
+            raise UserError(
+                f"workers.rewards: {spec.label} is a Python object, but a process of its own loads "
+                "it by name: leave it out there, or put it into a file (FILE.py:FUNCTION)"
+            )
+        if w.sampling:
+            raise UserError(
+                f"workers: reward {spec.label} is a Python object, but workers load rewards by "
+                "name; put the reward into a file (FILE.py:FUNCTION), or set workers.sampling: 0"
+            )
 
 
 def _check_sampling(run: RunSettings, algorithm: Algorithm) -> None:
@@ -214,8 +226,8 @@ def _check_own(run: RunSettings) -> None:
         )
     if run.teachers is not None:
         raise UserError(
-            "teachers: their weights are a pipeline's files, but the run has model.own: choose "
-            "another recipe"
+            "teachers: their weights are a pipeline's files, but the run has model.own: leave them "
+            "out, and choose another recipe"
         )
     if run.train.gradient_checkpointing:
         raise UserError(

@@ -49,7 +49,7 @@ def with_base(
     if base.resolve() in seen:
         names = " -> ".join(str(path) for path in (*chain[seen.index(base.resolve()) :], base))
         raise UserError(
-            f"{path}: base: the files refer to each other in a circle, {names}: remove one"
+            f"{path}: base: the files refer to each other in a circle, {names}: remove one `base`"
         )
     check(base)
     try:

@@ -181,7 +181,7 @@ class PromptFiles(Settings):
 
     def read(self, place: PromptPlace) -> PromptSet:
         """Read the prompts for training or evaluation. UserError, naming the place, if they cannot
-        be read, or if an iteration has no prompt from a weighted data set."""
+        be read, or if an iteration of training has no prompt from a weighted data set."""
         sets, at = getattr(self, place) or (), f"prompts.{place}"
         if len(sets) == 1 and place == "train" and sets[0].name == OF_GIVEN:
             at = GIVEN_FILE  # which the user has set, and not prompts.train
@@ -190,10 +190,11 @@ class PromptFiles(Settings):
         prompts = {data_set.label: data_set.read(self.column, at) for data_set in sets}
         weights = [data_set.weight for data_set in sets if data_set.weight is not None]
         joined = PromptSet.joined(prompts, weights)
-        if weights and (none := joined.never_drawn(self.per_iteration)):
+        # an evaluation takes its prompts evenly from all held-out ones
+        if place == "train" and weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
                 f"{at}: {sets[none[0]].label} has weight {weights[none[0]]:g}, too small for a "
-                f"single prompt per iteration of {self.per_iteration}: raise "
+                f"single prompt per iteration of {self.per_iteration}: raise it, or "
                 "prompts.per_iteration"
             )
         return joined

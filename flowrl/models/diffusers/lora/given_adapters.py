@@ -1,7 +1,7 @@
 """Existing adapters: merged into the base weights (`model.adapters`), or used as the start of
 training (`model.lora.from`). diffusers reads their files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,20 +63,25 @@ def _merge(pipe: Any, adapter: FrozenAdapter, place: str) -> None:
     if not writes_adapters(pipe, denoisers):
         with in_diffusers_format(pipe, adapter.path, place) as read:
             _load_own(denoisers, read, FROZEN, place, adapter.path)
+        _refuse_unchanged(denoisers.values(), place, adapter.path)
         for denoiser in denoisers.values():
             own_form.merge(denoiser, adapter.scale, FROZEN)
         return
     with in_diffusers_format(pipe, adapter.path, place) as read:
         load_whole(pipe, read, FROZEN, place, adapter.path, second=second)
     filled = [name for name, module in _loadable(pipe).items() if _layers(module)]
-    layers = [layer for name in filled for layer in _layers(getattr(pipe, name))]
-    if not any(_changes(layer) for layer in layers):
-        raise UserError(
-            f"{place}: {adapter.path} changes nothing, since a matrix of each of its products "
-            "is 0 (an adapter that was never trained); leave it out, or name another file"
-        )
+    _refuse_unchanged([getattr(pipe, name) for name in filled], place, adapter.path)
     pipe.fuse_lora(components=filled, lora_scale=adapter.scale, adapter_names=[FROZEN])
     pipe.unload_lora_weights()
+
+
+def _refuse_unchanged(modules: Iterable[nn.Module], place: str, source: str) -> None:
+    """UserError, beginning with `place`, if the adapters of these modules add nothing."""
+    if not any(_changes(layer) for module in modules for layer in _layers(module)):
+        raise UserError(
+            f"{place}: {source} changes nothing, since a matrix of each of its products is 0 (an "
+            "adapter that was never trained); leave it out, or name another file"
+        )
 
 
 def _changes(layer: BaseTunerLayer) -> bool:

@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.adapters import ADAPTER, begin_lengths, in_order
+from flowrl.models.adapters import ADAPTER, begin_lengths, in_order, refuse_full_weights
 from flowrl.models.diffusers.lora import own_form
 from flowrl.settings.model.form import is_pipeline_folder
 from samplers.noise import generator
@@ -153,8 +153,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path, sourc
         for name, denoiser in denoisers.items():
             _loaded(pipe, name, denoiser, source)
     elif is_pipeline_folder(folder):
-        if has_lora(denoisers):
-            raise UserError(f"{source} holds full weights: load them before adapters are added")
+        refuse_full_weights(source, has_lora(denoisers))
         for name, denoiser in denoisers.items():
             dtype = next(denoiser.parameters()).dtype
             saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
