@@ -50,11 +50,16 @@ def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) ->
     if all(bool(values.isfinite().all()) for values in predicted):
         return
     refuse_weights(owner, parts)
-    refused = f"{owner} predicts NaN or infinity, though its weights are finite"
     modules = [part for part in parts.values() if isinstance(part, nn.Module)]
     if any(weight.dtype == torch.float16 for part in modules for weight in part.parameters()):
-        raise UserError(f"{refused}: use model.dtype: float32 or bfloat16")
-    raise UserError(f"{refused}: lower guidance, or leave arguments out of `call`")
+        raise UserError(
+            f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
+            "float32 or bfloat16"
+        )
+    raise UserError(
+        f"{owner} predicts NaN or infinity, though its weights are finite: lower guidance, or "
+        "leave arguments out of `call`"
+    )
 
 
 def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
