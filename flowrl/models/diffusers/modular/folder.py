@@ -215,8 +215,8 @@ def check_components(pipe: Any, modular: ModularSource) -> None:
         elif path != source and "network" not in modular.rights:
             raise UserError(
                 f"model.pipeline: {source} names {path} for its {name}, another repository, which "
-                "is read over the network: download it and write its folder into "
-                f"{MODULAR_INDEX} instead, or set model.rights: [network]"
+                "is read over the network: download it into the folder, or set model.rights: "
+                "[network]"
             )
 
 
