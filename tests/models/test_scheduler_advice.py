@@ -16,16 +16,19 @@ from diffusers import (
     IPNDMScheduler,
 )
 
+from flowrl.cli import model_card
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
 from flowrl.models.before_weights import check_before_weights
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.model_index import read_index
+from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import run_from
 from samplers import Ode
 from tests.support import runs
 from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS
-from tests.support.tiny_pipelines import SIZE, sd3
+from tests.support.tiny_pipelines import SIZE, SQUARE, sd3
 from tests.support.tiny_pipelines_unet import sd15
 
 torch.set_num_threads(1)
@@ -85,15 +88,41 @@ def with_scheduler(pipe: Any, scheduler: Any, **call: Any) -> PipelinePolicy:
 
 @pytest.mark.parametrize("kind", [DDIMScheduler, EulerDiscreteScheduler])
 def test_another_scheduler_determines_the_process(kind: Any) -> None:
-    pipe, noise_model = sd15(), {"prediction_type": "epsilon"}
+    pipe = sd15()
+    noise_model: dict[str, Any] = {"prediction_type": "epsilon"}
     if kind is DDIMScheduler:
-        noise_model["clip_sample"] = False  # type: ignore[assignment]
+        noise_model["clip_sample"] = False
     made = advice(
         "does not determine the model's process: use one of diffusers' FlowMatch, DDIM, DDPM",
         lambda: with_scheduler(pipe, IPNDMScheduler()),
         lambda: with_scheduler(pipe, kind(**noise_model)),
     )
     made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_the_index_alone_may_name_another_scheduler(pipeline: Path, tmp_path: Path) -> None:
+    """Its file then still has the class that wrote it: plan, load and card go by the index."""
+    folder = scheduled(pipeline, tmp_path / "pipe", IPNDMScheduler())
+    settings = PipelineSettings(pipeline=str(folder), call=SQUARE)
+
+    def renamed() -> PipelinePolicy:
+        index = json.loads((folder / "model_index.json").read_text())
+        index["scheduler"][1] = "FlowMatchEulerDiscreteScheduler"
+        (folder / "model_index.json").write_text(json.dumps(index))
+        started(folder, tmp_path, {"shift": 2.0})
+        return PipelinePolicy.load(
+            str(folder), dtype=torch.float32, device="cpu", call=settings.call
+        )
+
+    made = advice(
+        "does not determine the model's process: use one of diffusers' FlowMatch, DDIM, DDPM",
+        lambda: started(folder, tmp_path, {}),
+        renamed,
+    )
+    kind = type(made.pipe.scheduler).__name__
+    assert kind == "FlowMatchEulerDiscreteScheduler"
+    assert model_card._scheduler(settings) == f"the pipeline's own, {kind}"
+    assert read_index(str(folder)).scheduler["_class_name"] == kind
 
 
 def test_levels_that_rise_need_another_scheduler() -> None:
