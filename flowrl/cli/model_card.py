@@ -24,7 +24,7 @@ from flowrl.pages.unseen import Unseen
 from flowrl.paths import find, is_own_name
 from flowrl.run.watch.text_facts import likely_form
 from flowrl.settings import LanguageSettings, OwnSettings, PipelineSettings, RunSettings
-from flowrl.settings.checks.model_files import read_json
+from flowrl.settings.checks.model_files import read_json, scheduler_config
 from flowrl.settings.checks.unlike import unlike_training
 from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.model.model import ModelSettings
@@ -332,7 +332,7 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     yield "guidance", unset if scale is None else scale if scale == "none" else f"{scale:g}"
     yield "size", " x ".join(map(str, sides)) if all(sides) else unset
     yield "sampling", "deterministic (ODE), whatever noise training sampled with"
-    yield "scheduler", _scheduler(run.model.pipeline) or unset
+    yield "scheduler", _scheduler(run.model) or unset
     frames = {} if run.evaluate.num_frames is None else {"num_frames": run.evaluate.num_frames}
     for key, value in {**run.model.call, **frames}.items():
         yield code_span(key), code_span(value)
@@ -342,12 +342,13 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
         yield "noise levels", code_span(dump(run)["model"]["sigmas"])
 
 
-def _scheduler(source: str) -> str:
-    folder = local_folder(source)
-    file = None if folder is None else folder / "scheduler" / "scheduler_config.json"
-    if file is None or not file.is_file():
+def _scheduler(model: PipelineSettings) -> str:
+    folder = local_folder(model.pipeline)
+    if folder is None or not (folder / model.configuration).is_file():
         return ""
-    return f"the pipeline's own, {read_json(file, 'model.pipeline').get('_class_name')}"
+    index = read_json(folder / model.configuration, "model.pipeline")
+    config = scheduler_config(folder, index, "model.pipeline")
+    return f"the pipeline's own, {config.get('_class_name')}" if config else ""
 
 
 def _results(run: RunFolder, iteration: int | None) -> tuple[int, CardRows]:

@@ -36,7 +36,7 @@ from flowrl.models.open import (
 from flowrl.models.quantization import refuse_further_denoisers
 from flowrl.settings import LanguageSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import reading_model
-from flowrl.settings.checks.model_files import pipeline_index, read_json
+from flowrl.settings.checks.model_files import pipeline_index, read_json, scheduler_config
 from flowrl.settings.model.form import PIPELINE_INDEX
 
 TRIED = 64  # prompts of a file that its chat template renders before a start
@@ -77,7 +77,7 @@ def _check_pipeline(run: RunSettings, m: PipelineSettings) -> None:
     if m.sigmas is not None:
         refuse_levels(kind.__name__, parameters)
     if folder is not None:
-        _check_scheduler(folder, kind.__name__, m.scheduler)
+        _check_scheduler(folder, kind.__name__, m)
     refuse_sizes(run, kind.__name__, parameters)
     call = {"height": m.height, "width": m.width, **m.call}
     configs = [SimpleNamespace(config=described.configs[n]) for n in DENOISERS
@@ -113,16 +113,16 @@ def _built(described: Description) -> Mapping[str, nn.Module] | None:
         return None
 
 
-def _check_scheduler(folder: Path, owner: str, settings: Mapping[str, Any]) -> None:
+def _check_scheduler(folder: Path, owner: str, m: PipelineSettings) -> None:
     """UserError for settings that the scheduler does not have, and for a configuration that does
     not determine the model's process."""
-    file = folder / "scheduler" / "scheduler_config.json"
-    if not file.is_file():
+    if not (folder / m.configuration).is_file():  # a download that ended before it
         return
-    config = read_json(file, "model.pipeline")
+    index = read_json(folder / m.configuration, "model.pipeline")
+    config = scheduler_config(folder, index, "model.pipeline")
     kind = getattr(diffusers, str(config.get("_class_name")), None)
     if kind is not None:
-        scheduler = checks.with_settings(kind.from_config(config), settings, owner)
+        scheduler = checks.with_settings(kind.from_config(config), m.scheduler, owner)
         checks.prediction(scheduler, owner)
 
 

@@ -23,7 +23,7 @@ from flowrl.models.description import denoisers_inside, describe
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
-from flowrl.settings.checks.model_files import NO_MODEL, read_json
+from flowrl.settings.checks.model_files import NO_MODEL, read_json, scheduler_config
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
 from rewards.hub_names import possible_repository
 from rewards.perception.hub import answer_of_hub, check_cached, from_hub, of_network
@@ -96,8 +96,7 @@ def _index_of(folder: Path, source: str) -> ModelIndex:
         for name in values
         if (folder / name / CONFIG).is_file()
     }
-    place = folder / "scheduler" / SCHEDULER_CONFIG
-    scheduler = read_json(place, source) if place.is_file() else {}
+    scheduler = scheduler_config(folder, values, source)
     kind = str(values.get("_class_name"))
     return ModelIndex(kind, values, configs, scheduler, names[0] == MODULAR_INDEX)
 

@@ -11,17 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.transition import Transition
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
+from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.evaluate.start_checks import check_clock
+from rewards.load import load
 from samplers import FlowSDE, Latents, Sampling, Tree, Window, roll
 from samplers.clock import Clocked
 from samplers.planners import Flash
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, brightness
 from tests.support.tiny_modular import of_classic
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -307,8 +312,31 @@ def test_recipes_that_need_one_level_are_refused() -> None:
     wave, turns = (driven(CASES[name]) for name in ("a wave of frames", "chunks in turn"))
     of_wave, of_turns = (made.schedule(STEPS).clock for made in (wave, turns))
     assert of_wave is not None and of_turns is not None
-    with pytest.raises(UserError, match="trains on densities of steps, such as flow_grpo"):
-        check_clock(Matching(), of_turns, turns.name)
-    with pytest.raises(UserError, match="by which the ratio cps is scaled"):
-        check_clock(Transition("cps"), of_wave, wave.name)
+    density = RECIPES["flow_grpo"](steps=STEPS, group=2).likelihood
+    advice(
+        "no errors at new noise levels and no gradients of rewards: use a recipe that trains on "
+        "densities of steps, such as flow_grpo",
+        lambda: check_clock(Matching(), of_turns, turns.name),
+        lambda: check_clock(density, of_turns, turns.name),
+    )
+    advice(
+        "so its noise has no one size, by which the ratio {} is scaled: use a recipe whose ratio",
+        lambda: check_clock(Transition("cps"), of_wave, wave.name),
+        lambda: check_clock(density, of_wave, wave.name),
+    )
     check_clock(Transition("cps"), of_turns, turns.name)
+
+
+@pytest.mark.slow
+def test_steering_without_samples_in_the_middle_takes_the_best() -> None:
+    made = driven(CASES["chunks in turn"])
+    trial = Trial(PromptSet((PROMPTS[0],), ({},)), (0,), group=1, steps=STEPS, seed=5)
+    rewards = {"brightness": load("brightness")}
+    scorer = SampleScorer(made, rewards, {"brightness": 1.0}, trial, 1.0, torch.device("cpu"))
+    samples, evaluations = advice(
+        "--steer particles predicts clean samples in the middle, and {} steps parts of its state "
+        "at levels of their own: use --steer best",
+        lambda: steered_samples(scorer, SteeredSampler("particles", particles=2)),
+        lambda: steered_samples(scorer, SteeredSampler("best", particles=2)),
+    )
+    assert len(samples.media) == 1 and evaluations == 2 * 2 * STEPS

@@ -6,7 +6,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -18,6 +18,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from samplers import Chain, FlowSDE, Latents, Ode, Rollout, Tree, roll
 from samplers.held import Held
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.pipelines import Special, tiny
@@ -74,6 +75,20 @@ def rows_of_images() -> list[dict[str, Any]]:
 def opened(strength: float = 1.0) -> MediaBatch:
     policy = inpainting("FluxInpaintPipeline", strength).guided(None, None)
     return policy.open(PROMPTS, rows_of_images(), STEPS)
+
+
+def test_soft_masks_give_way_to_black_and_white_ones() -> None:
+    """Most pipelines round masks themselves; this one's processor is told not to."""
+    policy, rows = inpainting("FluxInpaintPipeline", 1.0).guided(None, None), rows_of_images()
+    policy.pipe.mask_processor.register_to_config(do_binarize=False)
+    blurred = ImageFilter.GaussianBlur(2)
+    soft = [{**row, "mask_image": row["mask_image"].filter(blurred)} for row in rows]
+    advice(
+        "the mask has soft edges, where the loop would mix the image into the state: use "
+        "black-and-white masks with edges on the grid of the latents",
+        lambda: sampled(policy.open(PROMPTS, soft, STEPS), Ode(1)),
+        lambda: sampled(policy.open(PROMPTS, rows, STEPS), Ode(1)),
+    )
 
 
 def sampled(batch: MediaBatch, planner: Any) -> Rollout:

@@ -28,6 +28,7 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
 from flowrl.settings import PipelineSettings
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS, learn, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, TWINS, twin
 from tests.support.tiny_pipelines import NAMED
@@ -267,12 +268,6 @@ def test_a_skeleton_has_no_weights_and_names_its_guiders(folder: Path) -> None:
             lambda index: index["vae"][2].update(subfolder="vae_fp16"),
             r"has no folder .*vae_fp16 of its vae",
         ),
-        (
-            lambda index: index["vae"][2].update(
-                subfolder="other", pretrained_model_name_or_path="Wan-AI/other"
-            ),
-            r"names Wan-AI/other for its vae, another repository, .* model.rights: \[network\]",
-        ),
     ],
 )
 def test_what_is_missing_is_named_before_weights_load(
@@ -326,9 +321,13 @@ def test_blocks_that_a_folder_brings_need_a_right(folder: Path, tmp_path: Path) 
     Path(source, "mine.py").write_text(BLOCKS)
     given = {"auto_map": {"ModularPipelineBlocks": "mine.Mine"}}
     Path(source, "modular_config.json").write_text(json.dumps(given))
-    with pytest.raises(UserError, match=r"brings blocks of its own .* model.rights: \[code\]"):
-        skeleton(source)
-    assert type(skeleton(source, ["code"])._blocks).__name__ == "Mine"
+    made = advice(
+        "brings blocks of its own (auto_map in {}), which are code: read them, then set "
+        "model.rights: [code]",
+        lambda: skeleton(source),
+        lambda: skeleton(source, ["code"]),
+    )
+    assert type(made._blocks).__name__ == "Mine"
 
 
 APG, MIX = "AdaptiveProjectedGuidance", "AdaptiveProjectedMixGuidance"

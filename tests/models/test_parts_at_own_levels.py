@@ -24,7 +24,8 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
 from flowrl.settings import PipelineSettings
-from samplers import FlowSDE, Latents, Sampling, roll
+from samplers import Chain, FlowSDE, Latents, Sampling, Scheduler, roll
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, brightness, learn
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 
@@ -117,8 +118,13 @@ def test_a_part_that_starts_below_noise_is_refused():
 
 
 def test_steps_of_two_schedulers_are_no_kernel():
-    with pytest.raises(UserError, match="kernel: scheduler takes the steps of one scheduler"):
-        own_plans(driven().loop, (), STEPS)
+    made = driven()
+    sigmas = made.schedule(STEPS).sigmas
+    advice(
+        "kernel: scheduler takes the steps of one scheduler, and its loop has {}: use another",
+        lambda: own_plans(made.loop, Chain(Scheduler(), 2)(sigmas, 0, 0), STEPS),
+        lambda: made.fitted(Chain(FlowSDE(0.7), 2)(sigmas, 0, 0), STEPS),
+    )
 
 
 def log_density(x: Tensor, v: Tensor, after: Tensor, sigma: float, to: float, eta: float) -> Tensor:

@@ -20,6 +20,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.prompt_set import PromptRow
 from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_parts import vae
@@ -359,8 +360,13 @@ def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> Non
         velocities.append(velocity(x, torch.full((2,), 0.6), torch.tensor([0, 1])))
     assert torch.equal(*velocities)
     made = policy("Wan 2.1 image to video")
-    with pytest.raises(UserError, match="needs image: add a prompt column, or set it in `call`"):
-        made.encode(PROMPTS)
+    shared = PipelinePolicy(made.pipe, call=made.call | {"image": path})
+    for policy_of, rows in ((made, [{"image": path}] * 2), (shared, [])):
+        advice(
+            "needs {}: add a prompt column, or set it in `call`",
+            lambda: made.encode(PROMPTS),
+            lambda policy_of=policy_of, rows=rows: policy_of.encode(PROMPTS, rows),
+        )
 
 
 @pytest.mark.slow

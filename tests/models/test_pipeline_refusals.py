@@ -84,6 +84,33 @@ def test_proof_refuses_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> Non
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)
 
 
+def test_the_argument_that_carries_state_is_found_by_leaving_arguments_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = sd3()
+    forward = pipe.transformer.forward
+    seen: list[int] = []
+
+    def drifting(*args: Any, joint_attention_kwargs: Any = None, **named: Any) -> Any:
+        seen.append(1)
+        drift = (joint_attention_kwargs or {}).get("drift", 0.0)
+        return (forward(*args, **named)[0] + drift * len(seen),)
+
+    monkeypatch.setattr(pipe.transformer, "forward", drifting)
+
+    def proven(**call: Any) -> Any:
+        made = PipelinePolicy(pipe, call=SQUARE | call)
+        return made.prove(PROMPTS, steps=STEPS, guidance=1.0, complete=False)
+
+    arguments = {"joint_attention_kwargs": {"drift": 1e-3}, "clip_skip": 0}
+    advice(
+        "when driven, its steps receive other values ({}). Leave arguments out one by one to find "
+        "the cause, or use another pipeline",
+        lambda: proven(**arguments),
+        lambda: proven(clip_skip=0),
+    )
+
+
 def test_proof_refuses_cut_gradients_and_another_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = sd3()
     made = PipelinePolicy(pipe, call=SQUARE)
@@ -145,6 +172,12 @@ def test_refusals() -> None:
         policy({"heigth": 16})
     with pytest.raises(UserError, match=r"'latents'.*set by flowrl"):
         policy({"latents": None})
+    for name in ("guidance_scale", "num_inference_steps", "sigmas"):
+        advice(
+            "{} of {} is set by {}: leave it out of `call`",
+            lambda name=name: policy(SQUARE | {name: 3}),
+            policy,
+        )
     with pytest.raises(UserError, match=r"'guidance_scale'.*set by guidance"):
         policy({"guidance_scale": 3.0})
     with pytest.raises(UserError, match=r"rejects its arguments.*divisible"):
@@ -361,6 +394,30 @@ def test_a_pixel_that_is_not_finite_is_no_white(
     monkeypatch.setattr(pipe.vae, "decode", hot)
     with pytest.raises(UserError, match="decoder vae outputs NaN or infinity"):
         made.decode(latents, conditioning, steps=STEPS, guidance=1.0)
+
+
+def test_numbers_that_overflow_have_another_dtype_or_less_guidance() -> None:
+    """float16 ends at 65504; in other dtypes the settings of a call are the cause."""
+
+    def proven(dtype: torch.dtype, guidance: float) -> None:
+        pipe = sd3().to(dtype)
+        with torch.no_grad():
+            pipe.transformer.proj_out.weight.mul_(60000)
+        made = PipelinePolicy(pipe, call=SQUARE)
+        made.prove(PROMPTS, steps=STEPS, guidance=guidance, complete=False)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        advice(
+            "predicts NaN or infinity, though its weights are finite: use model.dtype: float32 or "
+            "bfloat16",
+            lambda: proven(torch.float16, 1.0),
+            lambda dtype=dtype: proven(dtype, 1.0),
+        )
+    advice(
+        "predicts NaN or infinity, though its weights are finite: lower guidance, or leave",
+        lambda: proven(torch.float32, 1e38),
+        lambda: proven(torch.float32, 4.5),
+    )
 
 
 def test_encodings_in_place_of_prompts_are_refused_without_their_numbers() -> None:

@@ -6,11 +6,11 @@ import diffusers
 import pytest
 import torch
 
-from flowrl.errors import UserError
 from flowrl.models.diffusers.call.inputs import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.sizes.by_size import rows_by_size
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.flex_on_cpu import flex_on_cpu
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
@@ -84,5 +84,9 @@ def test_videos_of_several_lengths_do_not_share_a_batch() -> None:
     built = tiny(diffusers.WanVideoToVideoPipeline, SPECIALS | VIDEO_SPECIALS, SIZES)
     made = PipelinePolicy(built.pipe, call=built.call)
     meta = [frames("video", side=16, count=count) for count in (5, 9)]
-    with pytest.raises(UserError, match="images of one size, and videos and sounds of one length"):
-        made.encode(["a", "b"], meta)
+    advice(
+        "makes latents {} from this image, video or sound but {} from others: use images of one "
+        "size, and videos and sounds of one length",
+        lambda: made.encode(["a", "b"], meta),
+        lambda: made.encode(["a", "b"], meta[1:] * 2),
+    )

@@ -12,6 +12,7 @@ from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.settings.checks.gradients import check_gradients
 from flowrl.settings.read import run_from
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS
 from tests.support.tiny_pipelines import NAMED
@@ -84,17 +85,38 @@ def test_the_gradient_is_that_of_a_detached_prediction(
     assert any(not torch.allclose(ours[name], both[name], rtol=1e-2) for name in both)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("Qwen-Image", "mixes its predictions by another rule"),  # keeps the norm of the prompt's
-        ("FLUX.1", r"makes one prediction at scale 3: leave it out"),
-    ],
-)
-def test_guidance_of_another_kind_is_refused(name: str, why: str) -> None:
-    made = PipelinePolicy(NAMED[name].build(), call=NAMED[name].call)
-    with pytest.raises(UserError, match=why):
-        made.guided(SCALE, SCALE).through_prompt()
+def test_guidance_of_another_kind_flows_through_all_of_it_where_the_setting_is_left_out() -> None:
+    made = {
+        name: PipelinePolicy(NAMED[name].build(), call=NAMED[name].call).guided(scale, scale)
+        for name, scale in (("Qwen-Image", SCALE), ("FLUX.1", SCALE), ("SD3", None))
+    }
+
+    def trained(name: str) -> None:
+        """A gradient of the velocity of training, as a run without `through` has it."""
+        x = noise(made[name])[:1].requires_grad_()
+        scale = made[name].guidance.train
+        velocity = made[name].bind(
+            made[name].encode(PROMPTS[:1]), steps=STEPS, guidance=scale, kind="training"
+        )
+        sigma = torch.tensor(made[name].schedule(STEPS).sigmas[1:2])
+        velocity(x, sigma, torch.tensor([0])).sum().backward()
+        assert x.grad is not None and bool(x.grad.any())
+
+    advice(  # it keeps the norm of the prompt's
+        "mixes its predictions by another rule than classifier-free guidance's: leave it out",
+        made["Qwen-Image"].through_prompt,
+        lambda: trained("Qwen-Image"),
+    )
+    advice(
+        "makes one prediction at scale {}: leave it out",
+        made["FLUX.1"].through_prompt,
+        lambda: trained("FLUX.1"),
+    )
+    advice(
+        "takes no guidance scale in its call: leave it out",
+        made["SD3"].through_prompt,
+        lambda: trained("SD3"),
+    )
 
 
 def test_z_image_counts_its_scale_from_zero() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchHeunDiscreteScheduler
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
     FlowMatchEulerDiscreteScheduler,
 )
@@ -27,6 +28,7 @@ from flowrl.settings.model.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
 from samplers import Chain, FlowSDE, Ode
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS, noise, own, sample
 from tests.support.runs import flowrl
 from tests.support.tiny_pipelines import FAMILIES, NAMED, SQUARE, sd3
@@ -96,19 +98,38 @@ def test_rollouts_walk_the_levels(plan: Any) -> None:
 
 def test_a_scheduler_that_shifts_the_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_levels, "_AS_GIVEN", {})
-    with pytest.raises(
-        UserError, match=r"visits the levels 1, 0.9643, .* instead of 1, 0.9, 0.6, 0.2"
-    ):
-        levelled(sd3(shift=3.0), SQUARE).schedule(STEPS)
+    pipe = sd3(shift=3.0)
+    advice(
+        "model.sigmas: {} visits the levels {} instead of {}: leave sigmas out",
+        lambda: levelled(pipe, SQUARE).schedule(STEPS),
+        lambda: PipelinePolicy(pipe, call=SQUARE).schedule(STEPS),
+    )
+    with pytest.raises(UserError, match=r"levels 1, 0.9643, .* instead of 1, 0.9, 0.6, 0.2"):
+        levelled(pipe, SQUARE).schedule(STEPS)
 
 
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [("Wan 2.1", "the call of WanPipeline takes no `sigmas`"), ("SD1.5", "predicts epsilon")],
-)
-def test_other_pipelines_refuse_levels(family: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        levelled(NAMED[family].build(), NAMED[family].call)
+def test_other_pipelines_have_levels_of_their_own_once_those_of_the_user_are_left_out() -> None:
+    def without(pipe: Any, call: Any) -> PipelineSchedule:
+        return PipelinePolicy(pipe, call=call).schedule(STEPS)
+
+    wan, sd15, heun = (NAMED[name] for name in ("Wan 2.1", "SD1.5", "SD3"))
+    pipes = [family.build() for family in (wan, sd15, heun)]
+    pipes[2].scheduler = FlowMatchHeunDiscreteScheduler()
+    advice(
+        "model.sigmas: the call of {} takes no `sigmas`, so its levels come from its scheduler",
+        lambda: levelled(pipes[0], wan.call),
+        lambda: without(pipes[0], wan.call),
+    )
+    advice(
+        "model.sigmas: {} predicts {}, so its levels come from its {}: leave sigmas out",
+        lambda: levelled(pipes[1], sd15.call),
+        lambda: without(pipes[1], sd15.call),
+    )
+    advice(
+        "model.sigmas: the {} of {} takes no levels: leave it out",
+        lambda: levelled(pipes[2], heun.call),
+        lambda: without(pipes[2], heun.call),
+    )
 
 
 def test_levels_in_call_name_the_setting() -> None:

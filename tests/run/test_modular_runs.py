@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.modular import revisions
-from flowrl.models.diffusers.modular.folder import ModularSource
+from flowrl.models.diffusers.modular.folder import ModularSource, check_components, skeleton
+from tests.support.advice import advice
 from tests.support.runs import flowrl
 from tests.support.tiny_modular import twin
 from tests.support.tiny_pipelines import NAMED
@@ -191,8 +192,22 @@ def test_the_commits_of_components_are_known_before_they_load(
     folders: dict[str, Path], tmp_path: Path, repositories: Path
 ) -> None:
     place = of_acme(folders["modular"], tmp_path / "wan")
-    with pytest.raises(UserError, match=r"names acme/parts for its vae, .*model.rights"):
-        ModularSource(str(place)).revisions()
+    local = of_acme(folders["modular"], tmp_path / "local")
+
+    def downloaded() -> None:
+        shutil.copytree(folders["modular"] / "vae", local / "vae")
+        assert ModularSource(str(local)).load(torch.float32).vae is not None
+
+    def allowed() -> None:
+        check_components(skeleton(str(place)), ModularSource(str(place), ["network"]))
+
+    for follow in (downloaded, allowed):
+        advice(
+            "another repository, which is read over the network: download it into the folder, or "
+            "set model.rights: [network]",
+            lambda: ModularSource(str(place)).revisions(),
+            follow,
+        )
     source = ModularSource(str(place), ["network"])
     with pytest.raises(UserError, match=r"the vae of .* is in acme/parts, which is neither on"):
         source.load(torch.float32)

@@ -3,6 +3,7 @@ start, `prove` and `new` refuse before, in the same words, by one function, for 
 pipelines."""
 
 import contextlib
+import copy
 import io
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flowrl.run.watch.start_check import check_start, refusals, unchecked
 from flowrl.settings import PipelineSettings, RunSettings
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
 
 QUICK = ("SD3", "FLUX.1")
@@ -101,6 +103,13 @@ def test_a_start_and_every_place_use_the_same_words(tmp_path: Path) -> None:
 def test_a_longest_side_is_known_before_weights(pipeline: Path, tmp_path: Path) -> None:
     tree = runs.tree(pipeline, tmp_path, dict(runs.FLOW_GRPO))
     tree["model"] |= {"height": 36, "width": 32}
+    smaller = copy.deepcopy(tree)
+    smaller["model"]["height"] = 32
+    advice(
+        "{}: {}; choose another size",
+        lambda: check_own_sizes(run_from(tree, "run")),
+        lambda: check_own_sizes(run_from(smaller, "run")),
+    )
     with pytest.raises(UserError, match="model: height 36 is above the model's longest side of 32"):
         check_own_sizes(run_from(tree, "run"))
 

@@ -21,9 +21,10 @@ from flowrl.session.finite import check_iteration
 from flowrl.session.given_check import check_choices
 from flowrl.settings.checks.machine import check_pipeline
 from flowrl.settings.checks.model_files import pipeline_index
+from flowrl.settings.model.adapters import Lora
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
-from tests.support.advice import beginning, fixed_parts, messages, trials
+from tests.support.advice import advice, beginning, fixed_parts, messages, trials
 from tests.support.tiny_pipelines import sd3
 
 
@@ -854,12 +855,51 @@ def test_the_lists_name_messages_that_exist() -> None:
 
 def test_a_modular_folder_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "modular_model_index.json").write_text("{}")
-    with pytest.raises(UserError, match=r"index of a modular pipeline alone .* model.form out"):
-        check_pipeline(str(tmp_path))
     with pytest.raises(UserError, match="index of a modular pipeline alone"):
         pipeline_index(tmp_path)
-    assert PipelineSettings(pipeline=str(tmp_path)).form == "modular"  # what the advice leads to
-    check_pipeline(str(tmp_path), "modular")
+
+    def checked(**form: Any) -> None:
+        settings = PipelineSettings(pipeline=str(tmp_path), **form)
+        check_pipeline(settings.pipeline, settings.form)
+
+    for form in ({}, {"form": "modular"}):
+        advice(
+            "has the index of a modular pipeline alone ({}): leave model.form out, or set it to",
+            lambda: checked(form="classic"),
+            lambda form=form: checked(**form),
+        )
+
+
+def test_a_gguf_file_of_a_modular_pipeline_has_a_way_out(tmp_path: Path) -> None:
+    """A folder that is modular alone has no classic form to choose."""
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    for folder in (alone, both):
+        folder.mkdir()
+        (folder / "modular_model_index.json").write_text("{}")
+    (both / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+
+    def checked(folder: Path, **changes: Any) -> None:
+        given = {"form": "modular", "quantization": {"backend": "gguf", "file": "a.gguf"}}
+        settings = PipelineSettings(pipeline=str(folder), lora=Lora(rank=2), **given | changes)
+        check_pipeline(settings.pipeline, settings.form)
+
+    other = {"quantization": {"backend": "torchao", "bits": 8}}
+    for folder, told, follow in (
+        (
+            alone,
+            "another backend, or give a folder with model_index.json",
+            lambda: checked(both, form="classic"),
+        ),
+        (alone, "another backend", lambda: checked(alone, **other)),
+        (both, "another backend, or set form: classic", lambda: checked(both, form="classic")),
+    ):
+        advice(
+            "quantization.file: a GGUF file is read in a pipeline's classic form: choose another",
+            lambda folder=folder: checked(folder),
+            follow,
+        )
+        with pytest.raises(ValueError, match=told):
+            checked(folder)
 
 
 def test_a_part_of_a_pipeline_asks_for_the_pipeline(tmp_path: Path) -> None:

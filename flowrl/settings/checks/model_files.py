@@ -2,7 +2,7 @@
 or damaged. Only indices and headers are read."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,19 @@ def component_parts(folder: Path, form: PipelineForm) -> dict[str, str]:
     index = read_json(folder / (MODULAR_INDEX if modular else PIPELINE_INDEX), "model.pipeline")
     named = {n: v for n, v in index.items() if n[0] != "_" and isinstance(v, list) and len(v) > 1}
     return {name: str(value[1]) for name, value in named.items() if (folder / name).is_dir()}
+
+
+def scheduler_config(folder: Path, index: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The configuration of a pipeline's scheduler; empty without one. Its class is the one that the
+    pipeline's index names, which is loaded from the file whatever class wrote it. UserErrors begin
+    with `place`."""
+    file = folder / "scheduler" / _CONFIGURATIONS["Scheduler"]
+    if not file.is_file():
+        return {}
+    config, named = read_json(file, place), index.get("scheduler")
+    if isinstance(named, list) and len(named) > 1 and named[1] is not None:
+        config["_class_name"] = str(named[1])
+    return config
 
 
 def pipeline_index(folder: Path) -> dict[str, Any]:

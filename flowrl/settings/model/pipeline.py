@@ -14,6 +14,7 @@ from flowrl.settings.model.form import (
     PIPELINE_INDEX,
     FolderRights,
     PipelineForm,
+    modular_alone,
     with_form,
 )
 from flowrl.settings.model.language import RewriterSettings
@@ -254,6 +255,16 @@ class PipelineSettings(ModelSettings, NamedPipeline):
         if self.quantization is None:
             return self
         self.quantization.check_adapters(self.lora)
+        if self.quantization.file is not None and self.form == "modular":
+            classic = (
+                f"give a folder with {PIPELINE_INDEX}"
+                if modular_alone(self.pipeline)
+                else "set form: classic"
+            )
+            raise ValueError(
+                "quantization.file: a GGUF file is read in a pipeline's classic form: choose "
+                f"another backend, or {classic}"
+            )
         for name in ("adapters", "offload_experts"):
             if getattr(self, name):
                 raise ValueError(f"quantization excludes {name}: leave one of the two out")

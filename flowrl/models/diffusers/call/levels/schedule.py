@@ -93,7 +93,7 @@ class PipelineSchedule:
             raise UserError(
                 f"{owner}: {name} starts at pure noise, where the predicted noise does not "
                 "determine the sample: set prediction_type or rescale_betas_zero_snr as the model "
-                "was trained"
+                "was trained, by model.scheduler"
             )
         train = scheduler.config.get("num_train_timesteps", 1)
         begins = float(passed[0])
@@ -192,7 +192,8 @@ class PipelineSchedule:
         if bool(((ours - times).abs() > TIME_ROUNDING * self.train).any()):
             raise UserError(
                 f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas, so "
-                "velocities exist only at its own levels: use levels from the plan's grid"
+                "velocities exist only at its own levels: use levels from the plan's grid, by "
+                "recipe.likelihood: {times: permuted_grid}"
             )
 
 

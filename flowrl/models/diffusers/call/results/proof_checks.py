@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flowrl.errors import NotFiniteError, UserError
@@ -49,9 +50,15 @@ def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) ->
     if all(bool(values.isfinite().all()) for values in predicted):
         return
     refuse_weights(owner, parts)
+    modules = [part for part in parts.values() if isinstance(part, nn.Module)]
+    if any(weight.dtype == torch.float16 for part in modules for weight in part.parameters()):
+        raise UserError(
+            f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
+            "float32 or bfloat16"
+        )
     raise UserError(
-        f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
-        "float32 or bfloat16"
+        f"{owner} predicts NaN or infinity, though its weights are finite: lower guidance, or "
+        "leave arguments out of `call`"
     )
 
 

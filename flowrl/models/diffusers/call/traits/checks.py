@@ -107,13 +107,12 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
         if config.get(setting):
             raise UserError(
                 f"{owner}: {kind} has {setting} enabled, which changes the predicted clean "
-                "sample: set "
-                f"{setting} to false in scheduler/scheduler_config.json"
+                f"sample: set model.scheduler: {{{setting}: false}}"
             )
     if kind == "PNDMScheduler" and not config.get("skip_prk_steps"):
         raise UserError(
             f"{owner}: {kind} begins with Runge-Kutta steps of four calls each, which plans do "
-            "not support: set skip_prk_steps to true in scheduler/scheduler_config.json"
+            "not support: set model.scheduler: {skip_prk_steps: true}"
         )
     if says == "v_prediction" and config.get("sigma_data") == 1.0 and edm_times(scheduler):
         return says  # in EDM's formulation, c_in x is a variance-preserving state
@@ -300,11 +299,7 @@ def from_blocks(
     refuse_parts(name, parts)
     configurations = None
     if quantized is not None:
-        if quantized.file is not None:
-            raise UserError(
-                "model.quantization.file: a GGUF file is read in a pipeline's classic form: choose "
-                "another backend, or set model.form: classic"
-            )
+        assert quantized.file is None, "the settings refuse it"
         libraries = {"diffusers": diffusers, "transformers": transformers}
         configurations = {
             part: quantization.configuration(quantized, libraries[library], dtype)

@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 
 VERDICTS_FILE = Path(__file__).with_suffix(".json")
 # reasons that lie in what a folder or a run may set otherwise: these are judged at load
-_OF_SETTINGS = re.compile(r"prediction_type|model\.dtype")
+_OF_SETTINGS = re.compile(r"prediction_type|predicts NaN")
 _FAILS = "its own call fails with these versions"
 
 Verdicts = Mapping[str, Mapping[str, str]]
