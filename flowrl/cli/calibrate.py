@@ -9,7 +9,7 @@ from pydantic import Field
 
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.settings.read import check_run, override
+from flowrl.settings.read import override
 
 
 @dataclass
@@ -30,13 +30,14 @@ class Calibrate:
 
 def print_calibration(run: RunSettings, arguments: Calibrate) -> tuple[float, ...]:
     """Print each round's table, and the last one as YAML. Returns the noise of each step."""
-    from flowrl.run.calibrate import calibrate, with_noise
+    from flowrl.run.calibrate import calibrate, check_calibrated
+    from flowrl.run.watch.start_check import check_start
     from flowrl.session.session import open_accelerator, open_session
     from flowrl.session.smaller_calls import explained
 
     run = override(run, ["--track.trackers", "[]"])
-    check_run(run)
-    with_noise(run.algorithm(), (1.0,) * (run.algorithm().steps - 1))  # refuses other recipes
+    check_calibrated(run.algorithm())
+    check_start(run)
     last: tuple[float, ...] = ()
     with tempfile.TemporaryDirectory() as scratch, explained(run, trains=False):
         session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))

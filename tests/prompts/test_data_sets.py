@@ -29,6 +29,7 @@ from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import PromptFiles
 from rewards.types import cell
 from tests.support import text_runs, tiny_lm
+from tests.support.advice import advice
 
 SYSTEM = {"role": "system", "content": "be brief"}
 USER, REPLY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
@@ -162,6 +163,35 @@ def assert_in(words: str, sentence: str) -> None:
 def test_a_chat_that_cannot_be_a_prompt_says_why(tmp_path, value, words):
     sentence = refused({"source": file(tmp_path, [{"chat": value}]), "column": "chat"})
     assert_in(f"a.jsonl, line 1, chat: .*{words}", sentence)
+
+
+@pytest.mark.parametrize(
+    "follow", [{"drop_reply": True}, {"column": "plain"}], ids=["drop_reply", "column"]
+)
+def test_a_chat_without_its_reply_is_a_prompt(tmp_path, follow):
+    rows = [{"chat": [SYSTEM, USER, REPLY], "plain": "1 + 1?"}]
+    source = {"source": file(tmp_path, rows), "column": "chat"}
+    advice(
+        "{}: the chat ends with an assistant message, which the model should write: set "
+        "drop_reply: true for this data set, or choose another column",
+        lambda: read(source),
+        lambda: read(source | follow),
+    )
+
+
+@pytest.mark.parametrize(
+    "follow", [{"where": {"kind": 1}}, {"column": "plain"}], ids=["where", "column"]
+)
+def test_rows_with_other_parts_than_texts_and_images_are_left_out(tmp_path, follow):
+    filmed = [{"role": "user", "content": [{"type": "video"}]}]
+    rows = [{"chat": filmed, "plain": "a", "kind": 0}, {"chat": [USER], "plain": "b", "kind": 1}]
+    source = {"source": file(tmp_path, rows), "column": "chat"}
+    advice(
+        "{} has a part of type {}, but only texts and images are supported: {}, or choose another "
+        "column",
+        lambda: read(source),
+        lambda: read(source | follow),
+    )
 
 
 def test_sharegpts_messages_are_those_of_roles(tmp_path):
@@ -366,7 +396,13 @@ def test_what_several_data_sets_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="not unique; give each data set a `name`"):
         PromptFiles(train=[sets[0]["source"]] * 2)
     own = file(tmp_path, [{"prompt": "a", "data_set": "x"}], "c.jsonl")
-    assert "has a column 'data_set'" in refused([sets[1]["source"], own])
+    joined = advice(
+        "prompts: the data set {} has a column {}, which is reserved for the key of each row's "
+        "data set: leave it out with `keep`",
+        lambda: read([sets[1]["source"], own]),
+        lambda: read([sets[1]["source"], {"source": own, "keep": ["prompt"]}]),
+    )
+    assert joined.meta[-1]["data_set"] == own
 
 
 def settings_of(folder: Path, prompts: Any) -> dict[str, Any]:

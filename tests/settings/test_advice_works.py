@@ -508,7 +508,8 @@ CASES = [
         {"recipe": {"name": "rwr", "rate": 1.0}},
     ),
     Advice(
-        "set paired=True with this",
+        "the loss {} takes each row alone, but {} keeps {} rows together: leave paired and "
+        "together out of it, or choose a loss that compares rows",
         {"recipe": {"name": "dpo", "loss": "nft"}},
         {"recipe": {"name": "dpo"}},
     ),
@@ -729,6 +730,11 @@ CASES = [
             "budget.repeat": 2,
         },
         {"budget.repeat": DROP},
+    ),
+    Advice(
+        "given: completions are one step; leave model.steps out",
+        LM | {"recipe": SUPERVISED, "given": TEXTS_OF, "model.steps": {}},
+        {"model.steps": DROP},
     ),
 ]
 
