@@ -399,8 +399,8 @@ def test_a_data_set_of_trl_is_named_in_the_command_or_its_file(follow: str, tmp_
         return imported(command, "trl==1.16.0", 1)
 
     run = advice(
-        "dataset_name: the input names no data set: add --dataset_name to the command, or "
-        "dataset_name to its file",
+        "dataset_name: the input names no data set: set --dataset_name in the command, or "
+        "dataset_name in its file",
         lambda: imported(command, "trl==1.16.0", 1),
         followed,
     )

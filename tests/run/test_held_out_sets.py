@@ -11,7 +11,7 @@ import torch
 import flowrl
 from flowrl.errors import UserError
 from flowrl.run.watch.judges import judges
-from flowrl.run.watch.start_check import check_start
+from flowrl.run.watch.start_check import check_start, refusals
 from flowrl.session.session import OfSets
 from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
@@ -140,8 +140,9 @@ def test_an_evaluation_has_a_prompt_of_each_set_that_has_rewards(pipeline, tmp_p
         lambda: start(2),
         lambda: start(4),
     )
-    with pytest.raises(UserError, match=r"the 1 prompts .* dogs.* evaluate\.samples: 4$"):
+    with pytest.raises(UserError, match=r"the 1 prompts .* dogs.* evaluate\.samples: 4$") as told:
         start(2)
+    assert str(told.value) in refusals(run_from(tree, "test")), "plan says it too"
     rows = [{"prompt": f"{number} cats"} for number in range(9)]
     (tmp_path / "cats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     advice("include none of {}, which {} scores: set", lambda: start(6), lambda: start(6, 2))
