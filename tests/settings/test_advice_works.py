@@ -732,9 +732,18 @@ CASES = [
         {"budget.repeat": DROP},
     ),
     Advice(
-        "given: completions are one step; leave model.steps out",
-        LM | {"recipe": SUPERVISED, "given": TEXTS_OF, "model.steps": {}},
-        {"model.steps": DROP},
+        "given: completions have one turn and one step, and {} compares several: leave "
+        "model.environment and model.steps out, and set recipe: {}",
+        LM | {"recipe": {"name": "text_turns"}, "given": TEXTS_OF, "model.environment": TURNS},
+        {"model.environment": DROP, "recipe": SUPERVISED},
+    ),
+    Advice(
+        "given: completions have one turn and one step, and {} compares several: leave "
+        "model.environment and model.steps out, and set recipe: {}",
+        LM
+        | {"recipe": {"name": "text_process"}, "given": TEXTS_OF, "model.steps": {}}
+        | {"intermediate_rewards": [{"name": "process_reward", "model": "m"}]},
+        {"model.steps": DROP, "recipe": SUPERVISED, "intermediate_rewards": DROP},
     ),
 ]
 
