@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
 from flowrl.settings.read import override
@@ -28,8 +29,11 @@ class Calibrate:
     """The change of a step's noise per round."""
 
 
-def print_calibration(run: RunSettings, arguments: Calibrate) -> tuple[float, ...]:
-    """Print each round's table, and the last one as YAML. Returns the noise of each step."""
+def print_calibration(
+    run: RunSettings, arguments: Calibrate, live: Live = NOTHING_LIVE
+) -> tuple[float, ...]:
+    """Print each round's table, and the last one as YAML. Returns the noise of each step. `live`:
+    parts of the run that are Python objects."""
     from flowrl.run.calibrate import calibrate, check_calibrated
     from flowrl.run.watch.start_check import check_start
     from flowrl.session.session import open_accelerator, open_session
@@ -37,10 +41,10 @@ def print_calibration(run: RunSettings, arguments: Calibrate) -> tuple[float, ..
 
     run = override(run, ["--track.trackers", "[]"])
     check_calibrated(run.algorithm())
-    check_start(run)
+    check_start(run, live.rewards)
     last: tuple[float, ...] = ()
     with tempfile.TemporaryDirectory() as scratch, explained(run, trains=False):
-        session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))
+        session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)), live)
         print("a step's noise, trajectories that gained and lost:")
         for number, calibration in enumerate(
             calibrate(session, arguments.rounds, arguments.within, arguments.by)

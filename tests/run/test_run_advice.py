@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import flowrl
 from flowrl.cli.calibrate import Calibrate, print_calibration
 from flowrl.errors import UserError
 from flowrl.estimate import memory
@@ -25,6 +26,7 @@ from flowrl.session.session import Session
 from flowrl.session.smaller_calls import explained
 from flowrl.settings import RunSettings
 from flowrl.settings.read import override, run_from
+from rewards import Samples
 from tests.run.test_atomic import without_locks
 from tests.run.test_sizes import SIZES
 from tests.run.test_sizes import settings as of_sizes
@@ -186,6 +188,17 @@ def test_calibration_refuses_prompts_of_several_sizes_as_a_start_does(
     check_calibrated(run.algorithm())
     with pytest.raises(UserError, match="needs prompts of one size"):
         print_calibration(run, Calibrate())
+
+
+@pytest.mark.slow
+def test_calibration_has_the_rewards_that_python_gives(pipeline: Path, tmp_path: Path) -> None:
+    def light(samples: Samples) -> torch.Tensor:
+        return torch.as_tensor([float(image.mean()) for image in samples.media])
+
+    recipe = {"name": "dense_grpo", "steps": 3, "group": 2}
+    tree = runs.tree(pipeline, tmp_path, recipe, self_test="off")
+    noise = flowrl.Run(settings=tree, rewards=[light]).calibrate(rounds=1)
+    assert len(noise) == 2 and min(noise) > 0
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
