@@ -250,7 +250,7 @@ def test_the_lock_file_of_a_process_that_is_gone_is_removed(
     advice("{}: if that process is gone, remove the file", begin, followed)
 
 
-@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("trains", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_is_advised_needs_less_memory(trains: bool, pipeline: Path, tmp_path: Path) -> None:
     """A device whose memory is just that of the run with all that was advised."""
     run = run_from(runs.tree(pipeline, tmp_path, runs.NFT, rows_per_call=8), "test")

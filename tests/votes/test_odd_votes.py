@@ -85,9 +85,14 @@ def texts_of(folder: Path) -> Path:
 LAST_HIDDEN = "{name: last_hidden, model: flowrl/demo/sums-lm}"
 
 
-@pytest.mark.parametrize(("kind", "wrong", "right"), [
-    ("texts", CLIP, LAST_HIDDEN), ("images", LAST_HIDDEN, CLIP),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "wrong", "right"),
+    [
+        pytest.param("texts", CLIP, LAST_HIDDEN, marks=pytest.mark.slow),
+        ("images", LAST_HIDDEN, CLIP),
+    ],
+    ids=["texts", "images"],
+)
 def test_features_of_the_kind_of_the_votes_are_fitted(
     kind: str, wrong: str, right: str, tmp_path: Path
 ) -> None:
