@@ -120,6 +120,50 @@ def folder_graph() -> dict[str, set[str]]:
     return graph
 
 
+def exceptions_named(handler: ast.ExceptHandler) -> set[str]:
+    if handler.type is None:
+        return {"BaseException"}
+    return {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+
+
+def refuses(statements: list[ast.stmt]) -> bool:
+    """Whether a UserError is raised here, a function of its own aside."""
+    kept: list[ast.AST] = [*statements]
+    for node in kept:  # grows as it is read
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            if isinstance(node.exc.func, ast.Name) and node.exc.func.id == "UserError":
+                return True
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            kept += ast.iter_child_nodes(node)
+    return False
+
+
+def rewritten(tree: ast.AST) -> Iterator[int]:
+    """Lines of `try` blocks whose refusals one of their handlers makes into another sentence: a
+    UserError is a ValueError. A handler that names UserError does so on purpose."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and refuses(node.body):
+            for handler in node.handlers:
+                names = exceptions_named(handler)
+                if "UserError" in names:
+                    break
+                if names & {"ValueError", "Exception", "BaseException"} and refuses(handler.body):
+                    yield node.lineno
+
+
+def test_a_refusal_is_not_rewritten_by_the_handler_of_its_own_block() -> None:
+    refusal = "    if x:\n        raise UserError('a: choose another')\n"
+    rewrites = "except (OSError, ValueError) as error:\n    raise UserError(f'a: {error}')\n"
+    assert [*rewritten(ast.parse(f"try:\n{refusal}{rewrites}"))] == [1]
+    assert not [*rewritten(ast.parse(f"try:\n{refusal}except UserError:\n    raise\n{rewrites}"))]
+    for path in modules():
+        for line in rewritten(parsed(path)):
+            raise AssertionError(
+                f"{path.relative_to(PROJECT)}:{line}: a refusal raised here is rewritten by the "
+                "handler below: put `except UserError: raise` before it, or raise behind the block"
+            )
+
+
 def test_the_members_of_flowrl_import_each_other_without_a_cycle() -> None:
     graph = folder_graph()
     for own, into in graph.items():

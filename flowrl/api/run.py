@@ -414,8 +414,8 @@ class Run:
         """
         values = {"config": None, "rounds": rounds, "within": within, "by": by}
         arguments = checked_arguments(Calibrate, values, {}, "flowrl.Run.calibrate")
-        with untouched(), self._either() as (run, _):
-            return print_calibration(run, arguments)
+        with untouched(), self._either() as (run, live):
+            return print_calibration(run, arguments, live)
 
     def train(
         self,

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from flowrl.session.live import NOTHING_LIVE, Live
 from flowrl.settings import RunSettings
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
-from flowrl.settings.read import check_run, override
+from flowrl.settings.read import override
 
 
 @dataclass
@@ -28,18 +29,22 @@ class Calibrate:
     """The change of a step's noise per round."""
 
 
-def print_calibration(run: RunSettings, arguments: Calibrate) -> tuple[float, ...]:
-    """Print each round's table, and the last one as YAML. Returns the noise of each step."""
-    from flowrl.run.calibrate import calibrate, with_noise
+def print_calibration(
+    run: RunSettings, arguments: Calibrate, live: Live = NOTHING_LIVE
+) -> tuple[float, ...]:
+    """Print each round's table, and the last one as YAML. Returns the noise of each step. `live`:
+    parts of the run that are Python objects."""
+    from flowrl.run.calibrate import calibrate, check_calibrated
+    from flowrl.run.watch.start_check import check_start
     from flowrl.session.session import open_accelerator, open_session
     from flowrl.session.smaller_calls import explained
 
     run = override(run, ["--track.trackers", "[]"])
-    check_run(run)
-    with_noise(run.algorithm(), (1.0,) * (run.algorithm().steps - 1))  # refuses other recipes
+    check_calibrated(run.algorithm())
+    check_start(run, live.rewards)
     last: tuple[float, ...] = ()
     with tempfile.TemporaryDirectory() as scratch, explained(run, trains=False):
-        session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))
+        session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)), live)
         print("a step's noise, trajectories that gained and lost:")
         for number, calibration in enumerate(
             calibrate(session, arguments.rounds, arguments.within, arguments.by)

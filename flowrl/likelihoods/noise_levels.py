@@ -40,6 +40,15 @@ def _strata(count: int, rng: torch.Generator) -> Float[Tensor, " count"]:
     return t[torch.randperm(count, generator=rng)]
 
 
+def _refuse_too_few(source: str, most: int, count: int) -> None:
+    """UserError for levels of which only `most` per sample can be drawn, where `count` are
+    wanted."""
+    raise UserError(
+        f"{source} has only {max(0, most)} levels to draw, not {count} per sample: "
+        + (f"set levels_per_sample: {most} or lower, or raise steps" if most > 0 else "raise steps")
+    )
+
+
 @dataclass(frozen=True)
 class Uniform:
     """Uniformly distributed levels: AWM (arXiv:2509.25050) uses low 0.2 and shift 3.
@@ -119,10 +128,8 @@ class Discrete:
         first, parts = int(self.init != "any"), count - int(self.init == "with")
         end = int(steps * self.fraction + 1e-6)
         if end - first < parts:
-            raise UserError(
-                f"the plan's grid has only {end - first} levels, not {count} per sample: use "
-                "fewer levels or more steps"
-            )
+            most = count - parts + max(0, end - first)
+            _refuse_too_few("the plan's grid", most, count)
         edges = torch.linspace(first, end, parts + 1, dtype=torch.float64).add(1e-9).floor()
         width = edges.diff()
         index = edges[:-1] + (torch.rand(parts, generator=rng, dtype=torch.float64) * width).floor()
@@ -152,8 +159,5 @@ class PermutedGrid:
     ) -> Float[Tensor, " count"]:
         levels = int(len(sigmas) * self.fraction + 1e-6)
         if count > levels:
-            raise UserError(
-                f"the plan has only {levels} levels, not {count} per sample: use fewer levels "
-                "or more steps"
-            )
+            _refuse_too_few("the plan", levels, count)
         return torch.tensor(sigmas)[torch.randperm(levels, generator=rng)[:count]]

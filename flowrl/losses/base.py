@@ -162,13 +162,18 @@ def check_units(loss: Objective, likelihood: Likelihood) -> None:
     """UserError if the likelihood groups rows differently from the loss."""
     if loss.unit == likelihood.unit:
         return
-    if max(loss.unit, likelihood.unit) > 2:
+    name, keeps = type(loss).__name__, type(likelihood).__name__
+    if loss.unit == 1:
         raise UserError(
-            f"the loss compares {loss.unit} rows at a time, but the likelihood keeps "
-            f"{likelihood.unit} rows together: set both to the group size"
+            f"the loss {name} takes each row alone, but {keeps} keeps {likelihood.unit} rows "
+            "together: leave paired and together out of it, or choose a loss that compares rows"
         )
+    way = f"Matching(together={loss.unit})"
+    if loss.unit == 2:
+        way = f"paired=True in {keeps} for the loss Preference, {way} for a loss of groups"
     raise UserError(
-        "only the loss Preference learns from pairs: set paired=True with this loss and no other"
+        f"the loss {name} compares {loss.unit} rows at a time, but {keeps} keeps "
+        f"{likelihood.unit} together: use {way}, or choose another loss"
     )
 
 

@@ -50,6 +50,8 @@ class Preference:
         """Refuses rows that are not pairs of a group's best and worst samples."""
         if not any(isinstance(transform, BestWorst) for transform in choices.transforms[-1:]):
             return "Preference needs BestWorst as the last transform of the advantage"
+        if isinstance(choices.likelihood, Matching) and choices.likelihood.together > 1:
+            return "Preference learns from pairs, the better first: use Matching(paired=True)"
         return None
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:

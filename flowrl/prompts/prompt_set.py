@@ -313,6 +313,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def evaluated_rows(prompts: int, samples: int, per_prompt: int) -> tuple[int, ...]:
+    """Rows of the prompts, evenly spaced, of an evaluation with about `samples` samples and at
+    least `per_prompt` of each prompt."""
+    count = max(1, min(prompts, samples // per_prompt))
+    return tuple(i * prompts // count for i in range(count))
+
+
 def uncertainty(
     rates: Float[Tensor, " g"], visits: Float[Tensor, " g"], fade: float = 0.0, floor: float = 0.05
 ) -> Float[Tensor, " g"]:

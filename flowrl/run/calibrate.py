@@ -48,13 +48,9 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
     """Sample rounds of trajectories without training, each with the noise that the previous round
     computed.
 
-    Raise a UserError if the recipe has no chains whose intermediate states are scored.
+    Raise a UserError if the recipe has no chains whose gains are known from the first step on.
     """
-    if not chains_of(session.algorithm).first:
-        raise UserError(
-            "calibrate counts the gains of steps, starting from noise: use dense_grpo with "
-            "reward: gain"
-        )
+    check_calibrated(session.algorithm)
     algorithm, table = session.algorithm, None
     for number in range(rounds):
         if table is not None:
@@ -75,22 +71,26 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
 
 
 def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
-    """The algorithm with a noise table. UserError unless its plan has such chains."""
-    look = chains_of(algorithm)
-    assert isinstance(look.otherwise, Chain)
+    """The algorithm with a noise table."""
+    look = algorithm.plan
+    assert isinstance(look, Looking) and isinstance(look.otherwise, Chain)
     return replace(
         algorithm, plan=replace(look, otherwise=replace(look.otherwise, kernel=TableSDE(table)))
     )
 
 
-def chains_of(algorithm: Algorithm) -> Looking:
-    """The plan of chains with intermediate rewards. UserError for another plan."""
+def check_calibrated(algorithm: Algorithm) -> None:
+    """UserError unless the plan has chains whose gains are known from the first step on."""
     look = algorithm.plan
     if not isinstance(look, Looking) or not isinstance(look.otherwise, Chain):
         raise UserError(
             "calibrate: this recipe has no chains with intermediate rewards: use dense_grpo"
         )
-    return look
+    if not look.first:
+        raise UserError(
+            "calibrate counts the gains of steps, starting from noise: use dense_grpo with "
+            "reward: gain"
+        )
 
 
 def step_gains(
@@ -102,8 +102,7 @@ def step_gains(
     stages = open_stages(session, Progress())
     samples = stages.sample(draws_here(session, number, draws))
     (rollout,), (scores,) = samples.rollouts, stages.score(samples).plans
-    if not isinstance(rollout, Rollout):
-        raise UserError("calibrate: prompts have several sizes, whose steps differ: choose one")
+    assert isinstance(rollout, Rollout), "intermediate scores need prompts of one size"
     context = Context(rollout.columns, session.weights(number), scores=scores.everyone)
     credit = Sum()(gained(node_values(scores.everyone, context), context), context)
     return rollout.plan, credit.value[..., 0], credit.mask[..., 0]

@@ -56,10 +56,14 @@ def check_choices(run: RunSettings, settings: GivenSettings) -> None:
     wrong = {"texts": "pipeline", "images": "language"}.get(settings.kind)
     if wrong is not None and wrong == run.model.KIND:
         raise UserError(f"given.kind: model.{wrong} does not generate {settings.kind}")
+    if algorithm.by_turn:  # it needs model.environment or model.steps, and these cannot be given
+        recipe = "text_dpo" if settings.kind == "pairs" else "{name: text, loss: reinforce}"
+        raise UserError(
+            f"given: completions have one turn and one step, and {name} compares several: leave "
+            f"model.environment and model.steps out, and set recipe: {recipe}"
+        )
     if run.environment is not None:
         raise UserError("given: completions have only one turn; leave model.environment out")
-    if run.text_steps is not None:
-        raise UserError("given: completions are one step; leave model.steps out")
     if settings.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
         place = "steer" if run.steer is not None else "budget"
         raise UserError(

@@ -12,10 +12,12 @@ from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.sources import IMPORTERS, read_source
+from flowrl.importing.writing import write_import
 from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_rewards, run_from
 from flowrl.settings.words.names import PEERS, WORDS
+from tests.support.advice import advice
 
 SAME, CONVERTED, DEFAULT = "same", "converted", "peer's default"
 NONE, EFFECT, UNKNOWN = "dropped without effect", "dropped with effect", "not understood"
@@ -325,9 +327,92 @@ def test_verl(tmp_path: Path) -> None:
     }
     assert run.tree["train"]["updates"] == 4 and run.tree["track"]["with"] == ["wandb"]
     assert "default_compute_score" in run.files["verl_reward.py"]
-    (tmp_path / "gae.sh").write_text(VERL.replace("=grpo", "=gae"))
-    with pytest.raises(UserError, match="gae trains a critic"):
-        imported(str(tmp_path / "gae.sh"))
+
+
+def verl_script(folder: Path, *changes: tuple[str, str]) -> str:
+    text = VERL
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "run.sh").write_text(text)
+    return str(folder / "run.sh")
+
+
+def test_an_estimator_of_verl_without_a_critic_is_read(tmp_path: Path) -> None:
+    advice(
+        "algorithm.adv_estimator: gae trains a critic beside the policy, which flowrl has not: "
+        "choose an estimator without one, such as grpo",
+        lambda: imported(verl_script(tmp_path, ("=grpo", "=gae"))),
+        lambda: imported(verl_script(tmp_path)),
+    )
+
+
+PPO = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+FILES, MODEL = "data.train_files=train.parquet", "actor_rollout_ref.model.path=a/b"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('MODEL=${MODEL:-"Qwen/Qwen2-7B-Instruct"}', ""),
+        ("actor_rollout_ref.model.path=${MODEL}", ""),
+    ],
+    ids=["without a value", "without a name"],
+)
+@pytest.mark.parametrize("follow", ["script", "command"])
+def test_the_model_of_verl_is_set_in_the_script_or_in_the_command(
+    change: tuple[str, str], follow: str, tmp_path: Path
+) -> None:
+    advice(
+        "{}.path: {}: set it in the script, or import the command in quotes",
+        lambda: imported(verl_script(tmp_path, change)),
+        lambda: imported(verl_script(tmp_path) if follow == "script" else f"{PPO} {FILES} {MODEL}"),
+    )
+
+
+@pytest.mark.parametrize("follow", ["script", "command"])
+def test_the_prompts_of_verl_are_set_in_the_script_or_in_the_command(
+    follow: str, tmp_path: Path
+) -> None:
+    unknown = ("data.train_files=$HOME/data/train.parquet", "data.train_files=$FILES")
+    run = advice(
+        "{}: the input does not hold its value: set it in the script, or import the command in "
+        "quotes",
+        lambda: imported(verl_script(tmp_path, unknown)),
+        lambda: imported(verl_script(tmp_path) if follow == "script" else f"{PPO} {FILES} {MODEL}"),
+    )
+    assert run.tree["prompts"]["train"]
+
+
+@pytest.mark.parametrize("follow", ["command", "file"])
+def test_a_data_set_of_trl_is_named_in_the_command_or_its_file(follow: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("num_generations: 8\n")
+    command = (
+        f"python grpo.py --config {file} --model_name_or_path a/b --reward_funcs accuracy_reward"
+    )
+
+    def followed() -> ImportedRun:
+        if follow == "command":
+            return imported(f"{command} --dataset_name a/b", "trl==1.16.0", 1)
+        file.write_text("num_generations: 8\ndataset_name: a/b\n")
+        return imported(command, "trl==1.16.0", 1)
+
+    run = advice(
+        "dataset_name: the input names no data set: set --dataset_name in the command, or "
+        "dataset_name in its file",
+        lambda: imported(command, "trl==1.16.0", 1),
+        followed,
+    )
+    assert run.tree["prompts"]["train"] == "a/b"
+
+
+def test_an_adapter_of_simple_tuner_is_read(tmp_path: Path) -> None:
+    advice(
+        "model_type: Flow-DPO of SimpleTuner trains adapters: set it to lora",
+        lambda: imported(simple_tuner_file(tmp_path, model_type="full")),
+        lambda: imported(simple_tuner_file(tmp_path, model_type="lora")),
+    )
 
 
 def test_simple_tuner(tmp_path: Path) -> None:
@@ -431,8 +516,11 @@ def test_the_command_writes_the_files_and_a_refusal_is_said(
     assert "hf_abc" not in text + page
     read = parse_yaml(text, "run.yaml")
     assert run_from(read, "run.yaml") == run_from(imported(TRL, None, 8).tree, "tree")
-    assert exit_code(["import", TRL, "--out", "run"]) == 2
-    assert "already exists" in capsys.readouterr().err
+    advice(
+        "--out: {} already exists: choose a new folder",
+        lambda: write_import(imported(TRL, None, 8), Path("run")),
+        lambda: write_import(imported(TRL, None, 8), Path("another")),
+    )
     assert exit_code(["import", "flowrl", "--of", "sb3"]) == 2
     assert "'sb3' is not one of flow_grpo" in capsys.readouterr().err
 

@@ -9,11 +9,14 @@ from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.credit.novelty import LATENT_DISTANCE, Novelty
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
+from flowrl.iteration.features.latents import latent_distances
 from flowrl.table import Table
 from rewards import Scores
-from samplers import Columns
+from samplers import Columns, Latents, Ode, roll
+from samplers.mixed import MixedRollout
 from tests.support import runs
 from tests.support.iterations import collect
+from tests.support.tiny import gaussian_velocity
 
 
 def test_good_samples_far_away_count_more() -> None:
@@ -32,6 +35,17 @@ def test_good_samples_far_away_count_more() -> None:
 def test_texts_and_weights_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="from 0 to 1"):
         Novelty(1.5)
+
+
+def test_latents_of_several_sizes_are_measured_in_their_own_groups() -> None:
+    parts = [
+        roll(Ode(2)((1.0, 0.5, 0.0), 0, 0), gaussian_velocity, Latents((size,)), draws, seed=0,
+             iteration=0)[0]
+        for size, draws in ((3, [5]), (4, [6, 7]))
+    ]  # fmt: skip
+    alone = [latent_distances(part) for part in parts]
+    found = latent_distances(MixedRollout(tuple(parts), ((1,), (0, 2)), (6, 5, 7)))
+    assert found.tolist() == [*alone[1][:2], *alone[0], *alone[1][2:]] and found.min() > 0
 
 
 @pytest.mark.long

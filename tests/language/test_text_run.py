@@ -3,6 +3,8 @@
 import ast
 import json
 from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +24,14 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run.evaluate.evaluate import evaluate_held_out
 from flowrl.session.progress import Progress
-from flowrl.session.session import open_accelerator, open_session
+from flowrl.session.session import Session, open_accelerator, open_session
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
-from tests.support.iterations import collect, iterate
+from tests.support.advice import advice
+from tests.support.iterations import Collected, collect, iterate
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny import TinyFlow
 
@@ -149,14 +152,23 @@ def test_rows_without_a_score_are_masked_and_counted_and_a_silent_group_is_an_er
     settings = text_runs.tree(model, tmp_path, text_runs.GRPO)
     settings["rewards"] = [{"name": f"{tmp_path / 'own.py'}:patchy"}]
     settings["train"] |= {"self_test": "off"}
-    run = run_from(settings, "test")
-    kept = open_session(run, tmp_path, open_accelerator(run, tmp_path))
-    with pytest.raises(UserError, match="1 of 3 groups have no score"):
-        collect(kept, 0)
-    settings["train"] |= {"on_failure": "skip_group"}
-    run = run_from(settings, "test")
-    kept = open_session(run, tmp_path, open_accelerator(run, tmp_path))
-    experience = collect(kept, 0)
+    skipping = deepcopy(settings)
+    skipping["train"] |= {"on_failure": "skip_group"}
+    right = deepcopy(settings)
+    right["rewards"] = [{"name": f"{tmp_path / 'own.py'}:share"}]
+
+    def sampled(tree: dict[str, Any]) -> tuple[Session, Collected]:
+        run = run_from(tree, "test")
+        session = open_session(run, tmp_path, open_accelerator(run, tmp_path))
+        return session, collect(session, 0)
+
+    for follow in (right, skipping):
+        kept, experience = advice(
+            "{} of {} groups have no score{}; fix the reward, or set train.on_failure: skip_group "
+            "to skip these groups",
+            lambda: sampled(settings),
+            lambda follow=follow: sampled(follow),
+        )
     (rows,) = experience.rows
     silent = ~experience.scores.scored[:, 0]
     assert silent.sum() == experience.metrics["unscored"] >= 6

@@ -60,8 +60,8 @@ def of_texts(columns: int) -> object:
 
 AV = Layout(("video", "audio"), ((2, 3), (4,)))
 REFUSED = [
-    (lambda: Discrete(0.9)(SIGMAS, 5, torch.Generator()), "use fewer levels or more steps"),
-    (lambda: PermutedGrid()(SIGMAS, 6, torch.Generator()), "use fewer levels or more steps"),
+    (lambda: Discrete(0.9)(SIGMAS, 5, torch.Generator()), "raise steps$"),
+    (lambda: PermutedGrid()(SIGMAS, 6, torch.Generator()), "raise steps$"),
     (
         lambda: Pathwise(Kept()).log_ratio(EVALUATION, EVALUATION, ROWS),
         "no density and therefore no ratio",

@@ -64,12 +64,15 @@ REFUSED = [
     (lambda: check_policies(("slow",), "slow", ("fast",)), "the loss needs the policy 'fast', but"),
     (
         lambda: check_units(Preference(0.1), Matching()),
-        "only the loss Preference learns from pairs",
+        r"use paired=True in Matching for the loss Preference, Matching\(together=2\) for",
     ),
-    (lambda: check_units(Weighted(), PAIRED), "only the loss Preference learns from pairs"),
+    (
+        lambda: check_units(Weighted(), PAIRED),
+        "Weighted takes each row alone, but Matching keeps 2",
+    ),
     (
         lambda: check_units(CentredReward(group=4), Matching()),
-        "compares 4 rows at a time, but the likelihood keeps 1 rows together",
+        "compares 4 rows at a time, but Matching keeps 1 together",
     ),
     (
         lambda: check_columns(GATED, Transition(), ()),

@@ -132,6 +132,16 @@ def test_every_size_is_proven_and_refusals_name_the_row(tmp_path: Path) -> None:
         made.check_rows(prompts.meta)
 
 
+def test_training_prompts_have_their_own_sizes_among_those_of_all_rows() -> None:
+    made = PipelinePolicy(NAMED["SD3"].build(), call=SQUARE).guided(1.0, 1.0)
+    assert made.sized_for(ROWS) == [made], "before any row is known"
+    made.check_rows(ROWS)
+    for row, (height, width) in zip(ROWS, SIZES, strict=True):
+        (sized,) = made.sized_for([row])
+        assert sized.shape(STEPS)[-2:] == (height // 2, width // 2)
+    assert len(made.sized_for(ROWS)) == len(made.used) == 3
+
+
 @pytest.mark.parametrize("value", ["tall", True, 0, -16, 16.5, [16], float("inf")])
 def test_sizes_that_are_no_numbers_are_refused(value: Any) -> None:
     with pytest.raises(UserError, match=r"height: .*not a whole number"):

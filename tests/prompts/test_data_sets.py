@@ -185,6 +185,35 @@ def test_rows_of_unknown_speakers_are_left_out_or_have_another_column(tmp_path):
         assert found.texts == texts
 
 
+@pytest.mark.parametrize(
+    "follow", [{"drop_reply": True}, {"column": "plain"}], ids=["drop_reply", "column"]
+)
+def test_a_chat_without_its_reply_is_a_prompt(tmp_path, follow):
+    rows = [{"chat": [SYSTEM, USER, REPLY], "plain": "1 + 1?"}]
+    source = {"source": file(tmp_path, rows), "column": "chat"}
+    advice(
+        "{}: the chat ends with an assistant message, which the model should write: set "
+        "drop_reply: true for this data set, or choose another column",
+        lambda: read(source),
+        lambda: read(source | follow),
+    )
+
+
+@pytest.mark.parametrize(
+    "follow", [{"where": {"kind": 1}}, {"column": "plain"}], ids=["where", "column"]
+)
+def test_rows_with_other_parts_than_texts_and_images_are_left_out(tmp_path, follow):
+    filmed = [{"role": "user", "content": [{"type": "video"}]}]
+    rows = [{"chat": filmed, "plain": "a", "kind": 0}, {"chat": [USER], "plain": "b", "kind": 1}]
+    source = {"source": file(tmp_path, rows), "column": "chat"}
+    advice(
+        "{} has a part of type {}, but only texts and images are supported: {}, or choose another "
+        "column",
+        lambda: read(source),
+        lambda: read(source | follow),
+    )
+
+
 def test_sharegpts_messages_are_those_of_roles(tmp_path):
     """FastChat and LLaMA-Factory read them too: from and value in place of role and content."""
     said = {"system": "be brief", "human": "1 + 1?", "gpt": "2", "observation": "ok"}
@@ -387,7 +416,13 @@ def test_what_several_data_sets_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="not unique; give each data set a `name`"):
         PromptFiles(train=[sets[0]["source"]] * 2)
     own = file(tmp_path, [{"prompt": "a", "data_set": "x"}], "c.jsonl")
-    assert "has a column 'data_set'" in refused([sets[1]["source"], own])
+    joined = advice(
+        "prompts: the data set {} has a column {}, which is reserved for the key of each row's "
+        "data set: leave it out with `keep`",
+        lambda: read([sets[1]["source"], own]),
+        lambda: read([sets[1]["source"], {"source": own, "keep": ["prompt"]}]),
+    )
+    assert joined.meta[-1]["data_set"] == own
 
 
 def settings_of(folder: Path, prompts: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ REFUSED = [
     (lambda: RECIPES["text_reinforce"](kl=0.0, kl_in="reward"), "kl_in: reward needs kl above 0"),
     (lambda: RECIPES["srpo"](levels=(0.9, 0.3)), "0 < low < high < 1"),
     (lambda: RECIPES["draft"](steps=4, last=5), "does not fit 4 steps"),
-    (lambda: RECIPES["dgpo"](steps=5, levels_per_sample=4), "use fewer levels"),
+    (lambda: RECIPES["dgpo"](steps=5, levels_per_sample=4), "set levels_per_sample: 3 or lower"),
     (lambda: RECIPES["text_grpo"](group=1), "a group of at least 2"),
     # contributed ones
     (
@@ -123,8 +123,8 @@ REFUSED = [
         lambda: Algorithm(4, ODE, GROUP, Matching(paired=True), Preference(1.0)),
         "BestWorst as the last transform",
     ),
-    (lambda: Algorithm(4, ODE, GROUP, Matching(), Preference(1.0)), "learns from pairs"),
-    (lambda: Algorithm(4, ODE, GROUP, Matching(paired=True), CLIP), "learns from pairs"),
+    (lambda: Algorithm(4, ODE, GROUP, Matching(), Preference(1.0)), "paired=True in Matching"),
+    (lambda: Algorithm(4, ODE, GROUP, Matching(paired=True), CLIP), "takes each row alone"),
     (
         lambda: Algorithm(4, ODE, GROUP, Matching(), Weighted()),
         "make Exponential the last transform",
@@ -156,11 +156,11 @@ REFUSED = [
     ),
     (
         lambda: Algorithm(4, ODE, GROUP, Matching(9, PermutedGrid()), CLIP),
-        "use fewer levels or more steps",
+        "raise steps$",
     ),
     (
         lambda: Algorithm(4, ODE, GROUP, Matching(4, Discrete()), CLIP),
-        "use fewer levels or more steps",
+        "raise steps$",
     ),
     (
         lambda: Algorithm(4, ODE, Estimator((ScaleSteps("std"),)), Matching(), CLIP),
@@ -204,7 +204,7 @@ REFUSED = [
     (lambda: written(plan=TREES_OF, advantage="max_rl"), "compares whole completions"),
     (lambda: written(advantage="global_local"), "independent completions do not have"),
     (lambda: written(advantage="baseline"), "set tracker: prompt_values"),
-    (lambda: written(loss={"name": "preference", "beta": 0.1}), "set paired=True with this"),
+    (lambda: written(loss={"name": "preference", "beta": 0.1}), "use paired=True in Token"),
     (lambda: written(**PAIRS, likelihood={"paired": True}, kl=0.1), "kl has no effect, since"),
     (
         lambda: written(

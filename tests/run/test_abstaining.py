@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.errors import UserError
 from flowrl.iteration.features.reward_gradient import GradedRows
 from flowrl.iteration.records import PlanScores, Scored
 from flowrl.run.evaluate.evaluate import evaluate_held_out
@@ -18,6 +17,7 @@ from flowrl.session.progress import Progress
 from flowrl.settings.read import run_from
 from rewards import Scores
 from tests.support import text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, opened, write
 
@@ -201,12 +201,18 @@ def test_an_older_run_resumes_with_a_line_on_what_none_means(model, tmp_path):
         assert bool(found) == told
 
 
-def test_gradients_of_a_reward_that_abstains_are_refused():
-    made = Scores(
-        torch.zeros(2, 1),
-        torch.tensor([[True], [False]]),
-        ("bright",),
-        abstained=torch.tensor([[False], [True]]),
+@pytest.mark.parametrize("follow", [[0.5, 0.7], [0.5]], ids=["a score", "without the prompt"])
+def test_gradients_of_a_reward_that_abstains_are_refused(follow):
+    def scored(values: list[float | None]) -> None:
+        table = [[0.0 if value is None else value] for value in values]
+        abstained = torch.tensor([[value is None] for value in values])
+        made = Scores(torch.tensor(table), ~abstained, ("bright",), abstained=abstained)
+        plan = PlanScores(made, made, torch.zeros(len(values)))
+        GradedRows._check_applies(Scored((plan,), ()))
+
+    advice(
+        "reward {} does not apply to {} of {} samples (None), but this recipe follows the gradient "
+        "of every reward in every sample: let it return a score, or leave these prompts out",
+        lambda: scored([0.5, None]),
+        lambda: scored(follow),
     )
-    with pytest.raises(UserError, match="bright does not apply to 1 of 2 samples"):
-        GradedRows._check_applies(Scored((PlanScores(made, made, torch.zeros(2)),), ()))

@@ -7,6 +7,7 @@ from flowrl.errors import UserError
 from flowrl.session.session import on_cpu, open_accelerator
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.advice import advice
 
 
 def test_mps_has_no_float64(monkeypatch, tmp_path):
@@ -15,8 +16,13 @@ def test_mps_has_no_float64(monkeypatch, tmp_path):
     tree["model"] |= {"device": "mps"}
     assert not on_cpu(run_from(tree, "test"))
     tree["model"] |= {"dtype": "float64"}
-    with pytest.raises(UserError, match=r"model\.dtype: mps has no float64"):
-        on_cpu(run_from(tree, "test"))
+    single = tree | {"model": tree["model"] | {"dtype": "float32"}}
+    on_the_cpu = advice(
+        "model.dtype: mps has no float64; set model.dtype: float32",
+        lambda: on_cpu(run_from(tree, "test")),
+        lambda: on_cpu(run_from(single, "test")),
+    )
+    assert not on_the_cpu
 
 
 def test_a_process_keeps_to_its_first_device(monkeypatch, tmp_path):

@@ -19,7 +19,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from flowrl.errors import UserError
 from flowrl.iteration.histograms import BINS, Histogram, IterationValues, histogram_image
 from flowrl.likelihoods.rows import Rows
 from flowrl.run.show import footer, sample_pages, track
@@ -27,8 +26,10 @@ from flowrl.run.show.lines import Lines, on_policy
 from flowrl.run.show.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
 from flowrl.session.record import Terminal
 from flowrl.session.session import open_accelerator
+from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.iterations import as_iteration, collect
 
 METRICS = {
@@ -243,15 +244,28 @@ def test_nothing_is_written_without_the_setting(model, tmp_path):
 
 
 def test_a_tracker_that_does_not_start_is_one_sentence(model, tmp_path, monkeypatch):
-    run = run_from(text_runs.tree(model, tmp_path, text_runs.GRPO), "test")
-    accelerator = open_accelerator(run, tmp_path)
+    settings = text_runs.tree(model, tmp_path, text_runs.GRPO)
+    without = run_from(settings, "test")
+    run = run_from(settings | {"track": {"with": ["wandb"]}}, "test")
+    accelerator = open_accelerator(without, tmp_path)
+    real = accelerator.init_trackers
 
-    def refused(*_, **__):
-        raise ConnectionError("no API key")
+    def start(tracking: RunSettings, logged_in: bool) -> None:
+        def init(*words, **named):
+            if tracking.track.trackers and not logged_in:
+                raise ConnectionError("no API key")
+            real(*words, **named)
 
-    monkeypatch.setattr(accelerator, "init_trackers", refused)
-    with pytest.raises(UserError, match=r"did not start .*no API key.*leave it out"):
-        track.open_trackers(run, tmp_path, accelerator, 0)
+        monkeypatch.setattr(accelerator, "init_trackers", init)
+        track.open_trackers(tracking, tmp_path, accelerator, 0)
+
+    for follow in (lambda: start(run, True), lambda: start(without, False)):
+        advice(
+            "track.with: {} did not start ({}); log in to the service, use it offline "
+            "(WANDB_MODE=offline), or leave it out",
+            lambda: start(run, False),
+            follow,
+        )
 
 
 def test_trackers_go_on_with_their_runs(model, tmp_path, monkeypatch):

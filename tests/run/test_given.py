@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from flowrl.prompts import PromptSet
 from flowrl.prompts.chat import Chat
 from flowrl.run.watch.judges import seen_in_training
 from flowrl.session import given_file
+from flowrl.session.given_file import GivenFile
 from flowrl.session.given_samples import GIVEN
 from flowrl.session.start_record import StartRecord, changes
 from flowrl.settings.checks.machine import check_texts
@@ -29,6 +31,7 @@ from flowrl.settings.sections.given import GivenSettings
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.iterations import chunk_loss, collect
 
 DPO = {"name": "dpo", "steps": 4, "group": 2, "levels_per_sample": 2, "beta": 20.0}
@@ -528,6 +531,37 @@ def test_a_fault_of_given_samples_names_their_own_settings(tmp_path, fault):
     found = str(refused.value)
     assert found.startswith("given.file: ") and said in found
     assert not any(word in found for word in OF_PROMPTS) and "set column: prompt" not in found
+
+
+def given_texts(folder: Path, *rows: dict[str, Any], **section: Any) -> GivenFile:
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return given_file._texts(GivenSettings(file=str(folder / "t.jsonl"), kind="texts", **section))
+
+
+@pytest.mark.parametrize("follow", ["another column", "messages alone"])
+def test_a_chat_that_has_its_answer_is_no_prompt_of_a_given_text(tmp_path, follow):
+    answered = [USER, {"role": "assistant", "content": "b"}]
+    followed = {
+        "another column": lambda: given_texts(tmp_path, _row_of(talk=answered), column="prompt"),
+        "messages alone": lambda: given_texts(tmp_path, {"messages": answered}),
+    }
+    file = advice(
+        "{}: the chat ends with an assistant message, which is a sample and not the prompt: choose "
+        "another column (given.column); rows of messages alone need none",
+        lambda: given_texts(tmp_path, _row_of(talk=answered), column="talk"),
+        followed[follow],
+    )
+    assert [item.sample for item in file.items] == ["b"]
+
+
+def test_rows_with_other_parts_are_taken_out_of_a_file_of_given_texts(tmp_path):
+    spoken, right = _row_of(talk=[PART]), _row_of(talk=[USER])
+    advice(
+        "{} has a part of type {}, but only texts and images are supported: {}, or choose another "
+        "column",
+        lambda: given_texts(tmp_path, right, spoken, column="talk"),
+        lambda: given_texts(tmp_path, right, column="talk"),
+    )
 
 
 def test_a_chat_without_a_template_is_told_the_column_of_its_own_file():

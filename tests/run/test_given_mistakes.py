@@ -15,6 +15,7 @@ from flowrl.session.given_check import check_given, described_given
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
 from tests.evaluation.test_preferences import write
+from tests.support.advice import advice
 
 DPO = {"name": "dpo", "steps": 4}
 
@@ -188,7 +189,11 @@ def test_settings_that_nothing_reads(folder) -> None:
     file = write(folder, "pairs.jsonl", [ROW])
     assert "given.media does not apply to pairs" in refused(tree(file, media="image"))
     assert "budget has nothing" in refused(tree(file) | {"budget": {"flat": "resample"}})
-    assert "given.layout: 'hpd' is not known; use one of" in refused(tree(file, layout="hpd"))
+    advice(
+        "given.layout: {} is not known; use one of {}",
+        lambda: check_given(run_from(tree(file, layout="hpd"), "run.yaml")),
+        lambda: check_given(run_from(tree(file, layout="chosen", fit="crop"), "run.yaml")),
+    )
     few = tree(file, share=0.9)
     few["prompts"] |= {"train": "configs/prompts/shapes_train.jsonl", "per_iteration": 2}
     with pytest.raises(UserError, match="leaves no prompts to sample"):

@@ -11,11 +11,13 @@ import torch
 import flowrl
 from flowrl.errors import UserError
 from flowrl.run.watch.judges import judges
+from flowrl.run.watch.start_check import check_start, refusals
 from flowrl.session.session import OfSets
 from flowrl.settings import RunSettings
 from flowrl.settings.read import run_from
 from rewards import Samples
 from tests.support import runs
+from tests.support.advice import advice
 
 JUDGES = [
     {"name": "brightness", "label": "all"},
@@ -59,7 +61,7 @@ def test_each_set_has_its_curves_and_one_reward_decides(pipeline, tmp_path, caps
     assert runs.flowrl("evaluate", run, "--alone") == 0
     shown = capsys.readouterr().out.splitlines()
     assert any(line.startswith("cats: ") and "4 samples" in line for line in shown)
-    assert "  dogs: no scores" in shown, "a line of the reward that scores cats"
+    assert any(line.startswith("  dogs: no scores") for line in shown), shown
     other = str(tmp_path / "prompts.jsonl")
     assert runs.flowrl("evaluate", run, "--alone", "--prompts", other) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -122,13 +124,31 @@ def test_sets_that_are_not_there_are_refused(tmp_path, change, sentence):
         run_from(tree, "test")
 
 
-def test_an_evaluation_without_a_prompt_of_a_set_is_refused(pipeline, tmp_path, capsys):
+def test_an_evaluation_has_a_prompt_of_each_set_that_has_rewards(pipeline, tmp_path):
+    """Before weights load, and with the number that is enough."""
     tree = settings(pipeline, tmp_path)
-    tree["evaluate"] |= {"samples": 2, "per_prompt": 2}
-    assert runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 2
-    assert "the 1 prompts of an evaluation include none of dogs, which jpeg scores" in (
-        " ".join(capsys.readouterr().err.split())
+
+    def start(samples: int, *limits: int) -> None:
+        tree["evaluate"] |= {"samples": samples, "per_prompt": 2}
+        for data_set, limit in zip(tree["prompts"]["held_out"], limits, strict=False):
+            data_set["limit"] = limit
+        check_start(run_from(tree, "test"))
+
+    advice(
+        "evaluate.samples: the {} prompts of an evaluation include none of {}, which {} scores: "
+        "set evaluate.samples: {}",
+        lambda: start(2),
+        lambda: start(4),
     )
+    with pytest.raises(UserError, match=r"the 1 prompts .* dogs.* evaluate\.samples: 4$") as told:
+        start(2)
+    assert str(told.value) in refusals(run_from(tree, "test")), "plan says it too"
+    rows = [{"prompt": f"{number} cats"} for number in range(9)]
+    (tmp_path / "cats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    advice("include none of {}, which {} scores: set", lambda: start(6), lambda: start(6, 2))
+    with pytest.raises(UserError, match="samples: 12, or `limit` the others to as many prompts"):
+        start(6, 9)
+    start(12)
 
 
 def test_the_reward_of_a_set_is_no_judge_if_it_is_trained_on(tmp_path):

@@ -505,7 +505,8 @@ CASES = [
         {"recipe": {"name": "rwr", "rate": 1.0}},
     ),
     Advice(
-        "set paired=True with this",
+        "the loss {} takes each row alone, but {} keeps {} rows together: leave paired and "
+        "together out of it, or choose a loss that compares rows",
         {"recipe": {"name": "dpo", "loss": "nft"}},
         {"recipe": {"name": "dpo"}},
     ),
@@ -760,6 +761,20 @@ CASES = [
         "it out",
         {"train.states.dtype": "bfloat16", "model.engine": ENGINE},
         {"train.states.dtype": DROP},
+    ),
+    Advice(
+        "given: completions have one turn and one step, and {} compares several: leave "
+        "model.environment and model.steps out, and set recipe: {}",
+        LM | {"recipe": {"name": "text_turns"}, "given": TEXTS_OF, "model.environment": TURNS},
+        {"model.environment": DROP, "recipe": SUPERVISED},
+    ),
+    Advice(
+        "given: completions have one turn and one step, and {} compares several: leave "
+        "model.environment and model.steps out, and set recipe: {}",
+        LM
+        | {"recipe": {"name": "text_process"}, "given": TEXTS_OF, "model.steps": {}}
+        | {"intermediate_rewards": [{"name": "process_reward", "model": "m"}]},
+        {"model.steps": DROP, "recipe": SUPERVISED, "intermediate_rewards": DROP},
     ),
 ]
 

@@ -14,6 +14,7 @@ from flowrl.votes.choice import (
     vote_information,
 )
 from rewards.fitted.davidson import Votes, fit_votes
+from tests.support.advice import advice
 
 FITTED = {"name": "fitted", "path": "flowrl/demo/shapes-taste"}
 RUN = {
@@ -115,15 +116,93 @@ def test_used_votes_come_after_earlier_ones():
     [
         ({"rewards": [{"name": "shapes"}]}, "ask: its votes renew the run's reward"),
         ({"held_out_rewards": []}, "need a reward that stays the same"),
-        ({"budget": {"rates": [0.2, 0.8]}}, "budget.rates remembers scores of earlier"),
-        ({"budget": {"order": "uncertain"}}, "budget.order: uncertain remembers scores"),
-        ({"budget": {"replay": 4}}, "budget.replay remembers scores"),
-        ({"budget": {"flat": "resample"}}, "scores samples before the votes on them are in"),
-        ({"workers": {"unit": 1}}, "workers scores samples before the votes"),
         ({"ask": {"votes": 0}}, "votes"),
     ],
 )
-def test_what_remembers_scores_is_refused_with_the_reason(change, sentence):
+def test_what_has_no_reward_to_fit_is_refused_with_the_reason(change, sentence):
     check_plan(run_from(RUN, "the run"))
     with pytest.raises(UserError, match=sentence):
         check_plan(run_from({**RUN, **change}, "the run"))
+
+
+def starts(**change):
+    return lambda: check_plan(run_from({**RUN, **change}, "the run"))
+
+
+@pytest.mark.parametrize(
+    "budget", [{"rates": [0.2, 0.8]}, {"order": "uncertain"}, {"replay": 4}, {"repeat": 2}]
+)
+def test_without_what_remembers_scores_a_run_may_ask(budget):
+    (name,) = budget
+    with pytest.raises(UserError, match=f"^budget.{name}"):
+        starts(budget=budget)()
+    advice(
+        "{} remembers scores of earlier iterations, and a run that asks scores each iteration by "
+        "another fit of the reward, so they cannot be compared: leave it out",
+        starts(budget=budget),
+        starts(),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"budget": {"flat": "resample"}},
+        {"workers": {"unit": 1}},
+        {"steer": {"iterations": [0, 1]}},
+    ],
+)
+def test_without_what_scores_early_a_run_may_ask(change):
+    advice(
+        "{} scores samples before the votes on them are in, and a run that asks scores an "
+        "iteration by one fit of the reward: leave it out",
+        starts(**change),
+        starts(),
+    )
+
+
+GRPO = {"name": "flow_grpo", "steps": 3, "group": 4}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "way", "follow"),
+    [
+        (GRPO | {"credit": "aapo"}, "set recipe.credit: group", GRPO | {"credit": "group"}),
+        (
+            GRPO | {"advantage": ["standardize"], "tracker": "prompt_values"},
+            "leave recipe.tracker out",
+            GRPO | {"advantage": ["standardize"]},
+        ),
+        (
+            {"name": "gardo", "steps": 3, "group": 4, "auxiliary": ["fitted"]},
+            "use a",
+            RUN["recipe"],
+        ),
+    ],
+)
+def test_a_recipe_that_remembers_no_scores_may_ask(recipe, way, follow):
+    with pytest.raises(UserError, match=way):
+        starts(recipe=recipe)()
+    advice(
+        "ask: recipe {} remembers scores of earlier iterations, and a run that asks scores each "
+        "iteration by another fit of the reward, so they cannot be compared: ",
+        starts(recipe=recipe),
+        starts(recipe=follow),
+    )
+
+
+def test_a_recipe_that_scores_at_the_end_may_ask():
+    advice(
+        "ask: recipe {} scores samples before the votes on all of them are in, and a run that asks "
+        "scores an iteration by one fit of the reward: use a recipe that does not, such as {}",
+        starts(recipe={"name": "dense_grpo", "steps": 3, "group": 4}),
+        starts(),
+    )
+
+
+def test_a_recipe_with_one_plan_may_ask():
+    advice(
+        "ask: recipe {} has several plans for a prompt: use one with one plan, such as {}",
+        starts(recipe={"name": "temp_flow", "steps": 4}),
+        starts(),
+    )

@@ -10,10 +10,11 @@ import torch
 import rewards
 from flowrl.errors import UserError
 from flowrl.votes.answer import write_results
-from flowrl.votes.fit import FitReward, fit_reward_to
+from flowrl.votes.fit import FitReward, FittedReward, fit_reward_to
 from flowrl.votes.log import VoteLog
 from rewards.fitted.scoring import GradedFittedScores
 from rewards.perception.media import to_pil
+from tests.support.advice import advice
 from tests.support.voting import written_plan
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -32,8 +33,8 @@ def table_of(folder: Path, votes: list[tuple[str, float]]) -> Path:
     return file
 
 
-def fitted(votes: Path, out: Path):
-    return fit_reward_to(FitReward(votes=votes, features=(CLIP,), out=out, robust=0))
+def fitted(votes: Path, out: Path, features: str = CLIP) -> FittedReward:
+    return fit_reward_to(FitReward(votes=votes, features=(features,), out=out, robust=0))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,56 @@ def test_only_ties_are_refused_before_anything_loads(tmp_path):
     with pytest.raises(UserError, match="every vote is a tie, so nothing says which sample is"):
         fit_reward_to(FitReward(votes=file, features=("pickscore",), out=tmp_path / "taste"))
     assert not (tmp_path / "taste").exists()
+
+
+def texts_of(folder: Path) -> Path:
+    """A table of votes on pairs of texts."""
+    rows = [
+        {"prompt": f"{i} + 1 =", "a_text": f"{i + 1}", "b_text": "none", "label": i % 2}
+        for i in range(4)
+    ]
+    file = folder / "texts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+LAST_HIDDEN = "{name: last_hidden, model: flowrl/demo/sums-lm}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "right"),
+    [
+        pytest.param("texts", CLIP, LAST_HIDDEN, marks=pytest.mark.slow),
+        ("images", LAST_HIDDEN, CLIP),
+    ],
+    ids=["texts", "images"],
+)
+def test_features_of_the_kind_of_the_votes_are_fitted(
+    kind: str, wrong: str, right: str, tmp_path: Path
+) -> None:
+    images = [("a red circle", i % 2) for i in range(4)]
+    file = texts_of(tmp_path) if kind == "texts" else table_of(tmp_path, images)
+    with pytest.raises(UserError, match=f"^fit-reward: {file} has {kind}"):
+        fitted(file, tmp_path / "taste", wrong)
+    reward = advice(
+        "fit-reward: {} has {}, and these features are of {}: use --features '{}'",
+        lambda: fitted(file, tmp_path / "taste", wrong),
+        lambda: fitted(file, tmp_path / "taste", right),
+    )
+    assert reward.pairs == 4
+
+
+def test_pairs_that_differ_are_fitted(tmp_path: Path) -> None:
+    file = table_of(tmp_path, [("a red circle", i % 2) for i in range(4)])
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    alike = tmp_path / "alike.jsonl"
+    alike.write_text("".join(json.dumps(row | {"b": row["a"]}) + "\n" for row in rows))
+    advice(
+        "fit-reward: to the features {} the two samples of every pair are alike, so they explain "
+        "no vote: choose other --features, or vote on pairs that differ",
+        lambda: fitted(alike, tmp_path / "taste"),
+        lambda: fitted(file, tmp_path / "taste"),
+    )
 
 
 @pytest.mark.parametrize("verdict", [None, "both_bad"])

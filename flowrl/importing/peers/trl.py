@@ -623,9 +623,8 @@ def _data(d: RunDraft) -> None:
                 "'python SCRIPT.py --dataset_name FILE.jsonl'"
             )
         raise UserError(
-            "dataset_name: the input names no data set: add "
-            "--dataset_name, or set prompts.train in a run "
-            "file of your own"
+            "dataset_name: the input names no data set: set --dataset_name in the command, or "
+            "dataset_name in its file"
         )
     source: dict[str, Any] = {"source": name}
     if d.value("dataset_config") is not None:

@@ -164,7 +164,9 @@ def _model(d: RunDraft) -> None:
             if d.has(f"{_MODEL}.path")
             else "the input names no model"
         )
-        raise UserError(f"{_MODEL}.path: {reason}: set it in the script, or give the command")
+        raise UserError(
+            f"{_MODEL}.path: {reason}: set it in the script, or import the command in quotes"
+        )
     d.same(f"{_MODEL}.path")
     d.tree["model"]["dtype"] = "bfloat16"
     d.notes.append(
@@ -560,8 +562,8 @@ def _data(d: RunDraft) -> None:
         if not listed or isinstance(d.given.get(name), Unresolved):
             if setting == "train":
                 raise UserError(
-                    f"{name}: the input does not hold its value: set "
-                    "it in the script, or give the command"
+                    f"{name}: the input does not hold its value: set it in the script, or import "
+                    "the command in quotes"
                 )
             continue
         whole = listed[0] if len(listed) == 1 else listed

@@ -6,12 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.novelty import LATENT_DISTANCE
-from flowrl.errors import UserError
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
 from flowrl.models.policy import RolloutLike
 from flowrl.session.session import Session
 from samplers import Rollout
+from samplers.mixed import MixedRollout
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,11 @@ class WithLatentDistance:
 
 
 def latent_distances(rollout: RolloutLike) -> Float[Tensor, " n"]:
-    """Root mean square difference of each clean latent from the mean of its group's."""
-    if not isinstance(rollout, Rollout):
-        raise UserError("novelty: latents of several sizes cannot be compared: choose one size")
+    """Root mean square difference of each clean latent from the mean of its group's. Samples of
+    several sizes are measured size by size, since a group has one."""
+    if isinstance(rollout, MixedRollout):
+        return rollout.whole([latent_distances(of_size) for of_size in rollout.by_size])
+    assert isinstance(rollout, Rollout), "Novelty refuses texts"
     grouped = rollout.x0.float().view(-1, rollout.plan.group, *rollout.x0.shape[1:])
     from_mean = grouped - grouped.mean(1, keepdim=True)
     return from_mean.square().flatten(2).mean(2).sqrt().flatten()

@@ -19,10 +19,9 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.open import DTYPES
 from flowrl.models.own.policy import OwnPolicy
 from flowrl.models.policy import Policy
-from flowrl.prompts import DATA_SET, IMAGE_COLUMNS
+from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.prompts.prompt_set import SOUND_COLUMNS
 from flowrl.prompts.row_sizes import RowSize
-from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.model_proof import StartProof
 from flowrl.run.watch.guidance_check import guided_target
 from flowrl.run.watch.judges import no_judge, seen_in_training
@@ -35,6 +34,7 @@ from flowrl.settings.checks.guidance import check_measured_guidance
 from rewards.types import MediaForm
 from samplers import Plan, evaluations
 from samplers.clock import PartClock
+from samplers.planners import CLEAN
 
 
 def prove_pipeline(session: Session, proof: StartProof) -> None:
@@ -50,7 +50,6 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
         session.terminal.say(sentence)
     check_proven_guidance(session)
     check_levels(session)
-    check_drawn_sets(session)
     if session.run.engine is not None:
         session.terminal.say(_engine_sentence(session))
     for sentence in counts_on_levels(session):
@@ -177,32 +176,17 @@ def check_proven_guidance(session: Session) -> None:
         raise UserError(guided_target(run))
 
 
-def check_drawn_sets(session: Session) -> None:
-    """Raise a UserError if evaluations have no prompt of a data set that has its own rewards."""
-    if session.held_out is None:
-        return
-    e, steps = session.run.evaluate, session.run.evaluation_steps
-    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
-    data_sets = {row.get(DATA_SET) for row in session.held_out.take(trial.rows)[1]}
-    for spec in session.run.held_out_rewards:
-        if absent := [name for name in spec.sets if name not in data_sets]:
-            raise UserError(
-                f"evaluate.samples: the {len(trial.rows)} prompts of an evaluation include none of "
-                f"{absent[0]}, which {spec.label} scores: raise it, or shorten the other data "
-                "sets with `limit`"
-            )
-
-
 def check_levels(session: Session) -> None:
     """Raise a UserError if the plan does not fit the model's own noise levels, or if it credits
     parts that the model's samples do not have.
 
     The settings are checked on evenly spaced levels. A scheduler whose list ends at a level near 0
-    has one step less that may be noisy."""
+    has one step less that may be noisy. Evaluations have no such plan, so the sizes of held-out
+    prompts do not count."""
     if not isinstance(session.learner.policy, Driven):
         return
-    policy, forms = session.learner.policy, set[object]()
-    for sized in policy.sized if isinstance(policy, PipelinePolicy) else [policy]:
+    policy, forms, meta = session.learner.policy, set[object](), session.prompts.meta
+    for sized in policy.sized_for(meta) if isinstance(policy, PipelinePolicy) else [policy]:
         plans = _plans_at(session, sized)
         forms.add(tuple((p.columns.nodes, p.columns.noisy) for p in plans))
     if len(forms) > 1:
@@ -223,7 +207,8 @@ def _plans_at(session: Session, policy: Driven) -> list[Plan]:
         levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
         raise UserError(
             f"recipe: the plan does not fit the model's {steps} steps, whose levels end at "
-            f"{levels}: {problem}; use more steps or a smaller window"
+            f"{levels} (below {CLEAN} a level counts as the end): {problem}; raise recipe.steps, "
+            "or let the plan's window or splits end at an earlier step"
         ) from problem
     images = [p for p in plans if isinstance(p, Plan)]
     likelihood, clock = session.algorithm.likelihood, policy.schedule(steps).clock

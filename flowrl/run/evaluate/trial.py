@@ -14,6 +14,7 @@ from flowrl.media.statistics import Statistics
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler, RolloutLike
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import evaluated_rows
 from flowrl.session.policies import NamedWeights
 from flowrl.settings.model.environment import ONE_CREDIT
 from rewards import Samples, Scores
@@ -37,9 +38,8 @@ class Trial:
     ) -> "Trial":
         """A trial with about `samples` samples spread over prompts, with at least `per_prompt`
         each."""
-        count = max(1, min(len(prompts), samples // per_prompt))
-        rows = tuple(i * len(prompts) // count for i in range(count))
-        return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
+        rows = evaluated_rows(len(prompts), samples, per_prompt)
+        return cls(prompts, rows, max(per_prompt, samples // len(rows)), steps, seed)
 
     def part(self, share: range) -> "Trial":
         return replace(self, rows=self.rows[share.start : share.stop])

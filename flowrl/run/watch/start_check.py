@@ -7,10 +7,11 @@ weights, a network or a server is not refused here: `unchecked` names it.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
-from flowrl.prompts.prompt_set import DATA_SET
+from flowrl.prompts.prompt_set import DATA_SET, evaluated_rows
 from flowrl.settings import OwnSettings, PipelineSettings, RunSettings
 from flowrl.settings.checks.machine import check_hub, check_model, hub_repository
 from flowrl.settings.read import run_checks, run_yaml_text
@@ -118,10 +119,35 @@ def _rows(run: RunSettings, place: PromptPlace, opened: Mapping[str, Reward]) ->
     prompts = run.prompts.read(place)
     if not isinstance(run.model, OwnSettings):
         check_rows_of(run, place, prompts)
+    if place == "held_out":
+        check_drawn_sets(run, prompts)
     readable = [spec for _, spec in _valid_rewards(run, opened)]
     for spec in run.judges if place == "held_out" else run.rewards if run.drawn else ():
         if spec in readable:
             check_reward_columns(spec, place, prompts)
+
+
+def check_drawn_sets(run: RunSettings, held_out: PromptSet) -> None:
+    """UserError if evaluations have no prompt of a data set that has its own rewards."""
+
+    def sets_of(samples: int) -> tuple[int, set[Any]]:
+        rows = evaluated_rows(len(held_out), samples, run.evaluate.per_prompt)
+        return len(rows), {held_out.meta[row].get(DATA_SET) for row in rows}
+
+    wanted = {name for spec in run.held_out_rewards for name in spec.sets}
+    count, drawn = sets_of(run.evaluate.samples)
+    for spec in run.held_out_rewards:
+        if absent := [name for name in spec.sets if name not in drawn]:
+            more = range(count + 1, len(held_out) + 1)
+            samples = (prompts * run.evaluate.per_prompt for prompts in more)
+            enough = next(number for number in samples if wanted <= sets_of(number)[1])
+            sets = run.prompts.held_out or ()
+            room = count >= len(sets)  # for a prompt of each, if all are short
+            raise UserError(
+                f"evaluate.samples: the {count} prompts of an evaluation include none of "
+                f"{absent[0]}, which {spec.label} scores: set evaluate.samples: {enough}"
+                + (f", or `limit` the others to as many prompts as {absent[0]} has" if room else "")
+            )
 
 
 def check_reward_columns(spec: RewardSpec, place: PromptPlace, prompts: PromptSet) -> None:

@@ -30,7 +30,6 @@ def check_asking(run: RunSettings, algorithm: Algorithm) -> None:
         "budget.rates": run.budget.rates is not None,
         "budget.order: uncertain": run.budget.order == "uncertain",
         "budget.repeat": run.budget.repeat > 1,
-        "recipe.tracker (prompt_values, score_quantiles)": algorithm.tracker is not NoTracker,
     }
     for place, used in remembered.items():
         if used:
@@ -41,9 +40,8 @@ def check_asking(run: RunSettings, algorithm: Algorithm) -> None:
     elsewhere = {
         "workers": run.workers != WorkerSettings(),
         "budget.flat: resample": run.budget.flat == "resample",
-        "recipe joint": run.prompt_writer is not None,
         "given": run.given is not None,
-        "steer, and recipes that score intermediate samples": asks_intermediate(algorithm),
+        "steer": run.steer is not None,
     }
     for place, used in elsewhere.items():
         if used:
@@ -51,5 +49,34 @@ def check_asking(run: RunSettings, algorithm: Algorithm) -> None:
                 f"{place} scores samples before the votes on them are in, and a run that asks "
                 "scores an iteration by one fit of the reward: leave it out"
             )
+    _check_recipe(run, algorithm)
+
+
+def _check_recipe(run: RunSettings, algorithm: Algorithm) -> None:
+    """UserError for a recipe that compares scores of iterations, or needs scores before all samples
+    are there."""
+    settings = run.recipe.model_dump()
+    name, other = settings["name"], "text_grpo" if algorithm.text else "nft"
+    if algorithm.tracker is not NoTracker:
+        raise UserError(
+            f"ask: recipe {name} remembers scores of earlier iterations, and a run that asks "
+            "scores each iteration by another fit of the reward, so they cannot be compared: "
+            + (
+                "set recipe.credit: group"
+                if settings.get("credit") == "aapo"
+                else "leave recipe.tracker out"
+                if settings.get("tracker") is not None
+                else f"use a recipe that does not, such as {other}"
+            )
+        )
+    if run.prompt_writer is not None or asks_intermediate(algorithm):
+        raise UserError(
+            f"ask: recipe {name} scores samples before the votes on all of them are in, and a run "
+            "that asks scores an iteration by one fit of the reward: use a recipe that does not, "
+            f"such as {other}"
+        )
     if len(algorithm.plans) != 1:
-        raise UserError("ask: this recipe has several plans for a prompt: use one with one plan")
+        raise UserError(
+            f"ask: recipe {name} has several plans for a prompt: use one with one plan, such as "
+            f"{other}"
+        )

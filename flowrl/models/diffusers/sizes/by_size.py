@@ -131,6 +131,13 @@ class Sizable:
         """The policy at each size of the known rows; this one without any."""
         return [self.at(*size_and_place) for size_and_place in self.used.items()] or [self]
 
+    def sized_for(self: P, meta: Meta) -> list[P]:
+        """The policy at each known size that rows with these columns have. Sizes that images set
+        count as theirs."""
+        sizes = {LoopSize.of(self.loop, row_size) for row_size in {*row_sizes(meta)} or {RowSize()}}
+        used = [item for item in self.used.items() if item[0]._replace(image=()) in sizes]
+        return [self.at(size, place) for size, place in used] or [self]
+
     def proofs(self, prompts: Sequence[str], steps: int, meta: Meta = ()) -> list[str]:
         return prove_by_size(self, prompts, steps, meta)
 
