@@ -54,16 +54,6 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
     policy = CPUOffloadPolicy() if how.offload else OffloadPolicy()
     done: list[FSDPModule] = []
     for name, root in roots.items():
-        if any(p.dtype == torch.float16 for p in root.parameters()):
-            raise UserError(
-                "FSDP2: the loss scale of float16 networks is not synchronized over shards; "
-                "set model.dtype: bfloat16"
-            )
-        if len({p.device for p in root.parameters()}) > 1:
-            raise UserError(
-                "FSDP2: model.offload_experts cannot move sharded weights: leave it out, since "
-                "each process holds only a part of every expert anyway"
-            )
         sharded_blocks = blocks(root)
         if not sharded_blocks:
             raise UserError(
