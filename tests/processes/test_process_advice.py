@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.processes.context_parallel import refuse_model
 from flowrl.processes.listening import bound_socket
 from flowrl.processes.sharding import Sharding
 from flowrl.run.watch.start_check import check_shares

@@ -1,7 +1,6 @@
 """What is said of workers that were lost, late or too large, and that its advice works."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -29,6 +29,7 @@ from flowrl.settings.read import dump, run_from
 from flowrl.settings.sections.data import PromptFiles
 from rewards.types import cell
 from tests.support import text_runs, tiny_lm
+from tests.support.advice import advice
 
 SYSTEM = {"role": "system", "content": "be brief"}
 USER, REPLY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
@@ -162,6 +163,18 @@ def assert_in(words: str, sentence: str) -> None:
 def test_a_chat_that_cannot_be_a_prompt_says_why(tmp_path, value, words):
     sentence = refused({"source": file(tmp_path, [{"chat": value}]), "column": "chat"})
     assert_in(f"a.jsonl, line 1, chat: .*{words}", sentence)
+
+
+def test_a_chat_with_its_answer_is_a_prompt_without_it(tmp_path):
+    source = {"source": file(tmp_path, [{"chat": [SYSTEM, USER, REPLY], "other": [SYSTEM, USER]}])}
+    for follow in ({"column": "chat", "drop_reply": True}, {"column": "other"}):
+        found = advice(
+            "{}: the chat ends with an assistant message, which the model should write: set "
+            "drop_reply: true for this data set, or choose another column",
+            lambda: read(source | {"column": "chat"}),
+            lambda follow=follow: read(source | follow),
+        )
+        assert found.texts == ("1 + 1?",)
 
 
 def test_sharegpts_messages_are_those_of_roles(tmp_path):

@@ -15,6 +15,7 @@ from flowrl.session.given_check import check_given, described_given
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
 from tests.evaluation.test_preferences import write
+from tests.support.advice import advice
 
 DPO = {"name": "dpo", "steps": 4}
 
@@ -169,6 +170,27 @@ def test_completions_that_are_no_texts(folder) -> None:
     assert [item.sample for item in read.items] == ["b", "c"]
     file = write(folder, "texts.jsonl", [pair | {"rejected": "b"}])
     assert "the same in every row" in refused(tree(file, recipe=dpo, model="language"))
+
+
+def test_a_whole_chat_is_given_without_columns_or_its_prompt_in_another(folder) -> None:
+    sft = {"name": "text", "length": 6, "loss": "reinforce"}
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"prompt": chat, "asked": "a", "completion": "b"}]
+    columns = write(folder, "columns.jsonl", rows)
+    alone = write(folder, "alone.jsonl", [{"messages": chat}])
+
+    def given(file: Path, **more: str) -> list[object]:
+        run = run_from(tree(file, "texts", sft, "language", **more), "run.yaml")
+        return [item.sample for item in GivenFile.read(run).items]
+
+    for file, more in ((columns, {"column": "asked"}), (alone, {})):
+        samples = advice(
+            "{}: the chat ends with an assistant message, which is a sample and not the prompt: "
+            "choose another column (given.column); rows of messages alone need none",
+            lambda: given(columns),
+            lambda file=file, more=more: given(file, **more),
+        )
+        assert samples == ["b"]
 
 
 @pytest.mark.parametrize(
