@@ -20,13 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowrl.errors import UserError
 from flowrl.models.language.head import Float32Head
 from flowrl.models.shards import GatheredCalls, local_shard
+from flowrl.settings.checks.sharding import VISION_ADAPTERS
 
 BUCKET = 2**24  # elements per all-reduce
-VISION_ADAPTERS = (
-    "model.lora.vision: FSDP2 shards adapters only of the part that every call uses: adapt the "
-    "language part alone, train all weights (model.lora: null), or launch with "
-    "configs/accelerate/ddp.yaml"
-)
 
 
 @dataclass(frozen=True)

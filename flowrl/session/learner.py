@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm
-from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import adapter_switch, has_lengths
 from flowrl.models.fixed_order import fix_order
@@ -25,12 +24,13 @@ from flowrl.paths import find
 from flowrl.processes import context_parallel
 from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
-from flowrl.processes.sharding import VISION_ADAPTERS, Sharding
+from flowrl.processes.sharding import Sharding
 from flowrl.session import optimizers
 from flowrl.session.policies import Policies
 from flowrl.session.teachers import load_teachers
-from flowrl.settings import PipelineSettings, RunSettings
+from flowrl.settings import RunSettings
 from flowrl.settings.checks.machine import present_source
+from flowrl.settings.checks.sharding import check_sharded
 from flowrl.settings.sections.run import EVALUATION
 
 
@@ -104,7 +104,7 @@ class Learner:
         """Load and shard the models. UserError for a model or processes that cannot run."""
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
         if how is not None:
-            refuse_sharding(run)
+            check_sharded(run)
         learner = cls._one(run, folder, accelerator, how, run.learns)
         if run.prompt_writer is None:
             return learner
@@ -203,48 +203,6 @@ class Learner:
         return (
             f"device {device}{name}, {m.dtype}{tf32}; trained: {how}, {trained / 1e6:.4g} of "
             f"{whole / 1e6:.4g} million parameters{compiled}"
-        )
-
-
-def refuse_sharding(run: RunSettings) -> None:
-    """UserError for settings under which FSDP2 cannot shard a run's weights, before any load."""
-    m = run.model
-    if run.prompt_writer is not None:
-        raise UserError(
-            "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
-            "out, so that each process holds both"
-        )
-    if m.dtype == "float16":
-        raise UserError(
-            "FSDP2: the loss scale of float16 networks is not synchronized over shards; "
-            "set model.dtype: bfloat16"
-        )
-    if isinstance(m, PipelineSettings) and m.offload_experts:
-        raise UserError(
-            "FSDP2: model.offload_experts cannot move sharded weights: leave it out, since "
-            "each process holds only a part of every expert anyway"
-        )
-    if m.lora is not None and m.lora.merge != "none":
-        raise UserError(
-            f"model.lora.merge: {m.lora.merge} needs whole weights, and FSDP2 shards them: leave "
-            "it out"
-        )
-    if m.lora is not None and m.lora.vision:
-        raise UserError(VISION_ADAPTERS)
-    if m.quantized is not None:
-        raise UserError(
-            "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
-            "out; each process then holds the quantized model"
-        )
-    if run.engine is not None:
-        raise UserError(
-            "model.engine: it gets whole weights, and FSDP2 shards them: leave one of the two "
-            "out; each process then holds the model"
-        )
-    if run.server is not None and run.server.sync == "lora":
-        raise UserError(
-            "model.server.sync: lora needs whole weights, but FSDP2 shards them; use DDP, or set "
-            "model.server.sync: none"
         )
 
 

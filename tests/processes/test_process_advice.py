@@ -94,6 +94,18 @@ def test_what_fsdp2_cannot_shard_is_left_out(start, pipeline, tmp_path):
             lambda: start(engine),
             lambda tree=tree, how=how: start(tree, how),
         )
+    seeing = text_runs.tree(Path("lm"), tmp_path, text_runs.GRPO)
+    seeing["model"]["lora"] = {"rank": 2, "vision": True}
+    whole = seeing | {"model": seeing["model"] | {"lora": None}}
+    blind = seeing | {"model": seeing["model"] | {"lora": {"rank": 2}}}
+    for tree, how in ((blind, Sharding()), (whole, Sharding()), (seeing, None)):
+        advice(
+            "model.lora.vision: FSDP2 shards adapters only of the part that every call uses: adapt "
+            "the language part alone, train all weights (model.lora: null), or launch with "
+            "configs/accelerate/ddp.yaml",
+            lambda: start(seeing),
+            lambda tree=tree, how=how: start(tree, how),
+        )
     for tree, how in ((texts(tmp_path), None), (texts(tmp_path, sync="none"), Sharding())):
         advice(
             "model.server.sync: lora needs whole weights, but FSDP2 shards them; use DDP, or set "
