@@ -17,6 +17,7 @@ from flowrl.launching.job import SHARDED, SINGLE, LaunchJob, shipped_file
 from flowrl.launching.slurm import TIME, SlurmLimits, slurm_script, submit_to_slurm
 from flowrl.paths import find, own_file, own_runs, run_file
 from flowrl.settings import RunSettings
+from flowrl.settings.checks.sharding import can_be_sharded, check_sharded
 from flowrl.settings.command_line.arguments import AtLeastOne, Word
 from flowrl.settings.read import check_plan, override, read_run
 
@@ -54,8 +55,8 @@ class LaunchArguments:
     """Processes on each machine, without GPUs, a core for each."""
     accelerate_config: str = ""
     """Accelerate's configuration file; by default one of configs/accelerate: DDP where adapters are
-    trained and an H100 would hold the run, FSDP2 for all else on GPUs. Its numbers of machines and
-    processes are replaced."""
+    trained and an H100 would hold the run, or where FSDP2 is refused; FSDP2 for all else on GPUs.
+    Its numbers of machines and processes are replaced."""
     submit: bool = False
     """Hand it to sbatch, run it on the Ray cluster, or start it here, instead of printing it."""
     trust: bool | str = False
@@ -149,11 +150,14 @@ def job_of(arguments: LaunchArguments, options: Sequence[str]) -> LaunchJob:
         raise UserError(f"launch: --accelerate-config {arguments.accelerate_config}: no such file")
     words = [f"--trust={arguments.trust}" if isinstance(arguments.trust, str) else "--trust"]
     sharded = True
-    if arguments.gpus and not arguments.accelerate_config:
+    several = arguments.nodes * (arguments.gpus or 0) > 1
+    if several and not arguments.accelerate_config:
         sharded, reason = sharded_by_default(run)
         kind = "FSDP2" if sharded else "DDP"
         other = shipped_file(SINGLE if sharded else SHARDED, arguments.nodes)
-        print(f"{kind}: {reason}; --accelerate-config {other} is the other way", file=sys.stderr)
+        if can_be_sharded(run):
+            reason = f"{reason}; --accelerate-config {other} is the other way"
+        print(f"{kind}: {reason}", file=sys.stderr)
     return LaunchJob(
         config=_for_all(arguments.config, config),
         folder=str(arguments.folder if arguments.where in _CLOUDS else arguments.folder.absolute()),
@@ -197,9 +201,13 @@ def _check_words(arguments: LaunchArguments) -> None:
 
 
 def sharded_by_default(run: RunSettings) -> tuple[bool, str]:
-    """Whether GPUs shard the weights by default, and why. FSDP2 gathers the weights for every call,
-    which adapters do not repay while a GPU holds the frozen model. A cluster's GPUs are not known
-    here, so the line is the memory of an H100."""
+    """Whether GPUs shard the weights by default, and why: not where a start would refuse it. FSDP2
+    gathers the weights for every call, which adapters do not repay while a GPU holds the frozen
+    model. A cluster's GPUs are not known here, so the line is the memory of an H100."""
+    try:
+        check_sharded(run)
+    except UserError as error:
+        return False, f"the weights of this run cannot be sharded ({error})"
     if run.model.lora is None:
         return True, "all weights are trained, with their gradients and optimizer states"
     needed = estimate(run)

@@ -12,6 +12,7 @@ from flowrl.estimate.devices import DeviceGroup
 from flowrl.estimate.memory import estimate, rows_per_call, size
 from flowrl.models.description import unknown_because
 from flowrl.settings import PipelineSettings, RunSettings
+from flowrl.settings.checks.sharding import can_be_sharded
 from flowrl.settings.read import override
 
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -132,7 +133,9 @@ def fits(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> bool:
     needed = estimate(run, iteration)
     if needed is None:
         return True
-    return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
+    return needed.total <= limit.most or (
+        can_be_sharded(run) and needed.sharded(limit.processes).total <= limit.most
+    )
 
 
 def memory_report(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> str:
@@ -146,7 +149,8 @@ def memory_report(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> s
     if needed.total <= limit.most:
         return f"{needed}; fits in {into}"
     shards = needed.sharded(limit.processes)
-    if shards.total <= limit.most:
+    sharding = can_be_sharded(run)
+    if sharding and shards.total <= limit.most:
         return (
             f"{needed}; does not fit in {into} as a whole, but sharded over {limit.processes} "
             f"processes (FSDP2: docs/processes.md) each needs about {size(shards.total)}"
@@ -155,5 +159,7 @@ def memory_report(run: RunSettings, limit: MemoryLimit, iteration: int = 0) -> s
     way = f": set {', '.join(changes)}" if changes else ""
     smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
     end = way or f": {smaller or 'smaller images, or a smaller model'}"
-    of_each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
-    return f"{needed}; does not fit in {into}{of_each if limit.processes > 1 else ''}{end}"
+    of_each = ""
+    if sharding and limit.processes > 1:
+        of_each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
+    return f"{needed}; does not fit in {into}{of_each}{end}"

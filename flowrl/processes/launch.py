@@ -1,9 +1,9 @@
 """Compare the launcher's options with the processes that it started, since some launchers start
 fewer.
 
-`accelerate launch --cpu --num_processes 2` silently starts one process, and accelerate's FSDP
-settings on CPUs result in plain data parallelism. So the launcher's command line is parsed again
-here, and a run that does not match it stops with an error.
+`accelerate launch --cpu --num_processes 2` silently starts one process, and so does --cpu beside a
+config for several or for FSDP. So the launcher's command line is parsed again here, and a run that
+does not match it stops with an error.
 """
 
 import os
@@ -56,8 +56,10 @@ def launch_options(words: Sequence[str]) -> LaunchOptions | None:
         args, _ = launch_command_parser().parse_known_args(options)
     except SystemExit:  # argparse printed the reason
         return None
-    path = args.config_file or (default_config_file if Path(default_config_file).is_file() else "")
-    if not path or args.cpu:
+    # --cpu keeps accelerate from its default file, but not from the one that is named
+    default = "" if args.cpu or not Path(default_config_file).is_file() else default_config_file
+    path = args.config_file or default
+    if not path:
         return LaunchOptions(args.num_processes, args.use_fsdp)
     config: Any = load_config_from_file(path)
     processes = args.num_processes if args.num_processes is not None else config.num_processes
@@ -93,22 +95,17 @@ def sharding(accelerator: Launched) -> Sharding | None:
     words, processes = launch_options(_parent()), accelerator.num_processes
     plugin = None
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        _check_version(os.environ.get("FSDP_VERSION", "1"))
         plugin = FullyShardedDataParallelPlugin()
+    if plugin is None and words is not None and words.fsdp:
+        raise UserError(
+            "accelerate launch was given FSDP, but the worker processes have no FSDP settings: "
+            f"use --config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) without --cpu"
+        )
     _check_count(words, processes)
     _check_unused(accelerator)
     if plugin is None:
-        if words is not None and words.fsdp:
-            raise UserError(
-                "accelerate launch was given FSDP, but the worker processes have no FSDP "
-                f"settings: use --config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) "
-                "instead of --cpu"
-            )
         return None
-    if plugin.fsdp_version != 2:
-        raise UserError(
-            f"FSDP version {plugin.fsdp_version} is not supported, only FSDP2: set "
-            f"fsdp_config.fsdp_version: 2, as in {CONFIGS}/fsdp2.yaml"
-        )
     if processes == 1:
         raise UserError(
             "FSDP2 needs several processes, not one: start more, or remove the FSDP settings"
@@ -123,12 +120,22 @@ def sharding(accelerator: Launched) -> Sharding | None:
     )
 
 
+def _check_version(version: str) -> None:
+    """UserError for another version than FSDP2, before accelerate makes its plugin of it, which on
+    CPUs fails for version 1 with words about devices."""
+    if version != "2":
+        raise UserError(
+            f"FSDP version {version} is not supported, only FSDP2: set "
+            f"fsdp_config.fsdp_version: 2, as in {CONFIGS}/fsdp2.yaml"
+        )
+
+
 def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if words is not None and words.processes is not None and words.processes > processes:
         raise UserError(
             f"accelerate launch was given {words.processes} processes, but this run has "
-            f"{processes}: on CPUs it starts only one unless its config has distributed_type: "
-            f"MULTI_GPU and use_cpu: true, as in {CONFIGS}/ddp_cpu_2.yaml"
+            f"{processes}: on CPUs it starts only one, unless --cpu is left out and its config has "
+            f"distributed_type: MULTI_GPU and use_cpu: true, as in {CONFIGS}/ddp_cpu_2.yaml"
         )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != processes:
@@ -156,7 +163,8 @@ def _check_unused(accelerator: Launched) -> None:
     if accelerator.mixed_precision != "no":
         raise UserError(
             f"accelerate's mixed_precision: {accelerator.mixed_precision} has no effect: set "
-            "mixed_precision: no there, and model.dtype: bfloat16 in the run's file"
+            'mixed_precision: "no" there, with its quotation marks (YAML reads the bare word as '
+            "false), and model.dtype: bfloat16 in the run's file"
         )
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):

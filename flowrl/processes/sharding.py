@@ -20,13 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowrl.errors import UserError
 from flowrl.models.language.head import Float32Head
 from flowrl.models.shards import GatheredCalls, local_shard
+from flowrl.settings.checks.sharding import VISION_ADAPTERS
 
 BUCKET = 2**24  # elements per all-reduce
-VISION_ADAPTERS = (
-    "model.lora.vision: FSDP2 shards adapters only of the part that every call uses: adapt the "
-    "language part alone, train all weights (model.lora: null), or launch with "
-    "configs/accelerate/ddp.yaml"
-)
 
 
 @dataclass(frozen=True)
@@ -54,16 +50,6 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
     policy = CPUOffloadPolicy() if how.offload else OffloadPolicy()
     done: list[FSDPModule] = []
     for name, root in roots.items():
-        if any(p.dtype == torch.float16 for p in root.parameters()):
-            raise UserError(
-                "FSDP2: the loss scale of float16 networks is not synchronized over shards; "
-                "set model.dtype: bfloat16"
-            )
-        if len({p.device for p in root.parameters()}) > 1:
-            raise UserError(
-                "FSDP2: model.offload_experts cannot move sharded weights: leave it out, since "
-                "each process holds only a part of every expert anyway"
-            )
         sharded_blocks = blocks(root)
         if not sharded_blocks:
             raise UserError(

@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm
-from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.adapters import adapter_switch, has_lengths
 from flowrl.models.fixed_order import fix_order
@@ -25,12 +24,13 @@ from flowrl.paths import find
 from flowrl.processes import context_parallel
 from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
-from flowrl.processes.sharding import VISION_ADAPTERS, Sharding
+from flowrl.processes.sharding import Sharding
 from flowrl.session import optimizers
 from flowrl.session.policies import Policies
 from flowrl.session.teachers import load_teachers
 from flowrl.settings import RunSettings
 from flowrl.settings.checks.machine import present_source
+from flowrl.settings.checks.sharding import check_sharded
 from flowrl.settings.sections.run import EVALUATION
 
 
@@ -103,11 +103,8 @@ class Learner:
     def open(cls, run: RunSettings, folder: Path, accelerator: Accelerator) -> "Learner":
         """Load and shard the models. UserError for a model or processes that cannot run."""
         how = sharding(accelerator)  # before weights are loaded, since it may refuse
-        if how is not None and run.prompt_writer is not None:
-            raise UserError(
-                "recipe joint: sharding the weights of two models is not supported: leave FSDP2 "
-                "out, so that each process holds both"
-            )
+        if how is not None:
+            check_sharded(run)
         learner = cls._one(run, folder, accelerator, how, run.learns)
         if run.prompt_writer is None:
             return learner
@@ -130,23 +127,6 @@ class Learner:
         learns: bool,
     ) -> "Learner":
         merge = "none" if run.model.lora is None else run.model.lora.merge
-        if how is not None and merge != "none":
-            raise UserError(
-                f"model.lora.merge: {merge} needs whole weights, and FSDP2 shards them: leave it "
-                "out"
-            )
-        if how is not None and run.model.lora is not None and run.model.lora.vision:
-            raise UserError(VISION_ADAPTERS)
-        if how is not None and run.model.quantized is not None:
-            raise UserError(
-                "model.quantization: FSDP2 shards weights of floating point: leave one of the two "
-                "out; each process then holds the quantized model"
-            )
-        if how is not None and run.engine is not None:
-            raise UserError(
-                "model.engine: it gets whole weights, and FSDP2 shards them: leave one of the two "
-                "out; each process then holds the model"
-            )
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         device = torch.device("cpu") if run.model.device == "cpu" else accelerator.device

@@ -190,6 +190,29 @@ def test_adapters_that_a_gpu_holds_are_not_sharded(capsys, run, options, file):
 
 
 @pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        ("demo", ("--model.dtype", "float16")),
+        ("demo_joint", ()),
+        ("text_demo", ("--model.lora", "{}", "--model.server",
+                       '{"url": "http://localhost:1/v1", "model": "a"}')),
+        ("models/qwen_image_quantized", ()),
+        ("models/flux1_kontext", ("--model.lora.merge", "evaluation")),
+    ],
+)  # fmt: skip
+def test_what_a_start_under_fsdp2_refuses_is_not_launched_so(capsys, run, options):
+    words = ("slurm", run, "--folder", "r", "--gpus", "8", *options)
+    code, out, err = printed(capsys, *words)
+    assert code == 0 and "configs/accelerate/ddp.yaml)" in out
+    assert "\nDDP: the weights of this run cannot be sharded (" in err and "other way" not in err
+
+
+def test_one_process_is_not_said_to_be_sharded(capsys):
+    code, out, err = printed(capsys, "slurm", "demo", "--folder", "r", "--gpus", "1")
+    assert code == 0 and "accelerate" not in out and "FSDP2" not in err
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("slurm", "demo", "--gpus", "1"), "name the run's folder with --folder"),

@@ -1,8 +1,11 @@
 """Models of one's own: their checks at load, and laws of the flow of points."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import flowrl
 from examples.own.points import Points
@@ -11,6 +14,7 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.own.policy import OwnPolicy
 from samplers import Chain, FlowSDE, Ode
 from samplers.adapt import flow_velocity, level, to_vp
+from tests.support.advice import advice
 
 PROMPTS = ["a point", "a point on the right"]
 
@@ -133,6 +137,110 @@ def test_a_sound_model_passes_with_a_sentence():
     assert sentence.startswith(
         "Good: 1.2e-05 million weights, predicts velocity at states [3]; sam"
     )
+
+
+class Checkpointed(Good):
+    def forward(self, x, sigma, encoded):
+        moved: Any = checkpoint(self.linear, x, use_reentrant=False)
+        return moved * sigma[:, None] + encoded.to(x) / 10
+
+
+class Convolved(Good):
+    """It has no linear layer that adapters could be added to."""
+
+    state = (1, 4, 4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x, sigma, encoded):
+        return self.linear(x) * sigma[:, None, None, None]
+
+    def decode(self, x0, encoded):
+        return x0.expand(-1, 3, -1, -1)
+
+
+class Diffusion(Diffusing):
+    prediction = "sample"
+
+
+class TwoParts(Good):
+    """Only its first part, `linear`, gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.still = nn.Linear(3, 3)
+
+    def forward(self, x, sigma, encoded):
+        return super().forward(x, sigma, encoded) + self.still(x).detach()
+
+
+class Stilled(TwoParts):
+    trained = ("still",)
+
+
+class Moved(TwoParts):
+    trained = ("linear",)
+
+
+def proven(policy: OwnPolicy) -> list[str]:
+    return policy.proofs(["a", "bcdefgh"], 2)
+
+
+def test_what_is_said_of_a_model_makes_it_one_that_trains():
+    for refused, followed in ((Detached, Good), (Stilled, Moved)):
+        advice(
+            "{}.forward: its prediction has no gradient with respect to the trained weights: "
+            "remove torch.no_grad or detach, or name other modules in `trained`",
+            lambda refused=refused: proven(OwnPolicy(refused())),
+            lambda followed=followed: proven(OwnPolicy(followed())),
+        )
+    for followed in (Diffusion, Good):
+        advice(
+            "{}: alphas_cumprod belongs to the predictions epsilon, v_prediction and sample: add "
+            "`prediction`, or leave alphas_cumprod out",
+            lambda: OwnPolicy(Diffusing()),
+            lambda followed=followed: proven(OwnPolicy(followed())),
+        )
+    advice(
+        "model.sigmas: the levels of {} come from its alphas_cumprod: leave it out",
+        lambda: OwnPolicy(Diffusion(), levels=lambda steps: [0.9] * steps),
+        lambda: proven(OwnPolicy(Diffusion())),
+    )
+
+
+def test_what_is_said_of_a_setting_trains_the_model_without_it():
+    def adapted(model: nn.Module) -> list[str]:
+        policy = OwnPolicy(model)
+        policy.add_lora(rank=2, alpha=2, targets=None, seed=0)
+        return proven(policy)
+
+    def whole(model: nn.Module) -> list[str]:
+        policy = OwnPolicy(model)
+        policy.train_all()
+        assert all(p.requires_grad for p in policy.trainable().values())
+        return proven(policy)
+
+    advice(
+        "model.lora: the trained modules have no such linear layer, which adapters need: set "
+        "model.lora: null (lora=False in Python) to train all weights",
+        lambda: adapted(Convolved()),
+        lambda: whole(Convolved()),
+    )
+    advice(
+        "train.gradient_checkpointing: {} is your own model: call torch.utils.checkpoint in its "
+        "forward, and leave the setting out",
+        lambda: OwnPolicy(Good()).checkpoint_gradients(),
+        lambda: whole(Checkpointed()),
+    )
+    for scale in (None, "none", 1.0):
+        advice(
+            "guidance {}: {} is your own model, which can only apply guidance in its forward: "
+            "leave guidance out",
+            lambda: OwnPolicy(Good()).guided(4.0, None),
+            lambda scale=scale: proven(OwnPolicy(Good()).guided(scale, scale)),
+        )
 
 
 class Encoder(Good):

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ import torch
 from flowrl.errors import UserError
 from flowrl.estimate import memory
 from flowrl.processes import context_parallel
+from flowrl.processes.parallel import Parallel
 from flowrl.settings.read import run_from
 from tests.budget.test_budget_run import EVERYTHING
 from tests.processes.test_processes import REWARDS, job
 from tests.support import process_runs, runs, tiny_pipelines
 from tests.support import warm as warm_up
+from tests.support.advice import advice
 from tests.support.process_runs import DDP, FSDP2, Job, alone, apart, together, told
 from tests.support.tiny_pipelines_image import flux2, qwen_image
 
@@ -245,6 +249,12 @@ def test_a_call_that_is_off_a_whole_one_stops_the_run():
     said = torch.linspace(-1, 1, 9)
     shared._compare((said,), (said + 1e-4,))
     assert shared.away == pytest.approx(1e-4, rel=1e-2)
+    accelerator: Any = SimpleNamespace(num_processes=2, process_index=0, device=said.device)
     for wrong in (said + 0.01, said * float("nan")):
-        with pytest.raises(UserError, match="a call of Identity shared by 2 processes differs"):
-            shared._compare((wrong,), (said,))
+        opened = advice(
+            "{}: a call of {} shared by {} processes differs from an unshared one by {} of its "
+            "size: remove the setting",
+            lambda wrong=wrong: shared._compare((wrong,), (said,)),
+            lambda: Parallel.open(accelerator, {"x": torch.nn.Identity()}, None, members=1),
+        )
+        assert not opened.shared and not list(opened.proofs()), "no call is shared, so none differs"

@@ -19,6 +19,7 @@ from flowrl.processes.sharding import replicated
 from tests.processes.test_processes import KL, REWARDS, job
 from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines, tiny_vlm
 from tests.support import warm as warm_up
+from tests.support.advice import advice
 from tests.support.completion_servers import CompletionsServer
 from tests.support.completion_servers import tree as server_tree
 from tests.support.process_runs import FSDP2, Job, alone, apart, launch, together, told
@@ -205,6 +206,30 @@ def test_a_server_gets_the_weights_of_all_shards(tmp_path):
     assert told(tmp_path / "pair", "served")["processes"].startswith("2 processes, FSDP2")
     assert told(tmp_path / "pair", "served")["metrics"]["mismatch_max"] < 1e-5
     assert told(tmp_path / "pair", "served")["moved"] > 1e-4 and loads >= 3
+
+
+@pytest.mark.slow
+def test_a_server_samples_where_whole_weights_have_no_room(tmp_path):
+    model = tiny_lm.write(tmp_path / "lm")
+    with CompletionsServer(model, lora=False) as server:
+        jobs: dict[str, Job] = {
+            "alone": text_job(model, tmp_path, RECIPES["text"]) | {"cramped": True, "stops": True},
+            "served": {"settings": server_tree(server, tmp_path), "iterations": 2, "cramped": True},
+        }
+        del jobs["served"]["settings"]["prompts"]["held_out"]
+        together(FSDP2, jobs, tmp_path / "pair")
+
+    def refused() -> None:
+        raise UserError((tmp_path / "pair/alone.0.txt").read_text())
+
+    said = advice(
+        "FSDP2: text sampling gathers all weights once, which needs {} GiB more on each process "
+        "and does not fit: let a server sample that keeps its weights (model.server with sync: "
+        "none, without prompts.held_out)",
+        refused,
+        lambda: told(tmp_path / "pair", "served"),
+    )
+    assert said["processes"].startswith("2 processes, FSDP2") and said["moved"] > 1e-4
 
 
 @pytest.mark.slow

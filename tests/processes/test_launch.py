@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
@@ -16,6 +19,7 @@ from flowrl.processes import launch
 from flowrl.processes.launch import LaunchOptions, launch_options
 from flowrl.processes.sharding import Sharding
 from flowrl.session import signals
+from tests.support.advice import advice
 
 FILES = sorted((PROJECT / "configs/accelerate").glob("*.yaml"))
 
@@ -114,6 +118,102 @@ def test_what_would_be_ignored_is_refused(world, said, environment, more, senten
     world(said, **environment)
     with pytest.raises(UserError, match=sentence):
         launch.sharding(state(**more))
+
+
+def start_of(world, *words: str, **more: Any) -> Sharding | None:
+    """What one of the processes reads that `accelerate launch words` starts; `more`: fields of its
+    Accelerator."""
+    for name in [name for name in os.environ if name.startswith(("FSDP_", "ACCELERATE_"))]:
+        del os.environ[name]  # of the launch before; `world` brings the first ones back
+    args = parsed([*words, "--main_process_port", "0", "x.py"])
+    several = (args.use_fsdp or args.multi_gpu) and not args.cpu  # as `launch_command` decides
+    processes = int(args.num_processes) if several else 1
+    env = prepare_multi_gpu_env(args) if several else prepare_simple_launcher_cmd_env(args)[1]
+    named = {n: v for n, v in env.items() if n.startswith(("FSDP_", "ACCELERATE_"))}
+    world("accelerate launch " + " ".join([*words, "x.py"]), WORLD_SIZE=str(processes), **named)
+    kind = DistributedType.FSDP if args.use_fsdp else DistributedType.MULTI_CPU
+    precision = env["ACCELERATE_MIXED_PRECISION"]
+    known = {"num_processes": processes, "distributed_type": kind, "mixed_precision": precision}
+    return launch.sharding(state(**known | more))
+
+
+def changed(folder: Path, name: str, old: str, new: str) -> str:
+    """A copy of one of the product's launch files with another setting."""
+    text = (PROJECT / launch.CONFIGS / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+    return str(folder / name)
+
+
+def test_what_is_said_of_a_launch_makes_it_start(world, tmp_path):
+    whole = (PROJECT / launch.CONFIGS / "ddp_cpu_2.yaml").as_posix()
+    shards = (PROJECT / launch.CONFIGS / "fsdp2_cpu_2.yaml").as_posix()
+    made = advice(
+        "accelerate launch was given FSDP, but the worker processes have no FSDP settings: "
+        "use --config_file {}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) without --cpu",
+        lambda: start_of(world, "--config_file", shards, "--cpu"),
+        lambda: start_of(world, "--config_file", shards),
+    )
+    assert made == Sharding(reshard=True, offload=False)
+    for words in (("--config_file", whole, "--cpu"), ("--cpu", "--num_processes", "2")):
+        advice(
+            "unless --cpu is left out and its config has distributed_type: MULTI_GPU",
+            lambda words=words: start_of(world, *words),
+            lambda: start_of(world, "--config_file", whole),
+        )
+    first = changed(tmp_path, "fsdp2_cpu_2.yaml", "fsdp_version: 2", "fsdp_version: 1")
+    second = changed(tmp_path, "fsdp2.yaml", "num_processes: 8", "num_processes: 2")
+    for file in (shards, second):
+        made = advice(
+            "FSDP version {} is not supported, only FSDP2: set fsdp_config.fsdp_version: 2, as in",
+            lambda: start_of(world, "--config_file", first),
+            lambda file=file: start_of(world, "--config_file", file),
+        )
+        assert made is not None and made.reshard
+    one = changed(tmp_path, "fsdp2_cpu_2.yaml", "num_processes: 2", "num_processes: 1")
+    for file in (shards, whole):
+        made = advice(
+            "FSDP2 needs several processes, not one: start more, or remove the FSDP settings",
+            lambda: start_of(world, "--config_file", one),
+            lambda file=file: start_of(world, "--config_file", file),
+        )
+        assert (made is None) == (file == whole)
+
+
+def test_what_accelerate_is_not_asked_for_is_removed(world, tmp_path):
+    whole = (PROJECT / launch.CONFIGS / "ddp_cpu_2.yaml").as_posix()
+    shards = (PROJECT / launch.CONFIGS / "fsdp2_cpu_2.yaml").as_posix()
+    remade = changed(
+        tmp_path, "fsdp2_cpu_2.yaml", "fsdp_version: 2",
+        "fsdp_version: 2\n  fsdp_activation_checkpointing: true",
+    )  # fmt: skip
+    advice(
+        "accelerate's fsdp_activation_checkpointing has no effect here: remove it",
+        lambda: start_of(world, "--config_file", remade),
+        lambda: start_of(world, "--config_file", shards),
+    )
+    advice(
+        "accelerate's gradient_accumulation_steps: {} has no effect",
+        lambda: start_of(world, "--config_file", shards, gradient_accumulation_steps=4),
+        lambda: start_of(world, "--config_file", shards),
+    )
+    half = changed(tmp_path, "ddp_cpu_2.yaml", 'mixed_precision: "no"', "mixed_precision: bf16")
+    advice(
+        'accelerate\'s mixed_precision: {} has no effect: set mixed_precision: "no" there',
+        lambda: start_of(world, "--config_file", half),
+        lambda: start_of(world, "--config_file", whole),
+    )
+    bare = changed(tmp_path, "ddp_cpu_2.yaml", 'mixed_precision: "no"', "mixed_precision: no")
+    with pytest.raises(AttributeError):  # accelerate's own, of a config without quotation marks
+        start_of(world, "--config_file", bare)
+    deep = {"distributed_type": DistributedType.DEEPSPEED}
+    for name in ("ddp", "fsdp2"):
+        file = (PROJECT / launch.CONFIGS / f"{name}.yaml").as_posix()
+        advice(
+            "{} is not supported: use {}/ddp.yaml or {}/fsdp2.yaml",
+            lambda: start_of(world, "--multi_gpu", "--num_processes", "8", **deep),
+            lambda file=file: start_of(world, "--config_file", file),
+        )
 
 
 def test_what_a_launcher_passes_on_is_no_second_signal(monkeypatch):

@@ -172,6 +172,27 @@ def test_completions_that_are_no_texts(folder) -> None:
     assert "the same in every row" in refused(tree(file, recipe=dpo, model="language"))
 
 
+def test_a_whole_chat_is_given_without_columns_or_its_prompt_in_another(folder) -> None:
+    sft = {"name": "text", "length": 6, "loss": "reinforce"}
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"prompt": chat, "asked": "a", "completion": "b"}]
+    columns = write(folder, "columns.jsonl", rows)
+    alone = write(folder, "alone.jsonl", [{"messages": chat}])
+
+    def given(file: Path, **more: str) -> list[object]:
+        run = run_from(tree(file, "texts", sft, "language", **more), "run.yaml")
+        return [item.sample for item in GivenFile.read(run).items]
+
+    for file, more in ((columns, {"column": "asked"}), (alone, {})):
+        samples = advice(
+            "{}: the chat ends with an assistant message, which is a sample and not the prompt: "
+            "choose another column (given.column); rows of messages alone need none",
+            lambda: given(columns),
+            lambda file=file, more=more: given(file, **more),
+        )
+        assert samples == ["b"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "kind", "words"),
     [

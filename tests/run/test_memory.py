@@ -380,6 +380,11 @@ def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
     assert fit.fits(given, between)
     alone = fit.MemoryLimit(between.most, "H100", 1)
     assert not fit.fits(given, alone)
+    half = override(given, ["--model.dtype", "float16"])  # which a start under FSDP2 refuses
+    small = memory.estimate(half)
+    assert small is not None
+    limit = fit.MemoryLimit((small.total + small.sharded(4).total) // 2, "H100", 4)
+    assert not fit.fits(half, limit) and "sharded" not in fit.memory_report(half, limit)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 8}], ids=["all", "lora"])

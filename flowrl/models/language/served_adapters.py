@@ -298,7 +298,7 @@ def served(client: Client) -> list[str]:
 
 
 def fingerprint(model: Any) -> bytes:
-    """Digest of the adapters' values. UserError if no process has all of them."""
+    """Digest of the adapters' values."""
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -309,14 +309,10 @@ def fingerprint(model: Any) -> bytes:
 
 
 def checksum(model: Any) -> str:
-    """Digest of all weights. UserError if no process has all of them."""
+    """Digest of all weights, which are whole or gathered."""
     return weights_checksum((name, _whole(p)) for name, p in model.named_parameters())
 
 
 def _whole(parameter: Tensor) -> Tensor:
-    if local_shard(parameter) is not parameter:
-        raise UserError(
-            "model.server.sync: lora needs whole weights, but FSDP2 shards them; use DDP, or set "
-            "model.server.sync: none"
-        )
+    assert local_shard(parameter) is parameter, "FSDP2 sends weights only while they are gathered"
     return parameter

@@ -2,8 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray  # type: ignore[reportMissingImports]
@@ -32,6 +32,7 @@ RAY_OPTIONS: dict[str, Any] = {
     "include_dashboard": False, "log_to_driver": False, "configure_logging": False
 }  # fmt: skip
 NICENESS = "RAY_worker_niceness"  # Ray's own setting: 15 unless it is set
+ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # Ray's own, to reach a head; each takes about 35 s
 
 
 class Cluster:
@@ -57,7 +58,10 @@ class Cluster:
         address = address_of(self.run.workers)
         if self.ours:
             try:
-                ray.init(address=address, namespace=namespace, **RAY_OPTIONS, **priority(address))
+                with one_attempt(address):
+                    ray.init(
+                        address=address, namespace=namespace, **RAY_OPTIONS, **priority(address)
+                    )
             except (ConnectionError, ValueError) as error:
                 raise UserError(
                     f"workers.address: {address} is not a Ray cluster ({first_line(error)}); "
@@ -116,6 +120,20 @@ class Cluster:
                 ray.kill(replica)
         if self.ours or not self.main:
             ray.shutdown()
+
+
+@contextmanager
+def one_attempt(address: str) -> Iterator[None]:
+    """Let Ray try once, rather than for 12 minutes, to reach the head of a cluster that is not
+    there, unless the user has set how often."""
+    if address == "local" or ATTEMPTS in os.environ:
+        yield
+        return
+    os.environ[ATTEMPTS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ATTEMPTS]
 
 
 def priority(address: str) -> dict[str, Any]:
