@@ -258,7 +258,9 @@ def on_clock(plan: Plan, clock: PartClock) -> Plan:
             "parts have none"
         )
     if plan.solver != Euler():
-        raise ValueError(f"its solver {plan.solver} reads one level for all parts: leave it out")
+        raise ValueError(
+            f"its solver {plan.solver} reads one level for all parts: set solver: euler"
+        )
     if plan.route != PlainRoute():
         raise ValueError(
             "it looks at samples in the middle, or moves them, and that needs one level for all "

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,11 @@ class NumberRange:
     def refusal(self, setting: str, value: float | None) -> str | None:
         """The sentence that refuses this value of a setting, None if it lies inside. None among the
         values stands for a setting that is left out, and is never refused."""
-        if value is None or (math.isfinite(value) and self.holds(value)):
+        if value is None:
+            return None
+        if not isinstance(value, SupportsFloat):  # from Python: a text, another part
+            return f"{setting} must be {f'a number {self.words}'.strip()}, not {value!r}"
+        if math.isfinite(value) and self.holds(value):
             return None
         words = self.words if math.isfinite(value) else f"a finite number {self.words}".strip()
         return f"{setting} must be {words}, not {value}"

@@ -53,8 +53,7 @@ class Scheduler:
         if self.sigmas is not None and tuple(sigmas) != self.sigmas:
             raise ValueError(
                 "kernel: scheduler works only at its pipeline's own levels, but this plan has "
-                "other ones"
-                ": leave out what changes them (such as flash)"
+                "other ones: leave out what changes them (such as flash)"
             )
         return self
 
@@ -99,8 +98,10 @@ def bound_to(plan: Plan, kernel: Scheduler) -> Plan:
 
     ValueError for a plan with another solver, other levels, or a trained step without noise.
     """
+    kernel = kernel.bound(plan.sigmas)
     if plan.solver != Euler():
         raise ValueError(
-            f"kernel: scheduler already takes all steps: leave out the solver {plan.solver}"
+            f"kernel: scheduler already takes all steps: leave out the solver {plan.solver}, or "
+            "what brings it (such as flash)"
         )
     return replace(plan, kernel=kernel, solver=KernelSteps(kernel), solve_from=0)

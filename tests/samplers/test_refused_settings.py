@@ -253,6 +253,8 @@ REFUSED = [
     (lambda: along(KeepingRoute((5,))), "rising indices of the plan's 5 steps"),
     (lambda: along(KeepingRoute((3, 1))), "rising indices of the plan's 5 steps"),
     (lambda: along(KeepingRoute((1, 3), 1)), "bridge 1 is none of the later steps"),
+    (lambda: Flash(CHAIN), r"must be a number in \(0, 1\], not Chain"),
+    (lambda: FlowSDE("0.7"), "must be a number .*not '0.7'"),
     # rolls
     (lambda: rolled(CHAIN, ()), "at least one draw"),
     (lambda: rolled(CHAIN, (3, 3)), "the same id twice"),
