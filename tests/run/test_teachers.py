@@ -17,6 +17,7 @@ from flowrl.session.learner import load_policy
 from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
+from tests.support.advice import advice
 from tests.support.iterations import chunk_loss, collect, iterate
 
 OPD = {"name": "opd", "steps": 4, "group": 2, "window": 2}
@@ -180,7 +181,6 @@ def test_two_processes_do_what_one_does(settings, tmp_path, config):
 def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
     teachers = settings["teachers"]
     changed: dict[str, Any] = {
-        "none": {"teachers": None},
         "not asked": {"recipe": {"name": "nft", "steps": 4}},
         "no folder": {"teachers": {"folders": {"one": "nowhere"}}},
         "empty": {"teachers": {"folders": {"one": str(folder)}}},
@@ -195,7 +195,6 @@ def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("none", "distils a teacher, but the run has none"),
         ("not asked", "does not use teachers: leave them out"),
         ("no folder", "teachers.folders.one: no folder nowhere"),
         ("empty", "has neither pytorch_lora_weights.safetensors nor model_index.json"),
@@ -208,6 +207,26 @@ def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
 def test_what_makes_no_sense_is_refused(settings, tmp_path, case, sentence):
     with pytest.raises(UserError, match=sentence):
         check_run(run_from(broken(settings, tmp_path, case), "test"))
+
+
+def test_a_distillation_gets_a_teacher_that_another_run_saved(settings):
+    """An adapter, or the whole pipeline of a run without adapters."""
+    adapter = settings["teachers"]["folders"]["big"]
+    whole = settings["model"]["pipeline"]
+
+    def followed() -> None:
+        check_run(run_from(settings | {"teachers": {"folders": {"big": adapter}}}, "test"))
+        student = settings["model"] | {"lora": None}
+        check_run(
+            run_from(settings | {"model": student, "teachers": {"folders": {"big": whole}}}, "test")
+        )
+
+    advice(
+        "this recipe distils a teacher, but the run has none: add teachers: {}, with the adapter "
+        "or pipeline that another run saved",
+        lambda: check_run(run_from(settings | {"teachers": None}, "test")),
+        followed,
+    )
 
 
 def test_adapters_that_do_not_fit_are_refused(settings, tmp_path):
