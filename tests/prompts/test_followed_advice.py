@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pyarrow
 import pytest
+from datasets.exceptions import DatasetNotFoundError
 from pyarrow import parquet
 
 from flowrl.errors import UserError
@@ -112,7 +113,7 @@ def test_the_call_that_makes_a_parquet_file_of_a_saved_data_set(
     folder has, and the one that was asked for if it is there."""
     folder = tmp_path / "saved"
     saved = {name: datasets.Dataset.from_list([{"prompt": name}]) for name in splits or ["train"]}
-    (datasets.DatasetDict(saved) if splits else saved["train"]).save_to_disk(folder)
+    (datasets.DatasetDict(**saved) if splits else saved["train"]).save_to_disk(folder)
     monkeypatch.chdir(tmp_path)
 
     def refused() -> None:
@@ -138,12 +139,12 @@ def test_a_text_of_an_older_windows_program(tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text(content, encoding="utf-8")
         return read(tmp_path / "a.txt")
 
-    says = advice(
+    prompts = advice(
         "line {} is not UTF-8; save the file as UTF-8",
         lambda: read(tmp_path / "a.txt"),
         followed,
     )
-    assert says.texts == ("caf\xe9",)
+    assert prompts.texts == ("caf\xe9",)
 
 
 def test_the_file_in_place_of_a_large_folder(
@@ -184,7 +185,7 @@ def test_a_data_set_that_does_not_exist_or_is_gated(monkeypatch: pytest.MonkeyPa
         if name == "owner/right" or (name == "owner/gated" and tokens):
             config = SimpleNamespace(data_files={})
             return SimpleNamespace(config=config, cache_dir=".")
-        raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{name}' doesn't exist")
+        raise DatasetNotFoundError(f"Dataset '{name}' doesn't exist")
 
     def load(*_: Any, **__: Any) -> datasets.Dataset:
         return datasets.Dataset.from_list([{"prompt": "a"}])

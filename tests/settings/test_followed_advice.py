@@ -1,7 +1,7 @@
 """Advice of messages about settings, their files and their command line: each is raised, and what
 it says is done."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,19 +191,23 @@ def test_a_setting_that_a_file_has_twice(kept: str) -> None:
     assert found == {"train": {"lr": float(kept.partition(": ")[2])}}
 
 
+def checked_engine(file: Path, methods: Sequence[str]) -> None:
+    """Checks an engine that has these methods."""
+    lines = [f"    def {name}(self, *words): ..." for name in methods]
+    file.write_text("\n".join(["class Mine:", "    pass", *lines, ""]))
+    OwnEngineSettings(name=f"{file}:Mine").check()
+
+
 def test_an_engine_gets_the_method_that_it_lacks(tmp_path: Path) -> None:
-    """One after the other: each message names the next."""
-    text, methods = "class Mine:\n    pass\n", ("load", "sample", "close")
-    for name in methods:
-        (tmp_path / f"before_{name}.py").write_text(text)
-        lacking = OwnEngineSettings(name=f"{tmp_path}/before_{name}.py:Mine")
+    """One after the other: the next message names the next method."""
+    methods = ("load", "sample", "close")
+    for number, name in enumerate(methods):
         with pytest.raises(UserError, match=f"has no method {name}: "):
-            lacking.check()
-        text += f"    def {name}(self, *words): ...\n"
-    (tmp_path / "whole.py").write_text(text)
-    engine = OwnEngineSettings(name=f"{tmp_path}/whole.py:Mine")
+            checked_engine(tmp_path / f"{name}.py", methods[:number])
     advice(
-        "has no method {}: an engine has load, sample and close; see", lacking.check, engine.check
+        "has no method {}: an engine has load, sample and close; see",
+        lambda: checked_engine(tmp_path / "none.py", ()),
+        lambda: checked_engine(tmp_path / "whole.py", methods),
     )
 
 
@@ -331,6 +335,11 @@ def test_each_part_has_rewards_and_each_reward_a_part() -> None:
     advice(
         "modalities: name the rewards of each part, {}",
         lambda: routed({"video": ["brightness", "loudness"], "audio": []}),
+        lambda: routed(whole),
+    )
+    advice(
+        "is none of the rewards: name one of {}",
+        lambda: routed({**whole, "audio": ["loud"]}),
         lambda: routed(whole),
     )
     advice(

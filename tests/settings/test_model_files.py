@@ -6,9 +6,12 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from diffusers import DiffusionPipeline, guiders
+from diffusers import guiders
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from transformers import AutoModelForCausalLM
 
+from flowrl.cli.given_model import is_pipeline
+from flowrl.models.model_index import read_index
 from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks.machine import (
     check_hub,
@@ -164,12 +167,16 @@ def test_a_single_file_is_read_where_the_message_says(
 
 
 @pytest.mark.parametrize("form", ["gguf", "bin", "ckpt", "pt", "safetensors"])
-def test_convert_is_advised_for_what_it_converts(form: str, tmp_path: Path) -> None:
-    """It reads safetensors files alone."""
-    file = tmp_path / f"model.{form}"
-    file.write_bytes(b"x")
+@pytest.mark.parametrize("door", [check_pipeline, is_pipeline, read_index])
+def test_a_file_is_none_of_the_hubs_names_and_convert_is_advised_for_what_it_converts(
+    door: Callable[[str], object], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`d/model.gguf` could be a hub name, and no door asks the hub for a file that is here."""
+    monkeypatch.chdir(tmp_path)
+    Path("d").mkdir()
+    Path(f"d/model.{form}").write_bytes(b"x")
     with pytest.raises(ValueError, match="is a single file; give a folder") as told:
-        check_pipeline(str(file))
+        door(f"d/model.{form}")
     assert ("flowrl convert" in str(told.value)) == (form == "safetensors")
 
 

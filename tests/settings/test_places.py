@@ -76,7 +76,7 @@ def test_two_that_differ_are_refused_and_equal_ones_are_not(
             lambda: read_run(file),
             lambda place=place: read_run(naming(file, place.absolute())),
         )
-        assert run.model.pipeline == str(place.absolute())
+        assert run.model.source == str(place.absolute())
 
 
 def naming(file: Path, model: Path) -> Path:
