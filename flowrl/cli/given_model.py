@@ -20,7 +20,7 @@ from flowrl.run.save import checkpoint
 from flowrl.session.atomic import CONTENTS, damage, numbered_folders
 from flowrl.session.learner import load_models, load_policy
 from flowrl.settings import LanguageSettings, PipelineSettings, RewardSpec, RunSettings
-from flowrl.settings.checks.machine import check_hub
+from flowrl.settings.checks.machine import check_hub, refuse_single_file
 from flowrl.settings.checks.model_files import ANOTHER, check_saved, read_json
 from flowrl.settings.command_line.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.model.form import MODULAR_INDEX, is_pipeline_folder
@@ -291,6 +291,7 @@ def is_pipeline(source: str) -> bool:
         if (folder / "config.json").is_file():
             return False
         raise UserError(f"--model: {source} has neither model_index.json nor config.json")
+    refuse_single_file(source, "--model", ("diffusers", "transformers"))
     if not names_repository(source):
         raise UserError(f"--model: {no_such_model(source)}")
     repository = CachedRepository(source)

@@ -23,6 +23,7 @@ from flowrl.models.description import denoisers_inside, describe
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.paths import find, no_such_model
 from flowrl.settings import ModelSettings, PipelineSettings
+from flowrl.settings.checks.machine import refuse_single_file
 from flowrl.settings.checks.model_files import NO_MODEL, read_json, scheduler_config
 from flowrl.settings.model.form import MODULAR_INDEX, PIPELINE_INDEX
 from rewards.hub_names import possible_repository
@@ -72,6 +73,7 @@ def read_index(source: str) -> ModelIndex:
     folder = find(source)
     if folder.is_dir():
         return _index_of(folder, source)
+    refuse_single_file(source, "the model", ("diffusers",))
     repository = _repository(source)
     with from_hub(source, repository, UserError):
         index = _index_of(fetch_configurations(source), source)

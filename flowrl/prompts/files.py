@@ -420,7 +420,7 @@ def _folder(folder: Path, data: DataSource, place: str) -> PromptRows:
     from datasets import load_dataset_builder  # slow to import
 
     at = f"{place}: {data.source}"
-    check_not_arrow(folder, at)
+    check_not_arrow(folder, at, data.split or "train")
     check_not_votes(folder, at)
     with _reading(at, ""), TemporaryDirectory() as cache:
         with _granted(place):
@@ -493,13 +493,18 @@ def _granted(place: str) -> Iterator[None]:
         raise UserError(f"{place}: {error}") from error
 
 
-def check_not_arrow(folder: Path, at: str) -> None:
-    """UserError, beginning with `at`, for a folder that `datasets` has written by save_to_disk."""
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        split = "" if (folder / "state.json").is_file() else "['train']"
+def check_not_arrow(folder: Path, at: str, split: str = "train") -> None:
+    """UserError, beginning with `at`, for a folder that `datasets` has written by save_to_disk. Of
+    several splits it names `split`, or the first if there is no such split."""
+    several = (folder / "dataset_dict.json").is_file()
+    if several or (folder / "state.json").is_file():
+        # a dictionary has a folder for each split
+        names = sorted(part.parent.name for part in folder.glob("*/state.json"))
+        name = split if split in names or not names else names[0]
+        part, file = (f"[{name!r}]", f"{name}.parquet") if several else ("", "train.parquet")
         raise UserError(
             f"{at} was written by save_to_disk, as Arrow files: make a parquet file of it, with "
-            f"`datasets.load_from_disk(FOLDER){split}.to_parquet('train.parquet')`"
+            f"`datasets.load_from_disk(FOLDER){part}.to_parquet({file!r})`"
         )
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from flowrl.cli import single_file
 from flowrl.cli.convert import Convert, convert_file
 from flowrl.errors import UserError
+from flowrl.settings.checks.machine import check_pipeline
+from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
 
 RENAMED = {
@@ -70,6 +72,25 @@ def test_a_denoisers_file_becomes_a_folder(folder: Path, monkeypatch: pytest.Mon
     found = pipe.transformer.state_dict()
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_a_single_file_becomes_a_folder_as_its_message_says(folder: Path) -> None:
+    """The command stands in the message."""
+    file, _ = single(folder)
+    with pytest.raises(UserError) as told:
+        check_pipeline(str(file))
+    _, command, *words = str(told.value).split("`")[3].split()
+    assert command == "convert" and words == [str(file), *["--config", "FOLDER", "--out", "NEW"]]
+
+    def converted() -> None:
+        convert_file(Convert(file, folder.parent / "new", folder))
+        check_pipeline(str(folder.parent / "new"))
+
+    advice(
+        "is a single file; give a folder in {}' format, as written by `save_pretrained`",
+        lambda: check_pipeline(str(file)),
+        converted,
+    )
 
 
 def test_what_does_not_fit_is_a_sentence(folder: Path) -> None:

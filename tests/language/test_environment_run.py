@@ -11,6 +11,7 @@ from flowrl.session.progress import Progress
 from flowrl.session.session import Session
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
+from tests.support.advice import advice
 from tests.support.environments import RECIPE, WARPED, session, tree
 from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, write
@@ -115,3 +116,28 @@ def test_what_cannot_be_is_refused_before_weights_load(model, tmp_path, changes,
     own |= {key: changes[key] for key in ("name", "settings") if key in changes}
     with pytest.raises(UserError, match=message):
         check_run(run_from(settings, "test"))
+
+
+def test_environments_are_rewritten_as_their_messages_say(model, tmp_path):
+    def check(function: str, text: str | None = None) -> None:
+        settings = tree(model, tmp_path, function)
+        if text is not None:
+            (tmp_path / f"{function}.py").write_text(text)
+            name = f"{tmp_path / function}.py:{function}"
+            settings["model"]["environment"]["name"] = name
+        check_run(run_from(settings, "test"))
+
+    inside = (
+        "import asyncio\n\n\nasync def slow():\n    return None\n\n\n"
+        "def later(prompt, meta, turns):\n    return asyncio.run(slow())\n"
+    )
+    advice(
+        "is asynchronous, and its call must return the reply: write `def`, and asyncio.run",
+        lambda: check("later"),
+        lambda: check("later", inside),
+    )
+    advice(
+        "{} yields, and its call must return the reply: write `return`",
+        lambda: check("yields"),
+        lambda: check("yields", "def yields(prompt, meta, turns):\n    return None\n"),
+    )

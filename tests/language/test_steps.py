@@ -14,6 +14,7 @@ from flowrl.models.language.steps import Steps, point_ends
 from flowrl.settings.read import check_run, run_from
 from samplers.completions import Completions, SegmentPoints
 from tests.support import environments, runs, text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.iterations import collect
 
 PROCESS = {"name": "text_process", "length": 24, "group": 24, "kl": 0.0, "temperature": 3.0}
@@ -242,8 +243,12 @@ def test_steps_and_turns_exclude_each_other_and_one_is_needed(model, tmp_path):
 def test_an_answer_that_is_missing_is_named(model, tmp_path):
     recipe = IGPO | {"answer": "solution"}
     run = run_from(environments.tree(model, tmp_path, "reply", recipe), "test")
-    with pytest.raises(UserError, match=r"recipe.answer: the prompt 'a:' has no answer in"):
-        check_run(run)
+    advice(
+        "recipe.answer: the prompt {} has no answer in the column {}, for whose probability turns "
+        "are rewarded: name another column",
+        lambda: check_run(run),
+        lambda: check_run(run_from(environments.tree(model, tmp_path, "reply", IGPO), "test")),
+    )
     session = environments.session(model, tmp_path, "reply", recipe)
     with pytest.raises(UserError, match=r"recipe.answer: a prompt has no answer in the column"):
         collect(session, 0)

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import huggingface_hub
@@ -21,6 +22,7 @@ from flowrl.prompts import unpacked
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource
 from tests.support import fuzz
+from tests.support.advice import advice
 
 SIZE = 20 * 2**20  # of nothing, above the bound of the test
 BOUND = 2**20
@@ -76,7 +78,11 @@ HUB = "hf://datasets/owner/name@1a2b/"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A hub data set whose files are those of a folder; `datasets` has unpacked none of it."""
 
-    def builder(*_: object, **__: object) -> SimpleNamespace:
+    builder_of_folder = datasets.load_dataset_builder
+
+    def builder(name: str, *_: Any, **settings: Any) -> Any:
+        if name != "owner/name":
+            return builder_of_folder(name, **settings)
         files = {"train": [HUB + file.name for file in sorted(tmp_path.iterdir())]}
         config = SimpleNamespace(data_files=files)
         return SimpleNamespace(config=config, cache_dir=str(tmp_path / "not there"))
@@ -106,25 +112,46 @@ def test_a_small_file_with_large_contents_is_refused_and_the_setting_lets_it_pas
         read_rows(DataSource("owner/name"), "prompts.train")
     said = str(caught.value)
     fuzz.one_sentence(said)
-    assert said.startswith("prompts.train: owner/name: its ") and "set unpacked to the GiB" in said
+    assert said.startswith("prompts.train: owner/name: its ")
     if form != "sparse tar":  # a terabyte of which the archive has nothing
-        allowed = read_rows(DataSource("owner/name", unpacked=1.0), "prompts.train")
+        allowed = advice(
+            "its {} MiB unpack to more than {} GiB: if that is right, set unpacked to the GiB",
+            lambda: read_rows(DataSource("owner/name"), "prompts.train"),
+            lambda: read_rows(DataSource("owner/name", unpacked=1.0), "prompts.train"),
+        )
         assert allowed.rows[0]["prompt"] == "unpacked"
 
 
 @pytest.mark.parametrize(
     "content", [b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z\xbc\xaf\x27\x1c"]
 )
-def test_a_form_that_cannot_be_counted_is_refused(content: bytes, hub: Path) -> None:
+def test_a_form_that_cannot_be_counted_is_read_once_unpacked(
+    content: bytes, hub: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     (hub / "a.jsonl.zst").write_bytes(content + bytes(9))
-    with pytest.raises(UserError, match="cannot be known before it is unpacked: download"):
-        read_rows(DataSource("owner/name"), "prompts.train")
+    folder = tmp_path_factory.mktemp("unpacked")  # where the user unpacks what is downloaded
+    (folder / "a.jsonl").write_text('{"prompt": "by hand"}\n')
+    rows = advice(
+        "cannot be known before it is unpacked: download the data set, unpack it, and give the",
+        lambda: read_rows(DataSource("owner/name"), "prompts.train"),
+        lambda: read_rows(DataSource(str(folder)), "prompts.train").rows,
+    )
+    assert rows == [{"prompt": "by hand"}]
 
 
-def test_a_damaged_archive_is_named(hub: Path) -> None:
-    (hub / "a.jsonl.gz").write_bytes(gzip.compress(b"a" * 1000)[:-9])
-    with pytest.raises(UserError, match=r"a\.jsonl\.gz is damaged .*: download it again"):
-        read_rows(DataSource("owner/name"), "prompts.train")
+def test_a_damaged_archive_is_downloaded_again(hub: Path) -> None:
+    whole = gzip.compress(b"a" * 1000)
+    (hub / "a.jsonl.gz").write_bytes(whole[:-9])
+
+    def followed() -> object:
+        (hub / "a.jsonl.gz").write_bytes(whole)
+        return read_rows(DataSource("owner/name"), "prompts.train").rows
+
+    assert advice(
+        "{} is damaged ({}): download it again",
+        lambda: read_rows(DataSource("owner/name"), "prompts.train"),
+        followed,
+    ) == [{"prompt": "unpacked"}]
 
 
 def test_texts_that_shrink_as_texts_do_are_read(hub: Path) -> None:

@@ -182,7 +182,6 @@ def test_two_processes_do_what_one_does(settings, tmp_path, config):
 def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
     teachers = settings["teachers"]
     changed: dict[str, Any] = {
-        "none": {"teachers": None},
         "not asked": {"recipe": {"name": "nft", "steps": 4}},
         "no folder": {"teachers": {"folders": {"one": "nowhere"}}},
         "empty": {"teachers": {"folders": {"one": str(folder)}}},
@@ -197,7 +196,6 @@ def broken(settings: dict[str, Any], folder: Path, case: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("none", "distils a teacher, but the run has none"),
         ("not asked", "does not use teachers: leave them out"),
         ("no folder", "teachers.folders.one: no folder nowhere"),
         ("empty", "has neither pytorch_lora_weights.safetensors nor model_index.json"),
@@ -256,4 +254,24 @@ def test_a_teacher_of_full_weights_has_a_student_of_full_weights(settings, teach
         "or use a teacher with an adapter",
         lambda: checked(whole, LORA["big"]),
         lambda: checked(whole, None) if way == "weights" else checked(adapter, LORA["big"]),
+    )
+
+
+def test_a_distillation_gets_a_teacher_that_another_run_saved(settings):
+    """An adapter, or the whole pipeline of a run without adapters."""
+    adapter = settings["teachers"]["folders"]["big"]
+    whole = settings["model"]["pipeline"]
+
+    def followed() -> None:
+        check_run(run_from(settings | {"teachers": {"folders": {"big": adapter}}}, "test"))
+        student = settings["model"] | {"lora": None}
+        check_run(
+            run_from(settings | {"model": student, "teachers": {"folders": {"big": whole}}}, "test")
+        )
+
+    advice(
+        "this recipe distils a teacher, but the run has none: add teachers: {}, with the adapter "
+        "or pipeline that another run saved",
+        lambda: check_run(run_from(settings | {"teachers": None}, "test")),
+        followed,
     )

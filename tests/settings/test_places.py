@@ -10,6 +10,7 @@ from flowrl.paths import PROJECT
 from flowrl.settings.file.places import in_full
 from flowrl.settings.read import dump, read_run, run_from, run_of
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.runs import NFT
 from tests.support.runs import flowrl as command_line
 
@@ -68,8 +69,23 @@ def test_two_that_differ_are_refused_and_equal_ones_are_not(
     assert "the two differ" in capsys.readouterr().err
     Path("prompts.jsonl").unlink()
     Path("model").mkdir()
-    with pytest.raises(UserError, match=r"model is both .*, and the two differ"):
-        read_run(file)
+    for place in (file.parent / "model", Path("model")):
+        run = advice(
+            "{} is both {} and, from the working folder, {}, and the two differ: write the "
+            "absolute path of the one to use",
+            lambda: read_run(file),
+            lambda place=place: read_run(naming(file, place.absolute())),
+        )
+        assert run.model.source == str(place.absolute())
+
+
+def naming(file: Path, model: Path) -> Path:
+    """A run's file beside another one, whose model is at this path."""
+    text = file.read_text()
+    assert "pipeline: model\n" in text
+    other = file.with_name("other.yaml")
+    other.write_text(text.replace("pipeline: model\n", f"pipeline: {model}\n"))
+    return other
 
 
 def test_paths_of_a_base_are_beside_the_base(file: Path) -> None:

@@ -422,20 +422,35 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
     if folder.is_dir():
         if not (folder / wanted).is_file():
             raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
-    elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
-        way = (
-            f"; `flowrl convert {source} --config FOLDER --out NEW` writes one from it and a "
-            "folder of the same model"
-        )
-        raise UserError(
-            f"{place}: {source} is a single file; give a folder in {library}' format, as "
-            f"written by `save_pretrained`{way if library == 'diffusers' else ''}"
-        )
-    elif (repository := hub_repository(source)) is None:
+        return
+    refuse_single_file(source, place, (library,))
+    if (repository := hub_repository(source)) is None:
         raise UserError(f"{place}: {no_such_model(source)}")
-    else:
-        with from_hub(place, repository, UserError):
-            check_cached(place, repository, UserError, asks=False)
+    with from_hub(place, repository, UserError):
+        check_cached(place, repository, UserError, asks=False)
+
+
+def refuse_single_file(source: str, place: str, libraries: Sequence[str]) -> None:
+    """UserError, which begins with `place`, for a single file, or a name of one with weights, where
+    a folder of one of the libraries is taken."""
+    file = find(source)
+    if not file.is_file() and Path(source).suffix not in _WEIGHT_FILES:
+        return
+    formats, way = "' or ".join(libraries), ""
+    if file.is_file() and file.suffix == ".gguf" and "transformers" in libraries:
+        folder = Path(source).parent
+        way = f", or in a run's file set model.language: {folder} and model.gguf_file: {file.name}"
+    elif file.is_file() and file.suffix == ".gguf":
+        way = f", and this file as model.quantization: {{backend: gguf, file: {source}}}"
+    elif file.is_file() and file.suffix == ".safetensors" and "diffusers" in libraries:
+        way = (
+            f"; `flowrl convert {source} --config FOLDER --out NEW` writes one of a pipeline from "
+            "it and a folder of the same model"
+        )
+    raise UserError(
+        f"{place}: {source} is a single file; give a folder in {formats}' format, as written by "
+        f"`save_pretrained`{way}"
+    )
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ _MOST_LEVELS = 40  # of lists and mappings inside each other
 _MOST_VALUES = 20_000  # with every alias written out
 LARGEST_INTEGER = 2**63
 _CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
-_ODD_NUMBER = re.compile(r"[-+]?(0\d[\d_]*|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
+_ODD_NUMBER = re.compile(r"[-+]?(0[\d_]+|[\d_]+(:[0-5]?\d)+(\.\d*)?)")  # base 8 and base 60
 
 
 class _Refusal(Exception):

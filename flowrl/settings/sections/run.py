@@ -374,9 +374,11 @@ class RunSettings(Settings):
             odd = [name for name in named if name not in reward_labels]
             if odd or set(reward_labels) - set(named):
                 which = odd[0] if odd else next(name for name in reward_labels if name not in named)
+                labels = ", ".join(reward_labels)
                 raise ValueError(
-                    f"recipe.modalities: {which} "
-                    + ("is none of the rewards" if odd else "trains no part: name it for one")
+                    f"recipe.modalities: {which} is none of the rewards: name one of {labels}"
+                    if odd
+                    else f"recipe.modalities: {which} trains no part: name it for one"
                 )
         images = isinstance(self.model, PipelineSettings)
         if self.budget.replay and self.train.recompute_old and images:
