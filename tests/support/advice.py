@@ -7,6 +7,7 @@ the tables (`Advice`, `CommandAdvice`, `CallAdvice`): it raises the message and 
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ PACKAGES = ("flowrl", "rewards", "samplers")
 ERRORS = ("UserError", "ValueError")
 REFUSALS = (UserError, ValueError, TypeError, OSError, RuntimeError)
 TRIALS = ("advice", "Advice", "CallAdvice", "CommandAdvice")
+TRIAL = re.compile(rf"\b(?:{'|'.join(TRIALS)})\(")
 
 
 def source(node: ast.expr) -> str:
@@ -58,8 +60,13 @@ def raised(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-def messages() -> Iterator[tuple[str, str]]:
+@cache
+def messages() -> tuple[tuple[str, str], ...]:
     """The file and the text of every message of an error that advises something, each once."""
+    return tuple(_messages())
+
+
+def _messages() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             calls = raised(ast.parse(path.read_text(encoding="utf-8")))
@@ -68,10 +75,18 @@ def messages() -> Iterator[tuple[str, str]]:
                 yield path.relative_to(ROOT).as_posix(), text
 
 
-def trials() -> Iterator[str]:
+@cache
+def trials() -> tuple[str, ...]:
     """What each trial says: the part of a message's source that identifies it."""
+    return tuple(_trials())
+
+
+def _trials() -> Iterator[str]:
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not TRIAL.search(text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -92,10 +107,15 @@ def advice(says: str, refused: Callable[[], object], follow: Callable[[], Result
     """
     with pytest.raises(REFUSALS) as error:
         refused()
-    said = " ".join(str(error.value).split())
+    said = in_one_line(str(error.value))
     for part in fixed_parts(says):
-        assert " ".join(part.split()) in said, said
+        assert in_one_line(part) in said, said
     return follow()
+
+
+@cache
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def fixed_parts(says: str) -> list[str]:
@@ -105,4 +125,4 @@ def fixed_parts(says: str) -> list[str]:
 
 def beginning(file: str, text: str) -> str:
     """A message's line in the list of untried ones."""
-    return f"{file.removeprefix('flowrl/')}: {' '.join(text.split())[:70].strip()}"
+    return f"{file.removeprefix('flowrl/')}: {in_one_line(text)[:70].strip()}"
