@@ -25,7 +25,7 @@ from flowrl.settings.checks.model_files import pipeline_index
 from flowrl.settings.model.adapters import Lora
 from flowrl.settings.model.pipeline import PipelineSettings
 from flowrl.settings.read import check_named_rewards, check_plan, check_rewards, run_from
-from tests.support.advice import advice, beginning, fixed_parts, messages, trials
+from tests.support.advice import advice, beginning, fixed_parts, in_one_line, messages, trials
 from tests.support.tiny_pipelines import sd3
 
 
