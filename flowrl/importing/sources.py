@@ -79,6 +79,8 @@ def read_source(input_text: str, of: str | None) -> PeerInput:
     if named is None:
         notes.insert(0, f"read as {peer.name}'s")
     title = f"a command of {peer.name}" if re.search(r"\s", input_text.strip()) else input_text
+    # a reader may have kept a piece of code or of a command as a leaf
+    leaves = {name: guarded(name, value) for name, value in leaves.items()}
     return PeerInput(peer, release, leaves, notes, title)
 
 
@@ -232,7 +234,7 @@ def _command(
     secrets: Leaves = {
         f"(environment) {name}": Secret(name)
         for name in script.assigned
-        if isinstance(flattened({name: script.assigned[name]}).get(name), Secret)
+        if isinstance(guarded(name, script.assigned[name]), Secret)
     }
     leaves, peer, said = _of_program(kind, words, at, folder)
     return {**leaves, **more, **secrets}, peer, [*notes, *said]

@@ -12,6 +12,7 @@ from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.sources import IMPORTERS, read_source
+from flowrl.importing.writing import run_text, table_text
 from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_rewards, run_from
@@ -890,3 +891,58 @@ def test_a_script_without_a_trainer_that_is_read(tmp_path: Path, call: str, said
     (tmp_path / "train.py").write_text(f"import trl\ntrl.{call}\n")
     with pytest.raises(UserError, match=f"GRPOTrainer and RLOOTrainer are read, and {said}"):
         imported(str(tmp_path / "train.py"), "trl")
+
+
+# what may stand in place of any leaf
+PUT = {
+    "a secret": Secret(), "a variable's secret": Secret("MY_KEY"), "a variable": Unresolved("$X"),
+    "a word": "no_word_of_it", "nothing": None, "a number": 3, "a part": 0.5, "below 0": -5,
+    "no number": float("nan"), "a huge number": 10**30, "a switch": True, "numbers": [1],
+    "words": ["a"], "no words": [], "no mapping": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("put", [
+    put if put in ("a secret", "a variable", "a word", "nothing")
+    else pytest.param(put, marks=pytest.mark.slow)
+    for put in PUT
+])  # fmt: skip
+@pytest.mark.parametrize("peer", ["flow_grpo", "flow_factory", "trl", "verl", "simple_tuner"])
+def test_no_value_of_any_leaf_is_a_trace(peer, put, tmp_path, monkeypatch) -> None:
+    """Another value in place of each leaf and of each default: files are written, or one sentence
+    says why not. A secret, such as an address with a password, is said and stands in no file."""
+    from flowrl.importing import result
+
+    (tmp_path / "verl.sh").write_text(VERL)
+    what = {
+        "flow_grpo": flow_grpo_files(tmp_path), "flow_factory": factory_file(tmp_path),
+        "trl": TRL, "verl": str(tmp_path / "verl.sh"), "simple_tuner": simple_tuner_file(tmp_path),
+    }[peer]  # fmt: skip
+    monkeypatch.setattr(result, "_refusal", lambda tree: None)
+    source = read_source(what, None)
+    names = {*source.leaves, *source.peer.defaults(source.leaves, source.version)}
+    for name in sorted(names):
+        if isinstance(source.leaves.get(name), Secret):
+            continue
+        other = replace(source, leaves={**source.leaves, name: PUT[put]})
+        monkeypatch.setattr(result, "read_source", lambda what, of, other=other: other)
+        try:
+            run = imported(what, None, 8)
+        except UserError:
+            continue
+        assert "Secret" not in run_text(run) + table_text(run)
+        if isinstance(PUT[put], Secret | Unresolved):
+            kind, settings = leaf(run, name)
+            assert kind in (EFFECT, UNKNOWN, NONE), name
+            assert not settings or PUT[put].variable in settings.values(), name
+
+
+def test_an_address_with_a_password_is_said_and_written_nowhere(tmp_path, monkeypatch) -> None:
+    """It was a trace of the writer of YAML."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(FACTORY.replace("http://h:1", "https://me:hidden1@h:1"))
+    words = ["import", "run.yaml", "--of", "flow-factory", "--devices", "8", "--out", "out"]
+    assert exit_code(words) == 0
+    texts = "".join(path.read_text() for path in Path("out").iterdir())
+    assert "hidden1" not in texts
+    assert "#   rewards.0.api_base_url: not copied: it holds a secret" in texts

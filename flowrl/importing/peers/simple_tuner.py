@@ -111,8 +111,7 @@ def _model(d: RunDraft) -> None:
         names = ["model_family", "model_flavour"]
         d.write(names, {"model.pipeline": flavours[flavour]}, f"the family's {flavour}")
     dtypes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp8": "bfloat16"}
-    d.check_choice("mixed_precision", tuple(dtypes))
-    dtype = dtypes[str(d.value("mixed_precision"))]
+    dtype = d.chosen("mixed_precision", dtypes)
     d.write("mixed_precision", {"model.dtype": dtype}, "frozen weights and arithmetic")
     if d.value("mixed_precision") == "fp8":
         d.lose("mixed_precision", "arithmetic is in 16 bits: model.dtype is bfloat16")

@@ -277,11 +277,12 @@ def _model(d: RunDraft) -> None:
 
 def _sampling(d: RunDraft) -> None:
     d.same("num_generations", "max_completion_length", "temperature", "top_p")
-    if d.value("top_k") is not None:
+    top_k = d.number("top_k")
+    if top_k is not None:
         d.write(
             "top_k",
-            {"recipe.top_k": max(0, d.value("top_k"))},
-            "" if d.value("top_k") >= 0 else "0 is all",
+            {"recipe.top_k": max(0, top_k)},
+            "" if top_k >= 0 else "0 is all",
         )
     elif d.has("top_k"):
         d.write("top_k", {"recipe.top_k": 0}, "null is all")
@@ -408,15 +409,11 @@ def _loss(d: RunDraft, trainer: str) -> None:
 
 
 def _scale(d: RunDraft) -> None:
-    value = d.value("scale_rewards")
+    value = str(d.value("scale_rewards"))
     scale = {
-        True: "group",
-        "group": "group",
-        "batch": "batch",
-        False: None,
-        "none": None,
-        None: None,
-    }
+        "True": "group", "group": "group", "batch": "batch",
+        "False": None, "none": None, "None": None,
+    }  # fmt: skip
     if value not in scale:
         raise UserError(f"scale_rewards: {value} is not one of group, batch, none")
     summed = d.value("multi_objective_aggregation") in (None, "sum_then_normalize")
@@ -538,7 +535,7 @@ def _batches(d: RunDraft) -> None:
     )
     d.same("num_iterations")
     per = updates * epochs
-    limit = d.value("max_steps")
+    limit = d.number("max_steps")
     if limit is not None and limit > 0:
         d.write(
             "max_steps",
@@ -555,7 +552,7 @@ def _batches(d: RunDraft) -> None:
             f"train.iterations is {rate} x the rows of the data set / {prompts}: set it",
         )
     for name, setting in (("save_steps", "checkpoint.every"), ("eval_steps", "evaluate.every")):
-        value = d.value(name)
+        value = d.number(name)
         if value is None:
             continue
         if isinstance(value, float) and value < 1:
@@ -571,7 +568,7 @@ def _batches(d: RunDraft) -> None:
 
 def _warmup(d: RunDraft, per: int) -> None:
     d.write_schedule("lr_scheduler_type")
-    steps, ratio = d.value("warmup_steps"), d.value("warmup_ratio")
+    steps, ratio = d.number("warmup_steps", 0), d.number("warmup_ratio", 0, 1)
     if ratio or (isinstance(steps, float) and 0 < steps < 1):
         share = ratio or steps
         name = "warmup_ratio" if ratio else "warmup_steps"
@@ -663,8 +660,7 @@ def _data(d: RunDraft) -> None:
 
 
 def _rewards(d: RunDraft) -> None:
-    names = d.value("reward_funcs")
-    listed = [names] if isinstance(names, str) else list(names or [])
+    listed = d.words("reward_funcs")
     weights = d.value("reward_weights")
     weights = (
         list(weights) if isinstance(weights, list) else [weights] if weights is not None else []

@@ -21,7 +21,7 @@ from flowrl.errors import UserError
 
 _MOST_CHARACTERS = 2**18
 _MOST_EXPANDED = 2**22  # characters of variables and functions that are put in, of the whole text
-_CALL = 1000  # characters that a call of a function counts as
+_CALL, _ITEM = 1000, 8  # characters that a call of a function, and a word of an array, count as
 _MOST_CALLS = 20  # functions inside each other
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]\s]*\])?(\+?)=")
@@ -30,6 +30,7 @@ _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;|&()\n]")
 _REDIRECTION = re.compile(r"(?:\d+|&)?(?:>>|>\||>&|<&|<>|>|<)(?!\()-?")
 _HERE_DOCUMENT = re.compile(r"\d*<<-?[ \t]*(['\"\\]?)([\w.-]+)['\"]?")
 _BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")  # which the shell makes several words of
+_BRACE = re.compile(r"\$\{|\}")
 _PARAMETER = re.compile(
     r"\$\{(?P<length>#?)(?P<name>[A-Za-z_]\w*|\d+)(?:\[(?P<index>[^\]]*)\])?"
     r"(?:(?P<how>:?[-=+?])(?P<word>.*))?\}",
@@ -532,7 +533,7 @@ class _Reader:
             value = self._with_entry(name, index[1:-1], str(value))
         elif plus and isinstance(value, list) and isinstance(held, list):
             value = [*held, *value]
-            self._count(sum(len(item) for item in value))
+            self._count(sum(len(item) + _ITEM for item in value))
         elif plus and isinstance(value, str):
             value = f"{'' if isinstance(held, list) else held or ''}{value}"
             self._count(len(value))
@@ -723,16 +724,11 @@ class _Reader:
         return [(self._open(f"${sign}"), False)]
 
     def _brace_end(self) -> int:
-        depth, i = 0, self.at
-        while i < len(self.text):
-            if self.text.startswith("${", i):
-                depth += 1
-                i += 1
-            elif self.text[i] == "}":
-                depth -= 1
-                if depth == 0:
-                    return i + 1
-            i += 1
+        depth = 0
+        for match in _BRACE.finditer(self.text, self.at):
+            depth += 1 if match.group() == "${" else -1
+            if depth == 0:
+                return match.end()
         raise UserError(f"{self.source}: a brace {{ does not end")
 
     def _braced(self, whole: str, quoted: bool) -> list[tuple[str | list[str], bool]]:
@@ -789,7 +785,7 @@ class _Reader:
         index = match["index"]
         if not isinstance(held, list) or match["how"] is not None:
             return []
-        self._count(sum(len(item) for item in held))
+        self._count(sum(len(item) + _ITEM for item in held))
         if index in ("@", "*") and match["length"]:
             return [(str(len(held)), False)]
         if index == "@" or (index == "*" and not quoted):
