@@ -946,3 +946,103 @@ def test_an_address_with_a_password_is_said_and_written_nowhere(tmp_path, monkey
     texts = "".join(path.read_text() for path in Path("out").iterdir())
     assert "hidden1" not in texts
     assert "#   rewards.0.api_base_url: not copied: it holds a secret" in texts
+
+
+SCRIPT = """
+import os
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+def short(completions, **columns):
+    return [-len(text) for text in completions]
+
+os.environ["WANDB_API_KEY"] = "hidden1"
+COMMON = dict(learning_rate=3e-6, beta=0.02)
+model = AutoModelForCausalLM.from_pretrained("a/b")
+tokenizer = AutoTokenizer.from_pretrained("a/b")
+test_rows = load_dataset("openai/gsm8k", "main", split="test")
+rows = load_dataset("json", data_files="rows.jsonl", split="train")
+args = GRPOConfig(output_dir="o", num_generations=4, **COMMON)
+trainer = GRPOTrainer(model, [short], args, rows, test_rows, tokenizer)
+"""
+# what a script may hold, the leaf that says so, its kind, and what stands in the run's file
+OF_SCRIPTS = {
+    "a mapping": ("", "", "beta", SAME, ("recipe", "kl", 0.02)),
+    "a mapping's second value": ("", "", "learning_rate", SAME, ("train", "lr", 3e-6)),
+    "a model by its call": ("", "", "model_name_or_path", SAME, ("model", "language", "a/b")),
+    "a file of rows": ("", "", "dataset_name", CONVERTED, ("prompts", "train", "rows.jsonl")),
+    "a secret": ("", "", "(environment) WANDB_API_KEY", NONE, None),
+    "an unknown mapping": ("**COMMON", "**more()", "**more()", UNKNOWN, None),
+    "a field set later": (
+        "\ntrainer", "\nargs.max_completion_length = 333\ntrainer",
+        "max_completion_length", SAME, ("recipe", "length", 333),
+    ),
+    "a field set by name": (
+        "\ntrainer", "\nsetattr(args, 'top_p', 0.5)\ntrainer",
+        "top_p", SAME, ("recipe", "top_p", 0.5),
+    ),
+    "a field set again": (
+        "\ntrainer", "\nargs.num_generations = 8\ntrainer",
+        "num_generations", SAME, ("recipe", "group", 8),
+    ),
+    "a field that is added to": (
+        "\ntrainer", "\nargs.top_p -= 0.1\ntrainer", "top_p", UNKNOWN, None,
+    ),
+    "a field set under a condition": (
+        "\ntrainer", "\nif os.name:\n    args.top_p = 0.5\ntrainer", "top_p", UNKNOWN, None,
+    ),
+    "biases of adapters": (
+        "tokenizer)", "tokenizer, peft_config=LoraConfig(r=4, bias='all'))",
+        "peft_config.bias", EFFECT, None,
+    ),
+    "fields of adapters": (
+        "tokenizer)", "tokenizer, peft_config=LoraConfig(r=4, **more))",
+        "peft_config.**more", UNKNOWN, None,
+    ),
+    "callbacks": ("tokenizer)", "tokenizer, callbacks=[x()])", "callbacks", EFFECT, None),
+    "another tokenizer": (
+        'Tokenizer.from_pretrained("a/b")', 'Tokenizer.from_pretrained("c/d")',
+        "processing_class", UNKNOWN, None,
+    ),
+    "an argument of the model": (
+        'LM.from_pretrained("a/b")', 'LM.from_pretrained("a/b", device_map="auto")',
+        "model_init_kwargs.device_map", EFFECT, None,
+    ),
+    "fewer bits": (
+        'LM.from_pretrained("a/b")', 'LM.from_pretrained("a/b", load_in_8bit=True)',
+        "load_in_8bit", CONVERTED, None,
+    ),
+    "another way to read rows": (
+        'split="train")', 'split="train", field="data")', "load_dataset.field", EFFECT, None,
+    ),
+    "a second data set": (
+        "\nargs", '\nmore = load_dataset("c/d")\nargs', "(other data sets)", EFFECT, None,
+    ),
+    **{
+        f"rows by {name}": (
+            "\nargs", f"\nrows = rows.{name}(x)\nargs", "(rows changed by code)", EFFECT, None,
+        )
+        for name in ("map", "filter", "select", "shuffle", "rename_column", "train_test_split")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_SCRIPTS)
+def test_nothing_of_a_script_is_lost(case: str, tmp_path: Path) -> None:
+    """What a script says beside the keywords of its configuration is a leaf too."""
+    before, after, name, kind, written = OF_SCRIPTS[case]
+    assert not before or SCRIPT.count(before) == 1
+    (tmp_path / "train.py").write_text(SCRIPT.replace(before, after) if before else SCRIPT)
+    run = imported(str(tmp_path / "train.py"), "trl==1.16.0", 1)
+    assert leaf(run, name)[0] == kind
+    assert "hidden1" not in run_text(run) + table_text(run)
+    if written is not None:
+        section, setting, value = written
+        assert run.tree[section][setting] == value
+
+
+def test_a_default_is_shown_in_the_librarys_own_word() -> None:
+    run = imported(TRL.replace("--loss_type dr_grpo", ""), "trl", 8)
+    line = next(line for line in run.lines if line.name == "loss_type")
+    assert line.value == "dapo" and line.kind.value == DEFAULT

@@ -4,6 +4,7 @@ Read from `GRPOConfig`, `RLOOConfig`, `ModelConfig` and `ScriptArguments` of the
 with transformers' `TrainingArguments`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,6 +79,17 @@ _TIMINGS = (
 )  # fmt: skip
 _WITH_VLLM = ("vllm_*",)
 _CODE = ("tools", "rollout_func", "environment_factory")  # arguments of the trainer
+_OF_SCRIPTS = {  # what a script does beside TRL's arguments
+    "callbacks": "code of yours: flowrl.train(callbacks=...), docs/api.md",
+    "quantization_config": "see model.quantization",
+    "processing_class": "another tokenizer: model.language has its own",
+    "reward_processing_classes": "see the rewards' own settings",
+    "optimizers": "an optimizer of your code: see train.optimizer",
+    "model_init_kwargs.*": "an argument of from_pretrained; see model.dtype and model.attention",
+    "peft_config.*": "an argument of adapters with no counterpart: see model.lora",
+    "load_dataset.*": "an argument of load_dataset: see the settings of prompts.train",
+    "(other data sets)": "one data set is read: prompts.train may list several",
+}
 _CHANGES = {  # arguments with no counterpart, with their neutral values
     "repetition_penalty": ((1, 1.0), "texts are sampled without a penalty for repetition"),
     "generation_kwargs": ((None, {}), "no further arguments of generation are passed"),
@@ -128,7 +140,8 @@ def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _absent(name: str, version: str) -> str | None:
     """A sentence if the release has no such argument."""
-    if name not in (*TRL_NAMES, *_CODE) and "." not in name and not name.startswith("("):
+    known = (*TRL_NAMES, *_CODE, *_OF_SCRIPTS)
+    if name not in known and not re.search(r"[.(*]", name):
         return "TRL has no argument of this name"
     number = _VERSIONS.index(version)
     for since, names in _LATER.items():
@@ -231,8 +244,6 @@ def _model(d: RunDraft) -> None:
             {f"model.template.{name.partition('.')[2]}": d.value(name)},
             "of the chat template",
         )
-    for name in d.under("model_init_kwargs"):
-        d.lose(name, "an argument of from_pretrained; see model.dtype and model.attention")
     if d.value("use_vllm"):
         mode = d.value("vllm_mode") or "colocate"
         if mode == "server":
@@ -751,6 +762,9 @@ def _rest(d: RunDraft) -> None:
     for name in _CODE:
         if d.has(name):
             d.lose(name, "code of yours: see model.environment, docs/language.md")
+    for pattern, reason in _OF_SCRIPTS.items():
+        for name in d.matching(pattern):
+            d.lose(name, reason)
     for name in d.matching("ref_model_*"):
         d.lose(name, "only sync_ref_model reads it", effect=False)
     d.value("model_init_kwargs")
