@@ -44,6 +44,7 @@ _SECRET_VALUE = re.compile(
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.-]{16,}")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 MADE_ROWS = "(rows made by code)"  # the leaf of a script whose data set is none that a run can name
+FILES_OF = ("json", "csv", "parquet", "text")  # names of load_dataset that read `data_files`
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 

@@ -1046,3 +1046,27 @@ def test_a_default_is_shown_in_the_librarys_own_word() -> None:
     run = imported(TRL.replace("--loss_type dr_grpo", ""), "trl", 8)
     line = next(line for line in run.lines if line.name == "loss_type")
     assert line.value == "dapo" and line.kind.value == DEFAULT
+
+
+MIXTURE = """
+model_name_or_path: a/b
+reward_funcs: [accuracy_reward]
+max_steps: 10
+dataset_name: x/y
+streaming: true
+datasets:
+  - {path: json, data_files: rows.jsonl}
+  - {path: c/d, name: main, split: "test[:10]", columns: [prompt], fraction: 0.5}
+"""
+
+
+def test_a_mixture_of_data_sets_is_a_list_of_sources(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MIXTURE)
+    run = imported(str(tmp_path / "run.yaml"), "trl==1.16.0", 1)
+    sources = ["rows.jsonl", {"source": "c/d", "config": "main", "split": "test"}]
+    assert run.tree["prompts"]["train"] == sources
+    found = kinds(run)
+    assert found["datasets.1.split"] == EFFECT == found["datasets.1.fraction"]
+    assert found["datasets.1.columns"] == NONE == found["streaming"] == found["dataset_name"]
+    assert found["datasets.0.path"] == CONVERTED == found["datasets.0.data_files"]
+    assert run.refusal is None

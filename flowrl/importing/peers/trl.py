@@ -10,7 +10,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
-from flowrl.importing.leaves import MADE_ROWS, Secret, Unresolved
+from flowrl.importing.leaves import FILES_OF, MADE_ROWS, Secret, Unresolved
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.trl_names import TRL_NAMES
 
@@ -621,7 +621,45 @@ def _optimizer(d: RunDraft) -> None:
     d.lose_unless("adam_epsilon", (1e-8,), "Adam's epsilon is 1e-8")
 
 
+def _mixture(d: RunDraft) -> list[dict[str, Any]]:
+    """The sources of `datasets`, TRL's list of data sets, which takes the place of dataset_name."""
+    sources: list[dict[str, Any]] = []
+    places = {name.split(".")[1] for name in d.under("datasets")}
+    for place in sorted(places, key=lambda text: (len(text), text)):
+        start, into = f"datasets.{place}", f"prompts.train.{place}"
+        path, files = d.value(f"{start}.path"), d.value(f"{start}.data_files")
+        plain, _, cut = str(d.value(f"{start}.split") or "train").partition("[")
+        is_files = path in FILES_OF and isinstance(files, str)
+        source: dict[str, Any] = {"source": files if is_files else path}
+        if d.value(f"{start}.name") is not None:
+            source["config"] = d.value(f"{start}.name")
+            d.tell(f"{start}.name", {f"{into}.config": source["config"]}, "a configuration")
+        if plain != "train":
+            source["split"] = plain
+        names = [f"{start}.path", *([f"{start}.data_files"] if is_files else [])]
+        d.tell(names, {f"{into}.source": source["source"]}, "a data set of several")
+        if cut:
+            d.lose(f"{start}.split", f"the slice [{cut} of a split: set limit of that source")
+        else:
+            d.tell(f"{start}.split", {f"{into}.split": plain}, "a split")
+        d.lose(f"{start}.columns", "all columns are kept", effect=False)
+        for lost in d.matching(f"{start}.*"):
+            d.lose(lost, "all rows of each source are drawn from: see its limit and `where`")
+        sources.append(source)
+    if sources:
+        named = [f"dataset_{rest}" for rest in ("name", "config", "train_split", "test_split")]
+        d.lose([n for n in named if d.has(n)], "datasets takes its place", effect=False)
+    d.lose("streaming", "changes no row", effect=False)
+    d.lose_if_set("test_split_size", "see prompts.held_out")
+    return sources
+
+
 def _data(d: RunDraft) -> None:
+    if sources := _mixture(d):
+        plain = [s["source"] if len(s) == 1 else s for s in sources]
+        d.tree["prompts"]["train"] = plain[0] if len(plain) == 1 else plain
+        _rows(d)
+        return
     name = d.value("dataset_name")
     if name is None:
         if d.has(MADE_ROWS):
@@ -662,6 +700,11 @@ def _data(d: RunDraft) -> None:
     else:
         d.lose("eval_strategy", "flowrl always evaluates, and trains the same", effect=False)
         d.lose("dataset_test_split", "no evaluation reads it", effect=False)
+    _rows(d)
+
+
+def _rows(d: RunDraft) -> None:
+    """What a script does to the rows of its data set."""
     for row_change in d.matching("(rows changed by code)"):
         d.lose(
             row_change,

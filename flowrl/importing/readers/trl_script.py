@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.importing.leaves import MADE_ROWS, Leaves, Secret, Unresolved, guarded
+from flowrl.importing.leaves import FILES_OF, MADE_ROWS, Leaves, Secret, Unresolved, guarded
 from flowrl.importing.readers.python_config import python_tree
 
 _CONFIGS = {"GRPOConfig": "GRPO", "RLOOConfig": "RLOO"}
@@ -35,7 +35,6 @@ _ROW_CODE = {  # methods of datasets.Dataset
      "concatenate_datasets", "interleave_datasets"),
     _ROW_CHANGES,
 )  # fmt: skip
-_FILES_OF = ("json", "csv", "parquet", "text")  # which load_dataset reads from `data_files`
 _LOADED = {"torch_dtype": "dtype", "dtype": "dtype", "attn_implementation": "attn_implementation",
            "revision": "model_revision", "load_in_4bit": "load_in_4bit",
            "load_in_8bit": "load_in_8bit"}  # fmt: skip
@@ -284,7 +283,7 @@ class TrlScript:
         first = node.args[0] if node.args else keywords.pop("path", None)
         value = None if first is None else _literal(first, self.names)
         files = _literal(keywords["data_files"], self.names) if "data_files" in keywords else None
-        if value in _FILES_OF and isinstance(files, str):
+        if value in FILES_OF and isinstance(files, str):
             value = files
             del keywords["data_files"]
         if not isinstance(value, str):
