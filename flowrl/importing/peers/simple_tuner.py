@@ -145,7 +145,7 @@ def _model(d: RunDraft) -> None:
         )
     else:
         d.lose("base_model_precision", "see model.quantization")
-    size = d.value("resolution")
+    size = d.number("resolution")
     if size is not None:
         kind = str(d.value("resolution_type") or "pixel_area")
         if kind in ("pixel", "pixel_area") and size >= 64:
@@ -158,10 +158,13 @@ def _model(d: RunDraft) -> None:
                 d.write("resolution_type", {}, "pairs are scaled and cropped: given.fit")
         else:
             d.lose("resolution", "set model.height and model.width")
-    if d.has("flow_schedule_shift"):
+    shift = d.number("flow_schedule_shift")
+    if shift is None and d.has("flow_schedule_shift"):
+        d.unread("flow_schedule_shift")
+    elif shift is not None:
         d.write(
             "flow_schedule_shift",
-            {"model.sigmas": {"shift": float(d.value("flow_schedule_shift"))}},
+            {"model.sigmas": {"shift": float(shift)}},
             "evenly spaced levels with this shift, in samples; training draws levels evenly",
         )
 

@@ -205,8 +205,8 @@ def _model(d: RunDraft) -> None:
                 "attention and feed-forward layers",
             )
         elif targets is not None:
-            listed = [targets] if isinstance(targets, str) else list(targets)
-            plain = [str(target).strip().rstrip(",") for target in listed]
+            listed = d.words("lora_target_modules")
+            plain = [target.strip().rstrip(",") for target in listed]
             d.write(
                 "lora_target_modules",
                 {"model.lora.targets": plain},
@@ -780,13 +780,13 @@ def _rest(d: RunDraft) -> None:
         "resume_from_checkpoint",
         "checkpoints of TRL are not resumed; model.language takes its weights",
     )
-    trackers = d.value("report_to")
-    if trackers in (None, "none", "all", ["none"]):
+    trackers = d.words("report_to")
+    if trackers in ([], ["none"], ["all"]):
         d.lose("report_to", "see track.with", effect=False)
     else:
         d.write(
             "report_to",
-            {"track.with": [trackers] if isinstance(trackers, str) else list(trackers)},
+            {"track.with": trackers},
             "trackers of accelerate",
         )
     if d.value("save_total_limit") is not None:

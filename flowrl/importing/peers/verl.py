@@ -575,7 +575,7 @@ def _data(d: RunDraft) -> None:
         ("data.train_max_samples", "train"),
         ("data.val_max_samples", "held_out"),
     ):
-        value = d.value(name)
+        value = d.number(name)
         if value is None or value < 0:
             d.lose(name, "-1 is all", effect=False)
             continue
