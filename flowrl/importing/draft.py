@@ -140,7 +140,7 @@ class RunDraft:
         return listed
 
     def chosen(self, name: str, words: Mapping[str, Any]) -> Any:
-        """What one of the library's words stands for; that of its default for a value that the
+        """The meaning of one of the library's words; that of its default for a value that the
         input does not hold. UserError for another word."""
         self.check_choice(name, tuple(words))
         given = self.given.get(name, self.defaults.get(name))

@@ -704,7 +704,7 @@ def _data(d: RunDraft) -> None:
 
 
 def _rows(d: RunDraft) -> None:
-    """What a script does to the rows of its data set."""
+    """Say that a script changes the rows of its data set."""
     for row_change in d.matching("(rows changed by code)"):
         d.lose(
             row_change,

@@ -5,7 +5,7 @@ and their entries), variables (`$X`, `${X}`, `${X:-word}` and its kin, `${X[1]}`
 arithmetic, `basename`, tests of texts and numbers, `&&` and `||`, `if`, `case`, loops, subshells
 and functions. Nothing is run, and the environment is not read: a variable that the text does not
 set, one that an undecided condition or a loop sets, and every other substitution stays a text
-with its `$`, and a command that an undecided condition guards is kept apart.
+with its `$`, and a command that an undecided condition guards stands in a list of its own.
 
 bashlex reads the syntax of such texts, but no values, and its licence (GPL) is not this package's.
 """
@@ -374,7 +374,7 @@ class _Reader:
         self.status = _not(status) if negated else status
 
     def _turn(self, name: str, words: Sequence[_Word], runs: bool | None) -> bool:
-        """Begin, go on with, or end a compound command. Whether a command follows in its words."""
+        """Begin, continue or end a compound command. Whether a command follows in its words."""
         frame = self.frames[-1]
         if name in ("if", "{"):
             self.frames.append(_Frame("if" if name == "if" else "group", runs))
@@ -486,7 +486,7 @@ class _Reader:
         return False if name == "false" else None if name in _ASKING else True
 
     def _leave(self, name: str, runs: bool | None) -> None:
-        """What follows does not run. A condition that the text does not decide guards an exit
+        """Leave out all that follows. A condition that the text does not decide guards an exit
         for what is wrong, such as too few arguments: the text is read as if it were not met."""
         kinds = ("call", "subshell", "text") if name == "return" else ("subshell", "text")
         if runs:
@@ -664,7 +664,7 @@ class _Reader:
         return [p for p in pieces if p != ("", False)] if only_array else pieces
 
     def _substituted(self, quoted: bool = False) -> list[tuple[str | list[str], bool]]:
-        """What a dollar sign or a backquote stands for."""
+        """The pieces that a dollar sign or a backquote stands for."""
         text = self.text
         if text[self.at] == "`":
             end = text.find("`", self.at + 1)

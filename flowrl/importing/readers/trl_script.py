@@ -180,7 +180,7 @@ class TrlScript:
                 self._keyword(keyword.arg, keyword.value, "model_init_kwargs.")
 
     def _resolved(self, node: ast.expr) -> ast.expr:
-        """What a name holds that is set once."""
+        """The value of a name that is set once."""
         for _ in range(10):
             if not isinstance(node, ast.Name) or len(self.assigned.get(node.id, [])) != 1:
                 break
@@ -324,7 +324,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _assigned(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """What each name is set to, anywhere in a script."""
+    """The values that each name is set to, anywhere in a script."""
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
