@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import Leaves, Secret, Unresolved, is_secret_name
+from flowrl.importing.leaves import MOST_NUMBER, Leaves, Secret, Unresolved, is_secret_name
 from flowrl.settings.words.names import setting_called
 
 
@@ -23,7 +23,6 @@ class LeafKind(StrEnum):
 
 
 MOST_COUNT = 10**6
-MOST_NUMBER = 1e12  # on either side of 0
 TO_READ = (LeafKind.EFFECT, LeafKind.UNKNOWN)  # these stand at the top
 _SCHEDULES = {
     "constant": "constant",
@@ -143,12 +142,12 @@ class RunDraft:
         """The meaning of one of the library's words; that of its default for a value that the
         input does not hold. UserError for another word."""
         self.check_choice(name, tuple(words))
-        given = self.given.get(name, self.defaults.get(name))
-        if isinstance(given, Unresolved | Secret):
+        word = self.given.get(name, self.defaults.get(name))
+        if isinstance(word, Unresolved | Secret):
             return words[str(self.defaults[name])]
-        if str(given) not in words:
-            raise UserError(f"{name}: {given} is not one of {', '.join(words)}: write one of them")
-        return words[str(given)]
+        if str(word) not in words:
+            raise UserError(f"{name}: {word} is not one of {', '.join(words)}: write one of them")
+        return words[str(word)]
 
     def check_choice(self, name: str, words: Sequence[str]) -> None:
         """UserError for a leaf whose word is none of the library's own: a default in its place

@@ -45,6 +45,7 @@ _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.-]{16,}")
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 MADE_ROWS = "(rows made by code)"  # the leaf of a script whose data set is none that a run can name
 FILES_OF = ("json", "csv", "parquet", "text")  # names of load_dataset that read `data_files`
+MOST_NUMBER = 1e12  # on either side of 0, of numbers that are computed with
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 

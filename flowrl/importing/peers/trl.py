@@ -140,8 +140,8 @@ def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _absent(name: str, version: str) -> str | None:
     """A sentence if the release has no such argument."""
-    known = (*TRL_NAMES, *_CODE, *_OF_SCRIPTS)
-    if name not in known and not re.search(r"[.(*]", name):
+    all_names = (*TRL_NAMES, *_CODE, *_OF_SCRIPTS)
+    if name not in all_names and not re.search(r"[.(*]", name):
         return "TRL has no argument of this name"
     number = _VERSIONS.index(version)
     for since, names in _LATER.items():

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowrl.importing.leaves import FILES_OF, MADE_ROWS, Leaves, Secret, Unresolved, guarded
+from flowrl.importing.leaves import (
+    FILES_OF,
+    MADE_ROWS,
+    MOST_NUMBER,
+    Leaves,
+    Secret,
+    Unresolved,
+    guarded,
+)
 from flowrl.importing.readers.python_config import python_tree
 
 _CONFIGS = {"GRPOConfig": "GRPO", "RLOOConfig": "RLOO"}
@@ -18,7 +26,6 @@ _PEFT = {
     "target_modules": "lora_target_modules", "use_rslora": "use_rslora", "use_dora": "use_dora",
     "modules_to_save": "lora_modules_to_save",
 }  # fmt: skip
-MOST_NUMBER = 1e12  # on either side of an operation in a script
 _ORDER = (  # of the arguments of both trainers
     "model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class",
     "reward_processing_classes", "callbacks", "optimizers", "peft_config",
