@@ -6,7 +6,8 @@ import html
 import re
 
 _TOKEN = re.compile(
-    r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*'*|\d+(?:\.\d+)?|<-|->|>=|<=|!=|[_^]\{|\s+|."
+    r"[A-Za-z]+'s\b|sum(?= of)|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)*'*"
+    r"|\d+(?:\.\d+)?(?:e-?\d+)?|(?<=\^)-\w+|<-|->|>=|<=|!=|[_^]\{|\s+|."
 )
 _GREEK = (  # names of letters, which HTML has too
     "alpha", "beta", "gamma", "delta", "epsilon", "eta", "theta", "kappa", "lambda", "mu", "pi",
@@ -47,7 +48,10 @@ def _typeset(text: str) -> str:
                 inner, i = _group(tokens, i + 1, "(")
             else:
                 inner, i = tokens[i], i + 1
-            parts.append(_raised("sup", _typeset(inner)))
+            minus = "&minus;" if len(inner) > 1 and inner[0] == "-" else ""
+            parts.append(_raised("sup", minus + _typeset(inner.removeprefix("-"))))
+        elif token.endswith("'s") or (token == "sum" and tokens[i : i + 2] == [" ", "of"]):
+            parts.append(token.replace("'", "&rsquo;"))
         elif token[0].isalpha():
             parts.append(_name(token))
         else:

@@ -33,7 +33,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", "
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
-FORMULAS = re.compile(r"\| [^|`]+ \| `[^`]+` \| .*\| \[")  # a row: choice, part, formula, source
+FORMULAS = re.compile(r"(\| [^|`]+ \| `[^`]+` )\| .*\| \[")  # a row: choice, part, formula, source
 METHOD = re.compile(r"^## (\w+)$", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 ARXIV = re.compile(r"(<a\b.*?</a>|<h[1-6]\b.*?</h[1-6]>)|\barXiv:(\d{4}\.\d{4,5})", re.DOTALL)
@@ -133,14 +133,14 @@ def on_page_content(html: str, **_: object) -> str:
 
 def with_formulas(text: str) -> str:
     """Formulas in the tables of methods, typeset; other code stays code."""
-    return "\n".join(
-        CODE.sub(
-            lambda code: typeset(code[0][1:-1]) if is_formula(code[0][1:-1]) else code[0], line
-        )
-        if FORMULAS.match(line)
-        else line
-        for line in text.split("\n")
-    )
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if row := FORMULAS.match(line):
+            lines[i] = row[1] + CODE.sub(
+                lambda code: typeset(code[0][1:-1]) if is_formula(code[0][1:-1]) else code[0],
+                line[row.end(1) :],
+            )
+    return "\n".join(lines)
 
 
 def described(paragraph: str) -> str:
