@@ -14,7 +14,19 @@ from scripts.mutants.run import MUTANTS
 
 PAGES = ("README.md", "docs/index.md", "CHANGELOG.md", "docs/choosing.md")
 IMAGES, TEXTS = len(IMAGE_RECIPES), len(TEXT_RECIPES)
+
+
+def of_the_list(pattern: str) -> set[int]:
+    """Numbers that the list of pipelines, which a sweep over all of them writes, has in words."""
+    page = (PROJECT / "docs/pipelines.md").read_text()
+    return {int(found) for found in re.findall(pattern, page)}
+
+
 COUNTS: dict[str, set[int]] = {
+    r"diffusers' (\d+) pipelines": of_the_list(r"(\d+) pipelines of images and videos that"),
+    r"(\d+) are driven\s+exactly": of_the_list(r"take a prompt: (\d+) are exact"),
+    r"of its (\d+) modular\s+ones": of_the_list(r"exports (\d+): \d+ are exact"),
+    r"modular\s+ones (\d+)": of_the_list(r"exports \d+: (\d+) are exact"),
     r"(\d+) recipes": {IMAGES, IMAGES + TEXTS},
     r"(\d+) of them for images": {IMAGES},
     r"images and videos and (\d+) of texts": {TEXTS},

@@ -19,6 +19,7 @@ from flowrl.recipes import RECIPES
 from flowrl.settings.command_line.options import option_names
 from flowrl.settings.sections.recipe_kinds import recipe_kind
 from flowrl.settings.words.names import WORDS
+from scripts.generate.formulas import typeset
 
 DOCS = PROJECT / "docs"
 PAGES = [*PROJECT.glob("*.md"), *DOCS.rglob("*.md")]
@@ -148,6 +149,52 @@ def test_bars_in_code_of_a_table_lose_their_backslash_and_no_others(hook: Module
     row = r"| `a` | x \| y | `KL(new \| role)` |"
     assert hook.bars(row + "\n") == r"| `a` | x \| y | `KL(new | role)` |" + "\n"
     assert hook.bars(r"no table: `a \| b`") == r"no table: `a \| b`"
+
+
+FORMULAS = {
+    "x' = x - h (v + g^2)": (
+        "<i>x</i>&prime; = <i>x</i> &minus; <i>h</i> (<i>v</i> + <i>g</i><sup>2</sup>)"
+    ),
+    "g = eta sqrt(sigma / (1 - sigma))": (
+        "<i>g</i> = <i>&eta;</i> &radic;(<i>&sigma;</i> / (1 &minus; <i>&sigma;</i>))"
+    ),
+    "log p_new - noise_hat": "log <i>p</i><sub>new</sub> &minus; noise&#770;",
+    "V_{k+1} gamma^(j - k)": (
+        "<i>V</i><sub><i>k</i>+1</sub> <i>&gamma;</i><sup><i>j</i> &minus; <i>k</i></sup>"
+    ),
+    "e^-h + 1e-10 x": "<i>e</i><sup>&minus;<i>h</i></sup> + 1e-10 <i>x</i>",
+    "the group's sum of A": "the group&rsquo;s sum of <i>A</i>",
+    r"\|v - v_ref\|^2 * x0 >= 0": (
+        "&#124;<i>v</i> &minus; <i>v</i><sub>ref</sub>&#124;<sup>2</sup> &middot; "
+        "<i>x</i><sub>0</sub> &ge; 0"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_is_typeset_without_a_script(text: str) -> None:
+    assert typeset(text) == f'<span class="formula">{FORMULAS[text]}</span>'
+
+
+def test_formulas_of_methods_are_typeset_and_other_code_is_not(hook: ModuleType) -> None:
+    page = (PROJECT / "docs/recipes.md").read_text()
+    shown = hook.with_formulas(hook.bars(page))
+    assert len(shown.splitlines()) == len(page.splitlines())
+    row = next(line for line in shown.splitlines() if "`Surrogate(low=0.0001" in line)
+    assert "<i>r</i> <i>A</i>, clip(<i>r</i>, 1 &minus; low" in row and "`loss = " not in row
+    cells = [re.sub(r"`[^`]*`", "", line).count("|") for line in shown.splitlines()]
+    assert cells == [
+        re.sub(r"`[^`]*`", "", line).count("|") for line in hook.bars(page).splitlines()
+    ]
+    spans = re.findall(r'<span class="formula">(.*?)</span>', shown)
+    assert len(set(spans)) > 60 and "`ScaleSteps(by='1/h')`" in shown
+    for span in spans:  # nothing that Markdown would read
+        assert not re.search(r"[*_`|\[\]]", span), span
+    assert (
+        "`fraction`" in shown
+        and "`{name:" in page
+        and shown.count("`{name:") == page.count("`{name:")
+    )
 
 
 def test_a_docstring_wraps_at_any_width_and_keeps_its_columns(hook: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """Adapters as peft's configuration describes them, as settings of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -53,7 +53,7 @@ def _targets(targets: Any) -> list[str] | None:
     such as "all-linear", which stands for layers by the rules of peft."""
     if targets is None:
         return None
-    if isinstance(targets, str):
+    if isinstance(targets, str | bytes) or not isinstance(targets, Iterable):
         raise UserError(
             f"lora: peft.LoraConfig(target_modules={targets!r}): name the layers in a list, such "
             "as ['to_q', 'to_k']; without it, adapters are on the attention and feed-forward "

@@ -259,6 +259,10 @@ class Run:
         parts.append(f"{run.raised:.0f} alarms" if run.raised else "no alarms")
         return f"flowrl.Run({str(self.folder)!r}): {', '.join(parts)}"
 
+    def __dir__(self) -> list[str]:
+        """The public names alone, as of the package."""
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
     def _repr_html_(self) -> str:
         """The summary of the run's page, for notebooks."""
         if self.folder is None:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import Leaves, Secret, Unresolved
+from flowrl.importing.leaves import MOST_NUMBER, Leaves, Secret, Unresolved, is_secret_name
 from flowrl.settings.words.names import setting_called
 
 
@@ -78,37 +78,83 @@ class RunDraft:
         return name in self.given
 
     def value(self, name: str) -> Any:
-        """The input's value, or the library's default; None for neither."""
+        """The input's value, or the library's default; None for neither, and for a secret."""
         self._asked.add(name)
         value = self.given.get(name, self.defaults.get(name))
-        return None if isinstance(value, Unresolved) else value
+        return None if isinstance(value, Unresolved | Secret) else value
 
     def check_counts(self, *names: str) -> None:
         """UserError for a leaf that batches or steps are computed with and that is no whole number
-        from 1 to a million: a variable without a value, a text, 0. A leaf that is neither given nor
-        has a default is not looked at."""
+        from 1 to a million: a variable without a value, a text, 0, null where the library has a
+        number. A leaf that is neither given nor has a default is not looked at."""
         for name in names:
-            value = self.given.get(name, self.defaults.get(name))
-            self._asked.add(name)
-            if value is None:
+            value = self._computed(name)
+            if value is None and self.defaults.get(name) is None:
                 continue
-            if isinstance(value, Unresolved):
-                raise UserError(
-                    f"{name}: {value!r} is a value that the input does not hold, and the run is "
-                    "computed with it: write the number itself"
-                )
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not 1 <= value <= MOST_COUNT:
+            if type(value) is not int or not 1 <= value <= MOST_COUNT:
                 raise UserError(
                     f"{name}: {str(value)[:100]!r} is no whole number from 1 to {MOST_COUNT:,}"
                 )
+
+    def _computed(self, name: str) -> Any:
+        """The value of a leaf that others are computed with, which a reader cannot leave open."""
+        value = self.given.get(name, self.defaults.get(name))
+        self._asked.add(name)
+        if isinstance(value, Unresolved | Secret):
+            raise UserError(
+                f"{name}: {value!r} is a value that the input does not hold, and the run is "
+                "computed with it: write the number itself"
+            )
+        return value
+
+    def number(self, name: str, least: float = -MOST_NUMBER, most: float = MOST_NUMBER) -> Any:
+        """A number that settings are computed with: the library's default for a value that the
+        input does not hold, None for null, and for a leaf that is neither given nor has a default.
+        UserError for anything else, such as a text, and for a number outside of `least` to `most`.
+        """
+        value = self.given.get(name, self.defaults.get(name))
+        value = self.defaults.get(name) if isinstance(value, Unresolved | Secret) else value
+        self._asked.add(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (is_number and least <= value <= most):
+            return value
+        held = "" if most == MOST_NUMBER else f" from {least:g} to {most:g}"
+        raise UserError(f"{name}: {str(value)[:100]!r} is no number{held}")
+
+    def numbers(self, name: str) -> list[Any]:
+        """One number or a list of them, as a list; none for null. UserError for anything else."""
+        value = self._computed(name)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        plain = [n for n in listed if isinstance(n, int | float) and not isinstance(n, bool)]
+        if len(plain) < len(listed) or (isinstance(value, list) and not value):
+            raise UserError(f"{name}: {str(value)[:100]!r} is no number, and no list of numbers")
+        return plain
+
+    def words(self, name: str) -> list[str]:
+        """One word or a list of them, as a list; none for null. UserError for anything else."""
+        value = self.value(name)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str) for word in listed):
+            raise UserError(f"{name}: {str(value)[:100]!r} is no word, and no list of words")
+        return listed
+
+    def chosen(self, name: str, words: Mapping[str, Any]) -> Any:
+        """The meaning of one of the library's words; that of its default for a value that the
+        input does not hold. UserError for another word."""
+        self.check_choice(name, tuple(words))
+        word = self.given.get(name, self.defaults.get(name))
+        if isinstance(word, Unresolved | Secret):
+            return words[str(self.defaults[name])]
+        if str(word) not in words:
+            raise UserError(f"{name}: {word} is not one of {', '.join(words)}: write one of them")
+        return words[str(word)]
 
     def check_choice(self, name: str, words: Sequence[str]) -> None:
         """UserError for a leaf whose word is none of the library's own: a default in its place
         would be another run. A leaf that the input does not hold is not looked at."""
         value = self.given.get(name)
         self._asked.add(name)
-        if value is None or isinstance(value, Unresolved) or str(value) in words:
+        if value is None or isinstance(value, Unresolved | Secret) or str(value) in words:
             return
         raise UserError(
             f"{name}: {str(value)[:100]!r} is not one of {', '.join(words)}, the words of "
@@ -172,7 +218,7 @@ class RunDraft:
 
     def unread(self, name: str) -> None:
         """A leaf without a value: null, or a variable that the input does not set."""
-        if isinstance(self.given[name], Unresolved):
+        if isinstance(self.given[name], Unresolved | Secret):
             self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
         else:
             self._say(name, LeafKind.NO_EFFECT, {}, "null is no value")
@@ -201,7 +247,9 @@ class RunDraft:
         """A leaf that has an effect only if it differs from what flowrl does."""
         if name not in self.given and name not in self.defaults:
             return
-        alike = self.value(name) in same_as and not isinstance(self.given.get(name), Unresolved)
+        alike = self.value(name) in same_as and not isinstance(
+            self.given.get(name), Unresolved | Secret
+        )
         if alike and name in self.given:
             self._say(name, LeafKind.NO_EFFECT, {}, else_ or "as here")
         elif not alike:
@@ -219,7 +267,7 @@ class RunDraft:
             if value in (None, {}, []) and name in self._asked:
                 self._say(name, LeafKind.NO_EFFECT, {}, "it is empty")
                 continue
-            if isinstance(value, Secret):
+            if isinstance(value, Secret) and is_secret_name(name):
                 self._say(name, LeafKind.NO_EFFECT, {}, "secrets are not copied; set the variable")
             elif isinstance(value, Unresolved):
                 self._say(name, LeafKind.UNKNOWN, {}, "the input does not hold its value")
@@ -230,6 +278,10 @@ class RunDraft:
         value = self.given.get(name, self.defaults.get(name))
         if isinstance(self.given.get(name), Unresolved) and kind is not LeafKind.UNKNOWN:
             kind, settings, reason = LeafKind.UNKNOWN, {}, "the input does not hold its value"
+        if isinstance(value, Secret) and kind is not LeafKind.NO_EFFECT:
+            if value.variable is None or value.variable not in settings.values():
+                kind, settings = LeafKind.EFFECT, {}
+                reason = "it holds a secret, which is not copied: set it in run.yaml"
         if name not in self.given:
             reason = f"{self.peer}'s default: {reason}"
         self.lines[name] = LeafLine(name, value, kind, dict(settings), reason)

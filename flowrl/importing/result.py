@@ -125,7 +125,8 @@ def _with_defaults(draft: RunDraft) -> dict[str, Any]:
                 draft.drop_setting(setting)
         elif _get(draft.tree, setting) is not _MISSING:
             key = name if name not in draft.lines else f"{name} ({setting})"
-            draft.lines[key] = LeafLine(key, value, LeafKind.DEFAULT, {setting: value}, reason)
+            shown = draft.defaults.get(name, value)  # the library's word, such as dapo
+            draft.lines[key] = LeafLine(key, shown, LeafKind.DEFAULT, {setting: value}, reason)
     return draft.tree
 
 

@@ -19,7 +19,7 @@ from flowrl.importing.readers.python_config import (
     evaluated_config,
     source_text,
 )
-from flowrl.importing.readers.shell import OPEN, Script, read_shell
+from flowrl.importing.readers.shell import OPEN, Script, read_shell, shown_word
 from flowrl.importing.readers.trl_script import TrlScript
 from flowrl.importing.readers.words import options, overrides, scalar
 from flowrl.settings.file.strict_yaml import parse_yaml, read_yaml
@@ -79,6 +79,8 @@ def read_source(input_text: str, of: str | None) -> PeerInput:
     if named is None:
         notes.insert(0, f"read as {peer.name}'s")
     title = f"a command of {peer.name}" if re.search(r"\s", input_text.strip()) else input_text
+    # a reader may have kept a piece of code or of a command as a leaf
+    leaves = {name: guarded(name, value) for name, value in leaves.items()}
     return PeerInput(peer, release, leaves, notes, title)
 
 
@@ -212,17 +214,15 @@ def _command(
     script: Script, folder: Path, place: str = ""
 ) -> tuple[Leaves, Peer | None, list[str]]:
     """The first command of a script that one of the libraries runs."""
-    programs = [
-        (words, program)
-        for words in script.commands
-        if (program := _program(words, folder)) is not None
-    ]
-    sure = [program for program in programs if program[1][0] != "script"]
-    candidates = sure or programs
+    guarded_by = ""
+    candidates = _programs(script.commands, folder)
+    if not candidates:
+        candidates = _programs(script.conditional, folder)
+        guarded_by = "it is read as if a condition held that the script does not decide"
     if not candidates:
         raise UserError(place + _no_program(script))
     words, (kind, at) = candidates[0]
-    notes = []
+    notes = [guarded_by] if guarded_by else []
     if len(candidates) > 1:
         notes.append(f"{len(candidates)} commands train; the first one is read")
     launcher, _ = options([w for w in words[:at] if w not in ("launch", "run")])
@@ -234,15 +234,25 @@ def _command(
     secrets: Leaves = {
         f"(environment) {name}": Secret(name)
         for name in script.assigned
-        if isinstance(flattened({name: script.assigned[name]}).get(name), Secret)
+        if isinstance(guarded(name, script.assigned[name]), Secret)
     }
     leaves, peer, said = _of_program(kind, words, at, folder)
     return {**leaves, **more, **secrets}, peer, [*notes, *said]
 
 
+def _programs(
+    commands: Sequence[Sequence[str]], folder: Path
+) -> list[tuple[Sequence[str], tuple[str, int]]]:
+    """The commands that one of the libraries runs; those that may be its, if none surely is."""
+    programs = [
+        (words, program) for words in commands if (program := _program(words, folder)) is not None
+    ]
+    return [program for program in programs if program[1][0] != "script"] or programs
+
+
 def _no_program(script: Script) -> str:
     """Why none of a script's commands is read."""
-    for words in script.commands:
+    for words in [*script.commands, *script.conditional]:
         for before, word in pairwise(words):
             named = word.removeprefix("trl.scripts.") if before == "-m" else word
             if (before.endswith("trl") or named != word) and named in _TRL_OTHERS:
@@ -258,7 +268,7 @@ def _program(words: Sequence[str], folder: Path) -> tuple[str, int] | None:
     for i, word in enumerate(words):
         if OPEN in word:
             continue
-        plain = word.replace(OPEN, "")
+        plain = word
         if plain == "verl.trainer.main_ppo" or plain.endswith("main_ppo.py"):
             return "verl", i
         if plain in ("ff-train", "flow_factory.cli", "flow_factory.train"):
@@ -400,7 +410,7 @@ def _hydra(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer | None, lis
     config, at = named.pop("config_name", None), named.pop("config_path", "")
     leaves |= named
     if config is not None:
-        place = str(at).replace(OPEN, "")
+        place = shown_word(str(at))
         path = next(
             (
                 p

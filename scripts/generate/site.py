@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from flowrl.pages.charts import Chart, Curve
+from scripts.generate.formulas import is_formula, typeset
 from scripts.generate.readme import tree
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", "
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
+FORMULAS = re.compile(r"(\| [^|`]+ \| `[^`]+` )\| .*\| \[")  # a row: choice, part, formula, source
 METHOD = re.compile(r"^## (\w+)$", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 ARXIV = re.compile(r"(<a\b.*?</a>|<h[1-6]\b.*?</h[1-6]>)|\barXiv:(\d{4}\.\d{4,5})", re.DOTALL)
@@ -118,7 +120,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         block = flowing(fence[0]) if described else fence[0]
         parts += [bars(LINK.sub(rewritten, markdown[at : fence.start()])), block]
         at = fence.end()
-    return "".join(parts) + bars(LINK.sub(rewritten, markdown[at:]))
+    text = "".join(parts) + bars(LINK.sub(rewritten, markdown[at:]))
+    return with_formulas(text) if described else text
 
 
 def on_page_content(html: str, **_: object) -> str:
@@ -126,6 +129,18 @@ def on_page_content(html: str, **_: object) -> str:
     lead to its paper, in docstrings too."""
     html = DOCSTRING.sub(lambda found: described(found[1]), html)
     return ARXIV.sub(linked, CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html))
+
+
+def with_formulas(text: str) -> str:
+    """Formulas in the tables of methods, typeset; other code stays code."""
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if row := FORMULAS.match(line):
+            lines[i] = row[1] + CODE.sub(
+                lambda code: typeset(code[0][1:-1]) if is_formula(code[0][1:-1]) else code[0],
+                line[row.end(1) :],
+            )
+    return "\n".join(lines)
 
 
 def described(paragraph: str) -> str:

@@ -1,6 +1,7 @@
 """A run as one object: what it shows, what its callbacks ask for, and its sentences."""
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors import safe_open
 import flowrl
 from flowrl.api.adapters import RECORDS, lora_section
 from flowrl.errors import UserError
+from flowrl.paths import PROJECT
 from flowrl.session.record import JsonlTracker
 from tests.support.runs import lines, write
 from tests.support.warm import small
@@ -112,6 +114,25 @@ def test_an_adapter_of_peft_is_honoured_or_refused_by_its_fields() -> None:
             lora_section(LoraConfig(target_modules=["to_q"], **{field: value}))
     with pytest.raises(UserError, match="name the layers in a list"):
         lora_section(LoraConfig(target_modules="all-linear"))
+    for field in fields(LoraConfig):  # also those of a newer peft
+        if field.name in {*RECORDS, "r", "lora_alpha", "use_dora"}:
+            continue
+        for value in (True, 3, "x", {"x": 1}):
+            changed = LoraConfig(target_modules=["to_q"])
+            of_layers = field.name == "target_modules" and isinstance(value, dict)
+            if getattr(changed, field.name) == value or of_layers:
+                continue
+            setattr(changed, field.name, value)
+            with pytest.raises(UserError, match=field.name):
+                lora_section(changed)
+
+
+def test_dir_of_a_run_lists_what_the_page_documents() -> None:
+    names = dir(flowrl.Run("demo"))
+    page = (PROJECT / "docs/api.md").read_text(encoding="utf-8")
+    assert not [name for name in names if name.startswith("_")]
+    missing = [name for name in names if not re.search(rf"`(\w+\.)*{name}\b", page)]
+    assert not missing, f"docs/api.md does not name {', '.join(missing)}"
 
 
 @pytest.mark.slow

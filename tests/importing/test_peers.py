@@ -12,7 +12,7 @@ from flowrl.importing.draft import RunDraft
 from flowrl.importing.leaves import Secret, Unresolved
 from flowrl.importing.result import ImportedRun, imported
 from flowrl.importing.sources import IMPORTERS, read_source
-from flowrl.importing.writing import write_import
+from flowrl.importing.writing import run_text, table_text, write_import
 from flowrl.settings.checks.scoring import check_own_scoring
 from flowrl.settings.file.strict_yaml import parse_yaml
 from flowrl.settings.read import check_rewards, run_from
@@ -978,3 +978,187 @@ def test_a_script_without_a_trainer_that_is_read(tmp_path: Path, call: str, said
     (tmp_path / "train.py").write_text(f"import trl\ntrl.{call}\n")
     with pytest.raises(UserError, match=f"GRPOTrainer and RLOOTrainer are read, and {said}"):
         imported(str(tmp_path / "train.py"), "trl")
+
+
+# what may stand in place of any leaf
+PUT = {
+    "a secret": Secret(), "a variable's secret": Secret("MY_KEY"), "a variable": Unresolved("$X"),
+    "a word": "no_word_of_it", "nothing": None, "a number": 3, "a part": 0.5, "below 0": -5,
+    "no number": float("nan"), "a huge number": 10**30, "a switch": True, "numbers": [1],
+    "words": ["a"], "no words": [], "no mapping": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("put", [
+    put if put in ("a secret", "a variable", "a word", "nothing")
+    else pytest.param(put, marks=pytest.mark.slow)
+    for put in PUT
+])  # fmt: skip
+@pytest.mark.parametrize("peer", ["flow_grpo", "flow_factory", "trl", "verl", "simple_tuner"])
+def test_no_value_of_any_leaf_is_a_trace(peer, put, tmp_path, monkeypatch) -> None:
+    """Another value in place of each leaf and of each default: files are written, or one sentence
+    says why not. A secret, such as an address with a password, is said and stands in no file."""
+    from flowrl.importing import result
+
+    (tmp_path / "verl.sh").write_text(VERL)
+    what = {
+        "flow_grpo": flow_grpo_files(tmp_path), "flow_factory": factory_file(tmp_path),
+        "trl": TRL, "verl": str(tmp_path / "verl.sh"), "simple_tuner": simple_tuner_file(tmp_path),
+    }[peer]  # fmt: skip
+    monkeypatch.setattr(result, "_refusal", lambda tree: None)
+    source = read_source(what, None)
+    names = {*source.leaves, *source.peer.defaults(source.leaves, source.version)}
+    names |= {  # neither in the sample nor with a default
+        "trl": {"report_to", "lora_target_modules", "reward_weights", "use_peft"},
+        "verl": {"data.train_max_samples"},
+        "simple_tuner": {"resolution", "flow_schedule_shift"},
+    }.get(peer, set())
+    for name in sorted(names):
+        if isinstance(source.leaves.get(name), Secret):
+            continue
+        other = replace(source, leaves={**source.leaves, name: PUT[put]})
+        monkeypatch.setattr(result, "read_source", lambda what, of, other=other: other)
+        try:
+            run = imported(what, None, 8)
+        except UserError:
+            continue
+        assert "Secret" not in run_text(run) + table_text(run)
+        if isinstance(PUT[put], Secret | Unresolved):
+            kind, settings = leaf(run, name)
+            assert kind in (EFFECT, UNKNOWN, NONE), name
+            assert not settings or PUT[put].variable in settings.values(), name
+
+
+def test_an_address_with_a_password_is_said_and_written_nowhere(tmp_path, monkeypatch) -> None:
+    """It was a trace of the writer of YAML."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(FACTORY.replace("http://h:1", "https://me:hidden1@h:1"))
+    words = ["import", "run.yaml", "--of", "flow-factory", "--devices", "8", "--out", "out"]
+    assert exit_code(words) == 0
+    texts = "".join(path.read_text() for path in Path("out").iterdir())
+    assert "hidden1" not in texts
+    assert "#   rewards.0.api_base_url: not copied: it holds a secret" in texts
+
+
+SCRIPT = """
+import os
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+def short(completions, **columns):
+    return [-len(text) for text in completions]
+
+os.environ["WANDB_API_KEY"] = "hidden1"
+COMMON = dict(learning_rate=3e-6, beta=0.02)
+model = AutoModelForCausalLM.from_pretrained("a/b")
+tokenizer = AutoTokenizer.from_pretrained("a/b")
+test_rows = load_dataset("openai/gsm8k", "main", split="test")
+rows = load_dataset("json", data_files="rows.jsonl", split="train")
+args = GRPOConfig(output_dir="o", num_generations=4, **COMMON)
+trainer = GRPOTrainer(model, [short], args, rows, test_rows, tokenizer)
+"""
+# what a script may hold, the leaf that says so, its kind, and what stands in the run's file
+OF_SCRIPTS = {
+    "a mapping": ("", "", "beta", SAME, ("recipe", "kl", 0.02)),
+    "a mapping's second value": ("", "", "learning_rate", SAME, ("train", "lr", 3e-6)),
+    "a model by its call": ("", "", "model_name_or_path", SAME, ("model", "language", "a/b")),
+    "a file of rows": ("", "", "dataset_name", CONVERTED, ("prompts", "train", "rows.jsonl")),
+    "a secret": ("", "", "(environment) WANDB_API_KEY", NONE, None),
+    "an unknown mapping": ("**COMMON", "**more()", "**more()", UNKNOWN, None),
+    "a field set later": (
+        "\ntrainer", "\nargs.max_completion_length = 333\ntrainer",
+        "max_completion_length", SAME, ("recipe", "length", 333),
+    ),
+    "a field set by name": (
+        "\ntrainer", "\nsetattr(args, 'top_p', 0.5)\ntrainer",
+        "top_p", SAME, ("recipe", "top_p", 0.5),
+    ),
+    "a field set again": (
+        "\ntrainer", "\nargs.num_generations = 8\ntrainer",
+        "num_generations", SAME, ("recipe", "group", 8),
+    ),
+    "a field that is added to": (
+        "\ntrainer", "\nargs.top_p -= 0.1\ntrainer", "top_p", UNKNOWN, None,
+    ),
+    "a field set under a condition": (
+        "\ntrainer", "\nif os.name:\n    args.top_p = 0.5\ntrainer", "top_p", UNKNOWN, None,
+    ),
+    "biases of adapters": (
+        "tokenizer)", "tokenizer, peft_config=LoraConfig(r=4, bias='all'))",
+        "peft_config.bias", EFFECT, None,
+    ),
+    "fields of adapters": (
+        "tokenizer)", "tokenizer, peft_config=LoraConfig(r=4, **more))",
+        "peft_config.**more", UNKNOWN, None,
+    ),
+    "callbacks": ("tokenizer)", "tokenizer, callbacks=[x()])", "callbacks", EFFECT, None),
+    "another tokenizer": (
+        'Tokenizer.from_pretrained("a/b")', 'Tokenizer.from_pretrained("c/d")',
+        "processing_class", UNKNOWN, None,
+    ),
+    "an argument of the model": (
+        'LM.from_pretrained("a/b")', 'LM.from_pretrained("a/b", device_map="auto")',
+        "model_init_kwargs.device_map", EFFECT, None,
+    ),
+    "fewer bits": (
+        'LM.from_pretrained("a/b")', 'LM.from_pretrained("a/b", load_in_8bit=True)',
+        "load_in_8bit", CONVERTED, None,
+    ),
+    "another way to read rows": (
+        'split="train")', 'split="train", field="data")', "load_dataset.field", EFFECT, None,
+    ),
+    "a second data set": (
+        "\nargs", '\nmore = load_dataset("c/d")\nargs', "(other data sets)", EFFECT, None,
+    ),
+    **{
+        f"rows by {name}": (
+            "\nargs", f"\nrows = rows.{name}(x)\nargs", "(rows changed by code)", EFFECT, None,
+        )
+        for name in ("map", "filter", "select", "shuffle", "rename_column", "train_test_split")
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_SCRIPTS)
+def test_nothing_of_a_script_is_lost(case: str, tmp_path: Path) -> None:
+    """What a script says beside the keywords of its configuration is a leaf too."""
+    before, after, name, kind, written = OF_SCRIPTS[case]
+    assert not before or SCRIPT.count(before) == 1
+    (tmp_path / "train.py").write_text(SCRIPT.replace(before, after) if before else SCRIPT)
+    run = imported(str(tmp_path / "train.py"), "trl==1.16.0", 1)
+    assert leaf(run, name)[0] == kind
+    assert "hidden1" not in run_text(run) + table_text(run)
+    if written is not None:
+        section, setting, value = written
+        assert run.tree[section][setting] == value
+
+
+def test_a_default_is_shown_in_the_librarys_own_word() -> None:
+    run = imported(TRL.replace("--loss_type dr_grpo", ""), "trl", 8)
+    line = next(line for line in run.lines if line.name == "loss_type")
+    assert line.value == "dapo" and line.kind.value == DEFAULT
+
+
+MIXTURE = """
+model_name_or_path: a/b
+reward_funcs: [accuracy_reward]
+max_steps: 10
+dataset_name: x/y
+streaming: true
+datasets:
+  - {path: json, data_files: rows.jsonl}
+  - {path: c/d, name: main, split: "test[:10]", columns: [prompt], fraction: 0.5}
+"""
+
+
+def test_a_mixture_of_data_sets_is_a_list_of_sources(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(MIXTURE)
+    run = imported(str(tmp_path / "run.yaml"), "trl==1.16.0", 1)
+    sources = ["rows.jsonl", {"source": "c/d", "config": "main", "split": "test"}]
+    assert run.tree["prompts"]["train"] == sources
+    found = kinds(run)
+    assert found["datasets.1.split"] == EFFECT == found["datasets.1.fraction"]
+    assert found["datasets.1.columns"] == NONE == found["streaming"] == found["dataset_name"]
+    assert found["datasets.0.path"] == CONVERTED == found["datasets.0.data_files"]
+    assert run.refusal is None

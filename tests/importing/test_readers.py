@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.importing.leaves import Secret, Unresolved, flattened
+from flowrl.importing.leaves import Secret, Unresolved, flattened, guarded
 from flowrl.importing.readers.python_config import evaluated_config
 from flowrl.importing.readers.shell import OPEN, read_shell
 from flowrl.importing.readers.words import options, overrides, scalar
@@ -147,6 +147,54 @@ def test_secrets_are_not_kept() -> None:
     for words in (["--hub_token", "x1"], ["--hub-token=x1"]):
         assert "x1" not in repr(options(words))
     assert "x1" not in repr(overrides(["a.api_key=x1"]))
+
+
+SECRET_NAMES = (
+    "api_key", "apiKey", "API-KEY", "openai.api_key", "aws_access_key_id", "AWS_SESSION_TOKEN",
+    "secret_access_key", "mlflow_tracking_token", "mlflow_tracking_password", "DASHSCOPE_KEY",
+    "gemini_key", "use_auth_token", "refresh_token", "huggingface_token", "sas_token", "ssh_key",
+    "client_secret", "headers.Authorization", "headers.X-Api-Key", "bearer", "passphrase", "token",
+    "slack_webhook_url", "webhook", "connection_string", "cookie", "creds", "api_keys",
+    "service_account_key", "judge_token",
+)  # fmt: skip
+SECRET_VALUES = (
+    "hf_abcdefghijkl", "sk-proj-abc123456789", "sk_live_abcdefghi", "github_pat_11ABCDEFG0",
+    "glpat-abcdefghijkl", "xoxb-1234-5678-abcdef", "AIzaSyA1234567890abcdefghijkl",
+    "r8_abcdefghijklmnop", "nvapi-abcdefghijklmnop", "gsk_abcdefghijklmnop", "wandb_v1_abcdefgh",
+    "ASIAABCDEFGHIJKLMNOP", "https://u:p@h/x", "https://tokenonly@h/x", "redis://:pass@h:6379/0",
+    "https://h/v1?api_key=abcdef", "https://h/v1?a=1&access_token=abc",
+    "https://hooks.slack.com/services/T0/B0/XX", "Bearer abcdefgh1jkl", "Basic dXNlcjpwYXNz1Q==",
+    "Authorization: abcdefgh", "WANDB_API_KEY=abcdef", "-----BEGIN PRIVATE KEY-----",
+    "AccountKey=abc==;x", ["plain", "hf_abcdefghijkl"], "RewardServer(api_key='abcdef')",
+)  # fmt: skip
+NO_SECRET_NAMES = (
+    "max_tokens", "max_token_len", "eos_token", "pad_token_id", "image_token", "initializer_token",
+    "stop_tokens", "prompt_key", "data.prompt_key", "reward_fn_key", "image_key", "key",
+    "primary_key", "author", "hub_model_id", "private", "num_key_value_heads", "tokenizer",
+    "loss_per_token", "passes", "key_path",
+)  # fmt: skip
+NO_SECRET_VALUES = (
+    "https://h:8000/v1", "https://h/v1?page=2", "s3://bucket/x@2", "a/b", "Basic instructions here",
+    "0123456789abcdef0123456789abcdef01234567", "key: column", "tokenizer.pad_token = eos_token",
+    "git@host:a/b",
+)  # fmt: skip
+
+
+def test_names_and_values_of_secrets() -> None:
+    """A leaf is not copied for its name, or for the form of its value; names of columns, parts of
+    a vocabulary and revisions are."""
+    for name in SECRET_NAMES:
+        assert guarded(name, "plain-value") == Secret(), name
+        assert guarded(name, "$MY_VALUE") == Secret("MY_VALUE"), name
+    for value in SECRET_VALUES:
+        assert guarded("note", value) == Secret(), value
+        assert guarded("note", Unresolved(str(value))) == Secret(), value
+    for name in NO_SECRET_NAMES:
+        assert guarded(name, "value") == "value", name
+    for value in NO_SECRET_VALUES:
+        assert guarded("note", value) == value, value
+    assert guarded("sep_token", "<|separator|>") == "<|separator|>"
+    assert guarded("judge_key", "Ab3dEf6hIj9kLm2n") == Secret()
 
 
 @pytest.mark.parametrize(

@@ -219,8 +219,10 @@ def _read_known(d: RunDraft) -> None:
     d.check_counts(
         "train.per_device_batch_size", "train.unique_sample_num_per_epoch", "train.group_size",
         "train.gradient_step_per_epoch", "train.num_inference_steps",
-        "scheduler.num_sde_steps", "train.num_inner_epochs",
+        "train.num_inner_epochs",
     )  # fmt: skip
+    if d.value("scheduler.num_sde_steps") is not None:  # null is all
+        d.check_counts("scheduler.num_sde_steps")
     for name, words in _WORDS.items():
         d.check_choice(name, words)
     if d.value("train.gradient_accumulation_steps") != "auto":
@@ -270,7 +272,7 @@ def _model(d: RunDraft) -> None:
     d.lose("model.model_type", "the pipeline's folder says its class", effect=False)
     d.write(
         "mixed_precision",
-        {"model.dtype": _DTYPES[str(d.value("mixed_precision"))]},
+        {"model.dtype": d.chosen("mixed_precision", _DTYPES)},
         "frozen weights and arithmetic; trained weights have float32 masters",
     )
     full = d.value("model.finetune_type") == "full"
@@ -282,6 +284,7 @@ def _model(d: RunDraft) -> None:
             effect=False,
         )
     else:
+        d.check_counts("model.lora_rank")
         rank, alpha = d.value("model.lora_rank"), d.value("model.lora_alpha")
         d.write("model.lora_rank", {"model.lora.rank": rank})
         if alpha is None:
@@ -324,7 +327,7 @@ def _model(d: RunDraft) -> None:
 
 def _targets(d: RunDraft, kind: str, full: bool) -> None:
     name = "model.target_modules"
-    wanted, parts = d.value(name), d.value("model.target_components")
+    wanted = d.value(name)
     if full:
         if d.has(name):
             d.lose_unless(
@@ -350,9 +353,8 @@ def _targets(d: RunDraft, kind: str, full: bool) -> None:
     elif wanted == "all":
         d.lose(name, "all linear layers, and here those of attention and feed-forward")
     else:
-        layers = [wanted] if isinstance(wanted, str) else list(wanted)
-        d.write(name, {"model.lora.targets": layers})
-    listed = [parts] if isinstance(parts, str) else list(parts)
+        d.write(name, {"model.lora.targets": d.words(name)})
+    listed = d.words("model.target_components")
     if d.has("model.target_components"):
         if set(listed) <= {"transformer", "transformer_2"} and (
             len(listed) == 2 or not kind.startswith("wan2")
@@ -366,12 +368,8 @@ def _targets(d: RunDraft, kind: str, full: bool) -> None:
 
 
 def _size(d: RunDraft, section: str) -> tuple[int, int]:
-    value = d.value(f"{section}.resolution")
-    pair = (
-        [value, value]
-        if isinstance(value, int)
-        else [value[0], value[-1] if len(value) < 2 else value[1]]
-    )
+    pair = [*d.numbers(f"{section}.resolution")] or [None]
+    pair = [pair[0], pair[min(1, len(pair) - 1)]]
     height, width = d.value(f"{section}.height"), d.value(f"{section}.width")
     return (height or pair[0], width or pair[1])
 
@@ -438,7 +436,7 @@ def _advantage(d: RunDraft) -> None:
     scale = "batch" if d.value("train.global_std") else "group"
     rewards = _reward_count(d)
     name = "train.advantage_aggregation"
-    low, high = _bounds(d.value("train.adv_clip_range"))
+    low, high = _bounds(d, "train.adv_clip_range")
     gdpo = d.value(name) == "gdpo"
     if gdpo:
         parts: list[Any] = [
@@ -464,18 +462,20 @@ def _advantage(d: RunDraft) -> None:
         d.lose("train.adv_clip_range", f"both bounds are {max(-low, high)}: a clip has one here")
 
 
-def _bounds(value: Any) -> tuple[float, float]:
+def _bounds(d: RunDraft, name: str) -> tuple[float, float]:
     """A clip range as it is standardised: one number is both sides of 0."""
-    if isinstance(value, list) and len(value) == 2:
+    value = d.numbers(name)
+    if not 1 <= len(value) <= 2:
+        raise UserError(f"{name}: {str(d.value(name))[:100]!r} is no number, and no pair of them")
+    if len(value) == 2:
         return value[0], value[1]
-    single = value[0] if isinstance(value, list) else value
-    return -abs(single), abs(single)
+    return -abs(value[0]), abs(value[0])
 
 
 def _clip_at_five(d: RunDraft) -> None:
     """The clip range of recipes that have a fixed one."""
     name = "train.adv_clip_range"
-    if _bounds(d.value(name)) == (-5, 5):
+    if _bounds(d, name) == (-5, 5):
         d.lose_unless(name, (d.value(name),), "")
     else:
         d.lose(name, "advantages are clipped at 5")
@@ -484,11 +484,13 @@ def _clip_at_five(d: RunDraft) -> None:
 def _noisy_steps(d: RunDraft) -> None:
     """The steps that are noisy: one plan, which all samples of an iteration share."""
     steps, level = d.value("train.num_inference_steps"), d.value("scheduler.noise_level")
-    pool, count = d.value("scheduler.sde_steps"), d.value("scheduler.num_sde_steps")
-    pool = sorted(range(steps - 1) if pool is None else pool)
+    count = d.value("scheduler.num_sde_steps")
+    pool = sorted(d.numbers("scheduler.sde_steps") or range(steps - 1))
+    if not all(isinstance(step, int) for step in pool):
+        raise UserError(f"scheduler.sde_steps: {str(pool)[:100]} are no whole numbers")
     if d.has("scheduler.num_sde_steps") and d.given["scheduler.num_sde_steps"] is None:
         count = len(pool)
-    kernel = d.value("scheduler.dynamics_type")
+    kernel = str(d.value("scheduler.dynamics_type"))
     if kernel == "ODE":
         raise UserError(
             "scheduler.dynamics_type: ODE has no noisy steps, which train.trainer_type: "
@@ -562,11 +564,11 @@ def _grpo(d: RunDraft) -> None:
 
 
 def _clip(d: RunDraft) -> None:
-    value = d.value("train.clip_range")
-    if isinstance(value, list):
+    if isinstance(d.value("train.clip_range"), list):
+        low, high = _bounds(d, "train.clip_range")
         d.write(
             "train.clip_range",
-            {"recipe.loss": {"low": abs(value[0]), "high": value[1]}},
+            {"recipe.loss": {"low": abs(low), "high": high}},
             "both sides of the ratio",
         )
     else:
@@ -863,17 +865,16 @@ def _optimizer(d: RunDraft) -> None:
             {"train.states.device": device},
             "where states wait for the update",
         )
-    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": None, None: None}
-    storage = d.given.get("train.latent_storage_dtype", "fp16")
+    dtypes = {"fp16": "float16", "bf16": "bfloat16", "fp32": None, "None": None}
     if str(d.value("train.trainer_type")).startswith("grpo"):
         d.write(
             "train.latent_storage_dtype",
-            {"train.states.dtype": dtypes[storage]},
+            {"train.states.dtype": d.chosen("train.latent_storage_dtype", dtypes)},
             "the dtype in which states are kept",
         )
     elif d.has("train.latent_storage_dtype"):
         d.lose("train.latent_storage_dtype", "no states are kept", effect=False)
-    limit = d.value("train.max_epochs")
+    limit = d.number("train.max_epochs")
     if limit is not None and limit > 0:
         d.same("train.max_epochs")
     elif d.has("train.max_epochs"):
@@ -884,12 +885,13 @@ def _optimizer(d: RunDraft) -> None:
 
 def _averages(d: RunDraft, trainer: str) -> None:
     """The averages: of evaluations, and of samples for `off_policy`."""
-    decay, interval = d.value("train.ema_decay"), d.value("train.ema_update_interval")
+    d.check_counts("train.ema_update_interval")
+    decay, interval = d.number("train.ema_decay", 0, 1), d.value("train.ema_update_interval")
     kind = d.value("train.ema_decay_schedule")
     names = ["train.ema_decay", "train.ema_update_interval", "train.ema_decay_schedule"]
     if trainer == "nft" and d.value("train.off_policy"):
         updates = d.tree["train"].get("updates", 1)
-        slope, flat = d.value("train.ramp_rate"), d.value("train.flat_steps")
+        slope, flat = d.number("train.ramp_rate"), d.number("train.flat_steps")
         more = ["train.ramp_rate", "train.flat_steps", "train.off_policy"]
         if kind == "piecewise_linear" and interval == 1:
             slope, flat = (0.001 if slope is None else slope), (0 if flat is None else flat)

@@ -84,8 +84,7 @@ def _model(d: RunDraft) -> None:
     d.same("pretrained.model")
     side = d.value("resolution")
     d.write("resolution", {"model.height": side, "model.width": side}, "height and width in pixels")
-    d.check_choice("mixed_precision", tuple(_DTYPES))
-    dtype = _DTYPES[str(d.value("mixed_precision"))]
+    dtype = d.chosen("mixed_precision", _DTYPES)
     d.write("mixed_precision", {"model.dtype": dtype}, "frozen weights and arithmetic")
     if d.value("use_lora"):
         d.write(
@@ -137,7 +136,7 @@ def _model(d: RunDraft) -> None:
 def _batches(d: RunDraft) -> None:
     n, rows = d.devices, d.value("sample.train_batch_size")
     group, calls = d.value("sample.num_image_per_prompt"), d.value("sample.num_batches_per_epoch")
-    gathered = d.value("train.gradient_accumulation_steps")
+    gathered = d.number("train.gradient_accumulation_steps", 0)
     samples = n * rows * calls
     names = ["sample.num_batches_per_epoch", "sample.train_batch_size"]
     if not (rows and group and calls) or n * rows % group:
@@ -212,7 +211,8 @@ def _grpo(d: RunDraft) -> None:
             "the clip range of advantages",
         )
         d.tree["recipe"].pop("scale", None)
-    share, steps = d.value("train.timestep_fraction"), d.value("sample.num_steps")
+    share, steps = d.number("train.timestep_fraction", 0, 1), d.value("sample.num_steps")
+    share = 1.0 if share is None else share
     trained = int(steps * share)
     if trained >= steps - 1:
         d.write(
@@ -295,9 +295,9 @@ def _optimizer(d: RunDraft) -> None:
 
 def _evaluation(d: RunDraft) -> None:
     d.same("save_freq", "eval_freq", "num_checkpoint_limit", "sample.eval_num_steps")
-    decay = d.value("train.ema_decay") or _AVERAGE
+    decay = d.number("train.ema_decay", 0, 1) or _AVERAGE
     if d.value("train.ema"):
-        updates = d.tree["train"]["updates"] * (d.value("train.num_inner_epochs") or 1)
+        updates = d.tree["train"]["updates"] * (d.number("train.num_inner_epochs") or 1)
         per_iteration = round(decay ** (updates / _AVERAGE_STEPS), 6)
         d.write(
             ["train.ema", "train.ema_decay"],

@@ -111,8 +111,7 @@ def _model(d: RunDraft) -> None:
         names = ["model_family", "model_flavour"]
         d.write(names, {"model.pipeline": flavours[flavour]}, f"the family's {flavour}")
     dtypes = {"bf16": "bfloat16", "fp16": "float16", "no": "float32", "fp8": "bfloat16"}
-    d.check_choice("mixed_precision", tuple(dtypes))
-    dtype = dtypes[str(d.value("mixed_precision"))]
+    dtype = d.chosen("mixed_precision", dtypes)
     d.write("mixed_precision", {"model.dtype": dtype}, "frozen weights and arithmetic")
     if d.value("mixed_precision") == "fp8":
         d.lose("mixed_precision", "arithmetic is in 16 bits: model.dtype is bfloat16")
@@ -146,7 +145,7 @@ def _model(d: RunDraft) -> None:
         )
     else:
         d.lose("base_model_precision", "see model.quantization")
-    size = d.value("resolution")
+    size = d.number("resolution")
     if size is not None:
         kind = str(d.value("resolution_type") or "pixel_area")
         if kind in ("pixel", "pixel_area") and size >= 64:
@@ -159,10 +158,13 @@ def _model(d: RunDraft) -> None:
                 d.write("resolution_type", {}, "pairs are scaled and cropped: given.fit")
         else:
             d.lose("resolution", "set model.height and model.width")
-    if d.has("flow_schedule_shift"):
+    shift = d.number("flow_schedule_shift")
+    if shift is None and d.has("flow_schedule_shift"):
+        d.unread("flow_schedule_shift")
+    elif shift is not None:
         d.write(
             "flow_schedule_shift",
-            {"model.sigmas": {"shift": float(d.value("flow_schedule_shift"))}},
+            {"model.sigmas": {"shift": float(shift)}},
             "evenly spaced levels with this shift, in samples; training draws levels evenly",
         )
 

@@ -4,12 +4,13 @@ Read from `GRPOConfig`, `RLOOConfig`, `ModelConfig` and `ScriptArguments` of the
 with transformers' `TrainingArguments`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.importing.draft import RunDraft
-from flowrl.importing.leaves import MADE_ROWS, Secret, Unresolved
+from flowrl.importing.leaves import FILES_OF, MADE_ROWS, Secret, Unresolved
 from flowrl.importing.peer import Peer
 from flowrl.importing.peers.trl_names import TRL_NAMES
 
@@ -78,6 +79,17 @@ _TIMINGS = (
 )  # fmt: skip
 _WITH_VLLM = ("vllm_*",)
 _CODE = ("tools", "rollout_func", "environment_factory")  # arguments of the trainer
+_OF_SCRIPTS = {  # what a script does beside TRL's arguments
+    "callbacks": "code of yours: flowrl.train(callbacks=...), docs/api.md",
+    "quantization_config": "see model.quantization",
+    "processing_class": "another tokenizer: model.language has its own",
+    "reward_processing_classes": "see the rewards' own settings",
+    "optimizers": "an optimizer of your code: see train.optimizer",
+    "model_init_kwargs.*": "an argument of from_pretrained; see model.dtype and model.attention",
+    "peft_config.*": "an argument of adapters with no counterpart: see model.lora",
+    "load_dataset.*": "an argument of load_dataset: see the settings of prompts.train",
+    "(other data sets)": "one data set is read: prompts.train may list several",
+}
 _CHANGES = {  # arguments with no counterpart, with their neutral values
     "repetition_penalty": ((1, 1.0), "texts are sampled without a penalty for repetition"),
     "generation_kwargs": ((None, {}), "no further arguments of generation are passed"),
@@ -128,7 +140,8 @@ def _defaults(leaves: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _absent(name: str, version: str) -> str | None:
     """A sentence if the release has no such argument."""
-    if name not in (*TRL_NAMES, *_CODE) and "." not in name and not name.startswith("("):
+    all_names = (*TRL_NAMES, *_CODE, *_OF_SCRIPTS)
+    if name not in all_names and not re.search(r"[.(*]", name):
         return "TRL has no argument of this name"
     number = _VERSIONS.index(version)
     for since, names in _LATER.items():
@@ -192,8 +205,8 @@ def _model(d: RunDraft) -> None:
                 "attention and feed-forward layers",
             )
         elif targets is not None:
-            listed = [targets] if isinstance(targets, str) else list(targets)
-            plain = [str(target).strip().rstrip(",") for target in listed]
+            listed = d.words("lora_target_modules")
+            plain = [target.strip().rstrip(",") for target in listed]
             d.write(
                 "lora_target_modules",
                 {"model.lora.targets": plain},
@@ -231,8 +244,6 @@ def _model(d: RunDraft) -> None:
             {f"model.template.{name.partition('.')[2]}": d.value(name)},
             "of the chat template",
         )
-    for name in d.under("model_init_kwargs"):
-        d.lose(name, "an argument of from_pretrained; see model.dtype and model.attention")
     if d.value("use_vllm"):
         mode = d.value("vllm_mode") or "colocate"
         if mode == "server":
@@ -277,11 +288,12 @@ def _model(d: RunDraft) -> None:
 
 def _sampling(d: RunDraft) -> None:
     d.same("num_generations", "max_completion_length", "temperature", "top_p")
-    if d.value("top_k") is not None:
+    top_k = d.number("top_k")
+    if top_k is not None:
         d.write(
             "top_k",
-            {"recipe.top_k": max(0, d.value("top_k"))},
-            "" if d.value("top_k") >= 0 else "0 is all",
+            {"recipe.top_k": max(0, top_k)},
+            "" if top_k >= 0 else "0 is all",
         )
     elif d.has("top_k"):
         d.write("top_k", {"recipe.top_k": 0}, "null is all")
@@ -408,15 +420,11 @@ def _loss(d: RunDraft, trainer: str) -> None:
 
 
 def _scale(d: RunDraft) -> None:
-    value = d.value("scale_rewards")
+    value = str(d.value("scale_rewards"))
     scale = {
-        True: "group",
-        "group": "group",
-        "batch": "batch",
-        False: None,
-        "none": None,
-        None: None,
-    }
+        "True": "group", "group": "group", "batch": "batch",
+        "False": None, "none": None, "None": None,
+    }  # fmt: skip
     if value not in scale:
         raise UserError(f"scale_rewards: {value} is not one of group, batch, none")
     summed = d.value("multi_objective_aggregation") in (None, "sum_then_normalize")
@@ -538,7 +546,7 @@ def _batches(d: RunDraft) -> None:
     )
     d.same("num_iterations")
     per = updates * epochs
-    limit = d.value("max_steps")
+    limit = d.number("max_steps")
     if limit is not None and limit > 0:
         d.write(
             "max_steps",
@@ -555,7 +563,7 @@ def _batches(d: RunDraft) -> None:
             f"train.iterations is {rate} x the rows of the data set / {prompts}: set it",
         )
     for name, setting in (("save_steps", "checkpoint.every"), ("eval_steps", "evaluate.every")):
-        value = d.value(name)
+        value = d.number(name)
         if value is None:
             continue
         if isinstance(value, float) and value < 1:
@@ -571,7 +579,7 @@ def _batches(d: RunDraft) -> None:
 
 def _warmup(d: RunDraft, per: int) -> None:
     d.write_schedule("lr_scheduler_type")
-    steps, ratio = d.value("warmup_steps"), d.value("warmup_ratio")
+    steps, ratio = d.number("warmup_steps", 0), d.number("warmup_ratio", 0, 1)
     if ratio or (isinstance(steps, float) and 0 < steps < 1):
         share = ratio or steps
         name = "warmup_ratio" if ratio else "warmup_steps"
@@ -613,7 +621,45 @@ def _optimizer(d: RunDraft) -> None:
     d.lose_unless("adam_epsilon", (1e-8,), "Adam's epsilon is 1e-8")
 
 
+def _mixture(d: RunDraft) -> list[dict[str, Any]]:
+    """The sources of `datasets`, TRL's list of data sets, which takes the place of dataset_name."""
+    sources: list[dict[str, Any]] = []
+    places = {name.split(".")[1] for name in d.under("datasets")}
+    for place in sorted(places, key=lambda text: (len(text), text)):
+        start, into = f"datasets.{place}", f"prompts.train.{place}"
+        path, files = d.value(f"{start}.path"), d.value(f"{start}.data_files")
+        plain, _, cut = str(d.value(f"{start}.split") or "train").partition("[")
+        is_files = path in FILES_OF and isinstance(files, str)
+        source: dict[str, Any] = {"source": files if is_files else path}
+        if d.value(f"{start}.name") is not None:
+            source["config"] = d.value(f"{start}.name")
+            d.tell(f"{start}.name", {f"{into}.config": source["config"]}, "a configuration")
+        if plain != "train":
+            source["split"] = plain
+        names = [f"{start}.path", *([f"{start}.data_files"] if is_files else [])]
+        d.tell(names, {f"{into}.source": source["source"]}, "a data set of several")
+        if cut:
+            d.lose(f"{start}.split", f"the slice [{cut} of a split: set limit of that source")
+        else:
+            d.tell(f"{start}.split", {f"{into}.split": plain}, "a split")
+        d.lose(f"{start}.columns", "all columns are kept", effect=False)
+        for lost in d.matching(f"{start}.*"):
+            d.lose(lost, "all rows of each source are drawn from: see its limit and `where`")
+        sources.append(source)
+    if sources:
+        named = [f"dataset_{rest}" for rest in ("name", "config", "train_split", "test_split")]
+        d.lose([n for n in named if d.has(n)], "datasets takes its place", effect=False)
+    d.lose("streaming", "changes no row", effect=False)
+    d.lose_if_set("test_split_size", "see prompts.held_out")
+    return sources
+
+
 def _data(d: RunDraft) -> None:
+    if sources := _mixture(d):
+        plain = [s["source"] if len(s) == 1 else s for s in sources]
+        d.tree["prompts"]["train"] = plain[0] if len(plain) == 1 else plain
+        _rows(d)
+        return
     name = d.value("dataset_name")
     if name is None:
         if d.has(MADE_ROWS):
@@ -653,6 +699,11 @@ def _data(d: RunDraft) -> None:
     else:
         d.lose("eval_strategy", "flowrl always evaluates, and trains the same", effect=False)
         d.lose("dataset_test_split", "no evaluation reads it", effect=False)
+    _rows(d)
+
+
+def _rows(d: RunDraft) -> None:
+    """Say that a script changes the rows of its data set."""
     for row_change in d.matching("(rows changed by code)"):
         d.lose(
             row_change,
@@ -662,8 +713,7 @@ def _data(d: RunDraft) -> None:
 
 
 def _rewards(d: RunDraft) -> None:
-    names = d.value("reward_funcs")
-    listed = [names] if isinstance(names, str) else list(names or [])
+    listed = d.words("reward_funcs")
     weights = d.value("reward_weights")
     weights = (
         list(weights) if isinstance(weights, list) else [weights] if weights is not None else []
@@ -729,13 +779,13 @@ def _rest(d: RunDraft) -> None:
         "resume_from_checkpoint",
         "checkpoints of TRL are not resumed; model.language takes its weights",
     )
-    trackers = d.value("report_to")
-    if trackers in (None, "none", "all", ["none"]):
+    trackers = d.words("report_to")
+    if trackers in ([], ["none"], ["all"]):
         d.lose("report_to", "see track.with", effect=False)
     else:
         d.write(
             "report_to",
-            {"track.with": [trackers] if isinstance(trackers, str) else list(trackers)},
+            {"track.with": trackers},
             "trackers of accelerate",
         )
     if d.value("save_total_limit") is not None:
@@ -754,6 +804,9 @@ def _rest(d: RunDraft) -> None:
     for name in _CODE:
         if d.has(name):
             d.lose(name, "code of yours: see model.environment, docs/language.md")
+    for pattern, reason in _OF_SCRIPTS.items():
+        for name in d.matching(pattern):
+            d.lose(name, reason)
     for name in d.matching("ref_model_*"):
         d.lose(name, "only sync_ref_model reads it", effect=False)
     d.value("model_init_kwargs")

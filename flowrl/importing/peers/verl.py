@@ -237,7 +237,7 @@ def _sampling(d: RunDraft) -> None:
     d.same("data.max_response_length", f"{_ROLLOUT}.temperature", f"{_ROLLOUT}.top_p")
     d.write(
         f"{_ROLLOUT}.top_k",
-        {"recipe.top_k": max(0, d.value(f"{_ROLLOUT}.top_k") or 0)},
+        {"recipe.top_k": max(0, d.number(f"{_ROLLOUT}.top_k") or 0)},
         "-1 is all, 0 here",
     )
     if d.has(f"{_ROLLOUT}.stop"):
@@ -348,8 +348,8 @@ def _advantage(d: RunDraft, estimator: str) -> None:
 
 def _loss(d: RunDraft) -> None:
     mode = str(d.value(f"{_ACTOR}.policy_loss.loss_mode"))
-    plain = d.value(f"{_ACTOR}.clip_ratio")
-    low, high = d.value(f"{_ACTOR}.clip_ratio_low"), d.value(f"{_ACTOR}.clip_ratio_high")
+    plain = d.number(f"{_ACTOR}.clip_ratio", 0)
+    low, high = d.number(f"{_ACTOR}.clip_ratio_low", 0), d.number(f"{_ACTOR}.clip_ratio_high", 0)
     low, high = plain if low is None else low, plain if high is None else high
     losses: Mapping[str, dict[str, Any]] = {
         "vanilla": {"low": low, "high": high},
@@ -577,7 +577,7 @@ def _data(d: RunDraft) -> None:
         ("data.train_max_samples", "train"),
         ("data.val_max_samples", "held_out"),
     ):
-        value = d.value(name)
+        value = d.number(name)
         if value is None or value < 0:
             d.lose(name, "-1 is all", effect=False)
             continue
@@ -717,15 +717,14 @@ def _rest(d: RunDraft) -> None:
         ("trainer.save_freq", "checkpoint.every"),
         ("trainer.test_freq", "evaluate.every"),
     ):
-        value = d.value(name)
+        value = d.number(name)
         if value is not None and value > 0:
             d.write(name, {setting: value})
         elif d.has(name):
             d.lose(name, "-1 is never; flowrl always does", effect=False)
     if d.value("trainer.max_actor_ckpt_to_keep") is not None:
         d.same("trainer.max_actor_ckpt_to_keep")
-    loggers = d.value("trainer.logger")
-    listed = [loggers] if isinstance(loggers, str) else list(loggers or [])
+    listed = d.words("trainer.logger")
     trackers = [tracker for tracker in listed if tracker not in ("console", "file")]
     if d.has("trainer.logger"):
         d.write(

@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.importing.leaves import Leaves, Secret, Unresolved, flattened, guarded
-from flowrl.importing.readers.shell import OPEN
+from flowrl.importing.readers.shell import OPEN, shown_word
 from flowrl.settings.file.strict_yaml import parse_yaml
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+([eE][-+]?\d+)?")
@@ -19,7 +19,7 @@ _WORDS: Mapping[str, Any] = {
 def scalar(text: str) -> Any:
     """A word as a value: a number, true, false, null, a list in brackets, or the text."""
     if OPEN in text:
-        return Unresolved(text.replace(OPEN, ""))
+        return Unresolved(shown_word(text))
     plain = text.strip()
     if plain.lower() in _WORDS:
         return _WORDS[plain.lower()]
@@ -92,12 +92,12 @@ def _plain_word(word: str, leaves: Leaves) -> list[str]:
     """A word without a name; one that the text does not decide may hold any arguments."""
     if OPEN not in word:
         return [word]
-    text = word.replace(OPEN, "")
+    text = shown_word(word)
     leaves[f"(words) {text[:60]}"] = Unresolved(text)
     return []
 
 
 def _guarded_word(name: str, value: Any, texts: Sequence[str]) -> Any:
-    text = " ".join(texts).replace(OPEN, "")
+    text = shown_word(" ".join(texts))
     whole = guarded(name, text)
     return whole if isinstance(whole, Secret) else value
