@@ -197,9 +197,10 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     if lost:
         raise UserError(
             f"{made_call()}: a run trains a copy that is loaded from files, which do not contain "
-            f"all parts of this pipeline ({'; '.join(lost[:3])}): remove them "
-            "(pipe.disable_freeu(), "
-            "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
+            f"all parts of this pipeline ({'; '.join(lost[:3])}): take the pipeline as "
+            "from_pretrained loads it, or undo what was changed (pipe.disable_freeu(), "
+            "pipe.unload_ip_adapter(), pipe.disable_attention_slicing(), remove() of a hook's "
+            "handle)"
         )
     _refuse_own_class(pipe)
     if isinstance(pipe, ModularPipeline):  # whose index says where each part came from
