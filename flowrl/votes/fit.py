@@ -130,15 +130,15 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         )
     try:
         columns = load_columns(sources)
-        if preferences.texts != ("text" in columns.kinds):
-            kinds = ("texts", "images") if preferences.texts else ("images", "texts")
-            hint = "{name: last_hidden, model: FOLDER}" if preferences.texts else "clip"
-            raise UserError(
-                f"fit-reward: {table} has {kinds[0]}, and these features are of {kinds[1]}: use "
-                f"--features '{hint}'"
-            )
     except (ValueError, ImportError, OSError) as error:
         raise UserError(f"fit-reward: {error}") from error
+    if preferences.texts != ("text" in columns.kinds):
+        kinds = ("texts", "images") if preferences.texts else ("images", "texts")
+        hint = "{name: last_hidden, model: FOLDER}" if preferences.texts else "clip"
+        raise UserError(
+            f"fit-reward: {table} has {kinds[0]}, and these features are of {kinds[1]}: use "
+            f"--features '{hint}'"
+        )
     columns = FeatureColumns(
         tuple(
             FeatureSource(source.name, source.settings, weights_digest(reward))

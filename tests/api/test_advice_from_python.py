@@ -116,12 +116,12 @@ def test_an_own_model_is_sampled_without_a_pipelines_arguments() -> None:
     def sampled(**more: Any) -> Any:
         return flowrl.sample(Points(), "a point", plan=Ode(), steps=2, **more)
 
-    samples = advice(
+    (drawn,) = advice(
         "call holds arguments of a pipeline's own call: leave it out",
         lambda: sampled(call={"clip_skip": 1}),
         sampled,
     )
-    assert samples.x0.shape == (1, 2)
+    assert drawn.x0.shape == (1, 2)
 
 
 def test_a_function_is_served_without_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
