@@ -18,6 +18,7 @@ from torch import Tensor
 from flowrl.cli import single_file
 from flowrl.cli.convert import Convert, convert_file
 from flowrl.errors import UserError
+from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
 
 RENAMED = {
@@ -123,8 +124,25 @@ def test_a_folder_becomes_a_file_and_the_file_that_folder(family: str, tmp_path:
         assert all(torch.equal(read[key], weight) for key, weight in state.items())
         if family != "Qwen-Image":  # published in diffusers' names
             assert load_file(file).keys() != state.keys()
-    with pytest.raises(UserError, match="exists"):
-        convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+
+
+def test_a_folder_needs_no_config_and_its_file_a_new_name(tmp_path: Path) -> None:
+    folder, file = tmp_path / "base", tmp_path / "one.safetensors"
+    NAMED["SD3"].build().save_pretrained(folder)
+    advice(
+        "convert: {} is a folder, which needs no --config: leave it out",
+        lambda: convert_file(Convert(folder, file, folder)),
+        lambda: convert_file(Convert(folder, file)),
+    )
+    advice(
+        "convert: {} exists: name another file, or remove it",
+        lambda: convert_file(Convert(folder, file)),
+        lambda: [
+            convert_file(Convert(folder, tmp_path / "other.safetensors")),
+            file.unlink(),
+            convert_file(Convert(folder, file)),
+        ],
+    )
 
 
 def test_so_does_one_with_norms_and_a_second_attention(tmp_path: Path) -> None:
