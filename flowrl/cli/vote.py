@@ -18,6 +18,7 @@ from flowrl.errors import UserError, terminal_text
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.reader_words import OF_A_TABLE, in_words
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
 from flowrl.models.own.policy import shown_by
@@ -181,12 +182,9 @@ def _new(arguments: Vote) -> Path:
             elif config is not None and not table:
                 _sample_base(folder, arguments, config, question)
             elif table:
-                plan_again(
-                    folder,
-                    load_preferences(first, ReadOptions(seed=arguments.seed)),
-                    str(first),
-                    question,
-                )
+                with in_words(OF_A_TABLE):
+                    preferences = load_preferences(first, ReadOptions(seed=arguments.seed))
+                plan_again(folder, preferences, str(first), question)
             else:
                 items = find_items(first, arguments.prompts, arguments.prompts_from)
                 print(terminal_text(f"{len(items.items)} files; {items.origin}"))
