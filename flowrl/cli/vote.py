@@ -14,11 +14,11 @@ from flowrl.cli.evaluate import evaluation_prompts, given_prompts
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TASTES
-from flowrl.errors import UserError, terminal_text
+from flowrl.errors import UserError, in_words, terminal_text
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
-from flowrl.evaluation.reader_words import OF_A_TABLE, in_words
+from flowrl.evaluation.reader_words import OF_A_TABLE
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
 from flowrl.models.own.policy import shown_by

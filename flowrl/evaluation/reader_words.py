@@ -4,11 +4,6 @@ They name the options of `flowrl evaluate-rewards`. A run has settings in their 
 and the votes of an earlier run have neither, so there the table itself is to be changed.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
-from flowrl.errors import UserError
-
 _COLUMNS = "name them with --columns, such as prompt=caption,chosen=best,rejected=other"
 _AS_TEXTS = ", or choose --layout texts to compare the words"
 OF_A_RUN = {
@@ -26,17 +21,3 @@ OF_A_TABLE = {
     ", or choose another --layout": "",
     " (or to --images)": "",
 }
-
-
-@contextmanager
-def in_words(words: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors of the reader with these words in place of others: OF_A_RUN or OF_A_TABLE."""
-    try:
-        yield
-    except UserError as error:
-        said = str(error)
-        for option, word in words.items():
-            said = said.replace(option, word)
-        if said == str(error):
-            raise
-        raise UserError(said) from error

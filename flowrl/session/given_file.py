@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, in_words
 from flowrl.evaluation.preferences import LAYOUTS, Preferences, ReadOptions, load_preferences
-from flowrl.evaluation.reader_words import OF_A_RUN, in_words
+from flowrl.evaluation.reader_words import OF_A_RUN
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.models.image_check import DECODED
 from flowrl.paths import find

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from flowrl.bounded_files import bounded_bytes, bounded_lines, parsed_json
 from flowrl.demo.taste import TASTES
-from flowrl.errors import UserError
+from flowrl.errors import UserError, in_words
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
-from flowrl.evaluation.reader_words import OF_A_TABLE, in_words
+from flowrl.evaluation.reader_words import OF_A_TABLE
 from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.session.session import ASKING, Session

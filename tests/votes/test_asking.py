@@ -1,5 +1,7 @@
 """A run that asks people: which pairs, what a vote tells, the alarm, and what is refused."""
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,10 @@ from flowrl.votes.choice import (
     uncertain_pairs,
     vote_information,
 )
+from flowrl.votes.live_page import LivePage
+from flowrl.votes.serve import PageAddress
 from rewards.fitted.davidson import Votes, fit_votes
+from tests.support.voting import written_plan
 
 FITTED = {"name": "fitted", "path": "flowrl/demo/shapes-taste"}
 RUN = {
@@ -127,3 +132,19 @@ def test_what_remembers_scores_is_refused_with_the_reason(change, sentence):
     check_plan(run_from(RUN, "the run"))
     with pytest.raises(UserError, match=sentence):
         check_plan(run_from({**RUN, **change}, "the run"))
+
+
+def test_the_page_of_a_run_is_told_its_setting_where_a_port_is_taken(tmp_path):
+    """A run has ask.port, and no --port or --host, which `flowrl vote` has."""
+    written_plan(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = LivePage(tmp_path, PageAddress(port=taken.getsockname()[1]))
+        with pytest.raises(UserError, match=r"^ask: cannot listen on .*: set another ask\.port$"):
+            page.turn_to(tmp_path, "0")
+        page.close()
+    other = LivePage(tmp_path, PageAddress(port=0))
+    other.turn_to(tmp_path, "0")
+    assert "token=" in other.link
+    other.close()
