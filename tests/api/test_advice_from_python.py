@@ -7,14 +7,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from peft import LoraConfig, get_peft_model_state_dict
+from peft import (
+    AutoPeftModelForCausalLM,
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import flowrl
 from examples.own.points import Points
 from flowrl.api.models import model_settings
 from samplers import Ode
 from tests.run.test_own_runs import tree
-from tests.support import runs
+from tests.support import runs, tiny_lm
 from tests.support.advice import advice
 from tests.support.tiny_pipelines_image import live
 
@@ -138,3 +145,59 @@ def test_a_function_is_served_without_a_judge(monkeypatch: pytest.MonkeyPatch) -
         lambda: flowrl.serve_reward(redness),
     )
     assert [asked.judge for asked in served] == [False]
+
+
+def adapted(folder: Path) -> PeftModel:
+    """A tiny language model with adapters that change what it says."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    layers = LoraConfig(
+        r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, layers)
+
+
+def test_a_pipeline_whose_adapters_are_merged_is_recorded_with_them(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    pipe = live(pipeline)
+    before = pipe.transformer.transformer_blocks[0].attn.to_q.weight.clone()
+    pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
+    with pytest.raises(
+        flowrl.UserError, match=r"pipe\.fuse_lora\(\), then remove them with pipe\.unl"
+    ):
+        model_settings(pipe, None, "nft", tmp_path)
+    pipe.fuse_lora()
+    pipe.unload_lora_weights()
+    saved = model_settings(pipe, None, "nft", tmp_path)["pipeline"]
+    merged = live(Path(saved)).transformer.transformer_blocks[0].attn.to_q.weight
+    assert torch.equal(merged, pipe.transformer.transformer_blocks[0].attn.to_q.weight)
+    assert not torch.equal(merged, before)
+
+
+def test_a_language_model_whose_adapters_are_merged_is_recorded(tmp_path: Path) -> None:
+    folder = tiny_lm.write(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = adapted(folder)
+
+    def settings_of(model: Any) -> dict[str, Any]:
+        return model_settings(model, tokenizer, "text_grpo", tmp_path / "files")
+
+    advice(
+        "{} has adapters of peft, and a run trains its own: take what its merge_and_unload()",
+        lambda: settings_of(model),
+        lambda: settings_of(adapted(folder).merge_and_unload()),
+    )
+    model.save_pretrained(tmp_path / "adapters")
+    of_folder = AutoModelForCausalLM.from_pretrained(tmp_path / "adapters")
+    settings = advice(
+        "the language model has adapters: take what merge_and_unload() of its PeftModel returns. "
+        "Adapters in a folder, which save_pretrained(FOLDER) writes, are loaded as one by "
+        "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER)",
+        lambda: settings_of(of_folder),
+        lambda: settings_of(
+            AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters").merge_and_unload()
+        ),
+    )
+    saved = AutoModelForCausalLM.from_pretrained(settings["language"])
+    tokens = torch.tensor([[2, 3, 4]])
+    assert torch.allclose(saved(tokens).logits, model(tokens).logits, atol=1e-5)
