@@ -413,3 +413,18 @@ def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path):
     caption.symlink_to("words")
     assert runs.flowrl(*words[:-1], tmp_path / "other") == 0
     assert "a red ball" in (tmp_path / "other" / "scores.csv").read_text()
+
+
+@pytest.mark.parametrize("where", ["captions", "metadata", "names"])
+def test_a_table_that_would_not_be_read_is_refused(where, tmp_path):
+    """It was left out without a word."""
+    folder, table = tmp_path / "images", tmp_path / "t.jsonl"
+    folder.mkdir()
+    save(folder / "a.png", 99)
+    table.write_text(json.dumps({"file": "a.png", "prompt": "x"}))
+    for kept in ((table, "auto"), (None, "names")):
+        advice(
+            "--prompts names the table {}, and --prompts-from {} reads none: leave one of them out",
+            lambda: find_items(folder, table, where),
+            lambda options=kept: find_items(folder, *options),
+        )
