@@ -45,6 +45,15 @@ from rewards.types import Samples, parts_of
 
 VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
 RUN_FILE, RUN_VOTES = "run.yaml", "votes"
+_RUN, _FILE, _IMAGES, _TABLE = "a run", "a run file", "a folder of images", "a table"
+# options that only some sources read; a folder of votes has all of them from its beginning
+_READ_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("question", "raters", "seed"), (_RUN, _FILE, _IMAGES, _TABLE)),
+    "weights": (_RUN,),
+    "steps": (_RUN, _FILE),
+    "prompts": (_RUN, _FILE, _IMAGES),
+    "prompts_from": (_IMAGES,),
+}
 
 
 @dataclass
@@ -105,6 +114,10 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
         raise UserError("vote: give a run's folder, two of them, a folder of images or a table")
     if not arguments.question.strip():
         raise UserError("vote: --question is empty")
+    if arguments.taste != Vote.taste and arguments.person != "simulated":
+        raise UserError(
+            "vote: --taste is of a simulated person: leave it out, or set --person simulated"
+        )
     first = arguments.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(arguments, first)
@@ -149,7 +162,18 @@ def _resumed(arguments: Vote, folder: Path) -> Path:
         raise UserError(
             f"vote: {folder} is a folder of votes, whose number and order are fixed: give it alone"
         )
+    _check_options(arguments, "a folder of votes")
     return folder
+
+
+def _check_options(arguments: Vote, kind: str) -> None:
+    """UserError for an option that a source of this kind would ignore."""
+    for name, kinds in _READ_OF.items():
+        if kind not in kinds and getattr(arguments, name) != getattr(Vote, name):
+            raise UserError(
+                f"vote: --{name.replace('_', '-')} is of {' or '.join(kinds)}, and "
+                f"{arguments.source[0]} is {kind}: leave it out"
+            )
 
 
 def _new(arguments: Vote) -> Path:
@@ -168,6 +192,8 @@ def _new(arguments: Vote) -> Path:
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
+    kind = _RUN if all(runs) else _TABLE if table else _IMAGES if config is None else _FILE
+    _check_options(arguments, kind)
     if arguments.out is not None:
         folder = out_folder(arguments.out)
     elif all(runs):
