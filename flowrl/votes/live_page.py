@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowrl.votes.server import VotingRoom
 
 RATER = "rater-1"
-OF_A_RUN = {"vote: cannot listen": "ask: cannot listen", "--port or --host": "ask.port"}
+_ADDRESS_OF_A_RUN = {"vote: cannot listen": "ask: cannot listen", "--port or --host": "ask.port"}
 
 
 @dataclass
@@ -85,7 +85,7 @@ class LivePage:
         from flowrl.votes.server import LIMITS, VotingRoom, create_vote_app
         from rewards.serving.connections import uvicorn_settings
 
-        with in_words(OF_A_RUN):
+        with in_words(_ADDRESS_OF_A_RUN):
             listening = self.address.opened()
         port = listening.getsockname()[1]
         door = Door.of(self.root, [RATER])

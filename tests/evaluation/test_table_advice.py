@@ -17,7 +17,8 @@ from flowrl.evaluation.preferences import Preferences, ReadOptions, load_prefere
 from flowrl.evaluation.suites import load_suite
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import run_from
-from flowrl.votes.asking import FittedScores, earlier_votes
+from flowrl.votes.asking import earlier_votes
+from rewards.fitted.scoring import FittedScores
 from tests.evaluation.test_preferences import picture
 from tests.support import runs
 from tests.support.advice import advice
