@@ -168,7 +168,14 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     assert accuracy["value"] > 0.7, "size is easy for this model"
     reward = rewards.load("fitted", path="taste")
     assert reward.has_seen("a red square ")
-    words = ("--rewards", "{name: fitted, path: taste}", "--robust", "0", "--out", "again")
+    words = (
+        "--rewards",
+        "{name: fitted, path: taste, label: taste}",
+        "--robust",
+        "0",
+        "--out",
+        "again",
+    )
     assert runs.flowrl("evaluate-rewards", "votes", *words) == 0
     said = capsys.readouterr().out
     assert "taste was fitted to votes on the prompts of all 36 pairs" in said
