@@ -2,7 +2,9 @@
 asks for, a table, an option or a place, is taken."""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -11,16 +13,21 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+import flowrl
 from flowrl.errors import UserError
+from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.outputs import check_output_file, make_output_folder
 from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
+from flowrl.evaluation.reward_evaluation import column_names
+from flowrl.evaluation.sources import Source, read_media
 from flowrl.evaluation.suites import load_suite
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import run_from
 from flowrl.votes.asking import earlier_votes
 from rewards.fitted.scoring import FittedScores
+from tests.api.test_call_advice import CallAdvice
 from tests.evaluation.test_preferences import picture
-from tests.support import runs
+from tests.support import media_forms, runs
 from tests.support.advice import advice
 
 PAIRS = "configs/preferences/pairs.jsonl"
@@ -79,13 +86,6 @@ def test_votes_for_the_first_image_have_a_column(folder: Path) -> None:
         lambda: read(folder, VOTES, dimension="weighted_results_image1_preference"),
     )
     assert pairs.label.tolist() == pytest.approx([2 / 3])
-
-
-def test_a_column_of_votes_for_the_second_image_is_added(folder: Path) -> None:
-    alone = {key: value for key, value in VOTES.items() if "image2_pref" not in key}
-    with pytest.raises(UserError, match=r"there is no weighted_results_image2_.*: add that column"):
-        read(folder, alone)
-    read(folder, VOTES)
 
 
 FITTING: dict[str, Callable[[Path], Preferences]] = {
@@ -301,3 +301,200 @@ def test_a_run_is_told_its_settings(folder: Path, case: RunTable) -> None:
     with pytest.raises(UserError, match=re.escape(case.says)):
         pairs(case.row, case.given)
     assert pairs(case.follow, case.follow_given).rows
+
+
+def table_of(folder: Path, *rows: Row) -> Path:
+    table = folder / "t.jsonl"
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return table
+
+
+def items(folder: Path, where: Where, table: Path | None = None) -> object:
+    return find_items(folder, table, where)
+
+
+def unnamed(folder: Path, name: bytes) -> object:
+    """Items of a folder with a file of this name alone."""
+    inside = folder / "inside"
+    inside.mkdir()
+    Path(os.fsdecode(os.fsencode(inside) + b"/" + name)).write_bytes(picture(1))
+    return items(inside, "auto")
+
+
+def with_bytes(folder: Path) -> Preferences:
+    table = pyarrow.Table.from_pylist([PLAIN | {"a": picture(1), "b": picture(2)}])
+    parquet.write_table(table, folder / "t.parquet")
+    return load_preferences(folder / "t.parquet", ReadOptions())
+
+
+def two_tables(folder: Path) -> Path:
+    for name in ("first.jsonl", "second.jsonl"):
+        (folder / name).write_text(json.dumps(PLAIN) + "\n")
+    return folder
+
+
+def whole(name: str, folder: Path) -> None:
+    """Read a video, or a part of one."""
+    pytest.importorskip("av")
+    (folder / "a0.mp4").write_bytes(media_forms.video(media_forms.video_pictures(3)))
+    source = Source.of(name, folder, "t.jsonl, line 1")
+    if broken := read_media([source]).broken:
+        raise UserError(next(iter(broken.values())))
+
+
+def redness(samples: Any) -> Any:
+    return samples.media[:, 0].mean((1, 2))
+
+
+CLASH, LIGHT = {"name": redness, "label": "brightness"}, {"name": "brightness"}
+FEW = {"options": {"robust": 0, "resamples": 20, "prompts": 4}}
+PLACED = {"prompt": "p", "a_text": "it is", "b_text": "it was", "label_id": 1}
+STUDIO = {"data": {"prompt": "p", "a": "a0.png", "b": "b0.png"}, "annotations": []}
+JUDGED = [{"result": [{"type": "pairwise", "value": {"selected": "left"}}]}]
+ROWS = [
+    CallAdvice(
+        "{} has no prompts.jsonl; give a table with --prompts FILE",
+        lambda folder: items(folder, "table"),
+        lambda folder: items(
+            folder, "table", table_of(folder, {"file": "a0.png", "prompt": "a ball"})
+        ),
+    ),
+    CallAdvice(
+        "{} has no prompt in its metadata; try --prompts-from names",
+        lambda folder: items(folder, "metadata"),
+        lambda folder: items(folder, "names"),
+    ),
+    CallAdvice(
+        "{}: the name of this file is not UTF-8: rename it",
+        lambda folder: unnamed(folder, b"a\xff.png"),
+        lambda folder: unnamed(folder, b"a.png"),
+    ),
+    CallAdvice(
+        "{}: there is no {}: call the prompt `prompt`, and the two samples `a` and `b`",
+        lambda folder: read(folder, STUDIO | {"data": {"text": "p", "a": "a0.png"}}),
+        lambda folder: read(folder, STUDIO | {"annotations": JUDGED}),
+    ),
+    CallAdvice(
+        "{}: {} is a folder; give a file in it",
+        lambda folder: check_output_file(folder),
+        lambda folder: check_output_file(folder / "scores.jsonl"),
+    ),
+    CallAdvice(
+        "{}: {} is a file; give a folder instead",
+        lambda folder: make_output_folder(folder / "a0.png"),
+        lambda folder: make_output_folder(folder / "out"),
+    ),
+    CallAdvice(
+        "match no known layout ({}); name them with --columns, such as "
+        "prompt=caption,chosen=best,rejected=other",
+        lambda folder: read(folder, CAPTIONED),
+        lambda folder: read(
+            folder,
+            CAPTIONED,
+            columns=column_names(("prompt=caption", "chosen=best", "rejected=other")),
+        ),
+    ),
+    CallAdvice(
+        "but must be a, b, tie or a number in 0..1: correct or remove the row",
+        lambda folder: read(folder, PLAIN, PLAIN | {"label": "left-ish"}),
+        lambda folder: [
+            read(folder, PLAIN, PLAIN | {"label": label}) for label in ("a", "b", "tie", 0.7)
+        ],
+    ),
+    CallAdvice(
+        "{}: {} is no text, and no message of the assistant: correct or remove the row",
+        lambda folder: read(folder, ANSWERS, ANSWERS | {"chosen": 3}),
+        lambda folder: [
+            read(folder, ANSWERS),
+            read(folder, ANSWERS, ANSWERS | {"chosen": {"role": "assistant", "content": "x"}}),
+        ],
+    ),
+    CallAdvice(
+        "which counts the votes for the second image: add that column",
+        lambda folder: read(
+            folder, {key: value for key, value in VOTES.items() if "image2_pref" not in key}
+        ),
+        lambda folder: read(folder, VOTES),
+    ),
+    CallAdvice(
+        "counts sides from 0, so it must be 0 or 1, not {}: correct or remove the row",
+        lambda folder: read(
+            folder, PLACED, PLACED | {"label_id": 2}, columns={"label": "label_id"}
+        ),
+        lambda folder: [
+            read(folder, PLACED, columns={"label": "label_id"}),
+            read(folder, PLACED, PLACED | {"label_id": 0}, columns={"label": "label_id"}),
+        ],
+    ),
+    CallAdvice(
+        "evaluate-rewards: no rewards; name some with --rewards, such as shapes,brightness",
+        lambda folder: runs.ended("evaluate-rewards", PAIRS, "--out", folder / "out"),
+        lambda folder: runs.ended(
+            *("evaluate-rewards", PAIRS, "--rewards", "shapes,brightness", "--robust", "0"),
+            *("--resamples", "20", "--prompts", "4", "--out", folder / "out"),
+        ),
+    ),
+    CallAdvice(
+        "rewards: {} is also the label of an object; change one",
+        lambda folder: flowrl.evaluate_rewards(PAIRS, [CLASH, "brightness"], **FEW),
+        lambda folder: flowrl.evaluate_rewards(
+            PAIRS, [CLASH, {"name": "brightness", "label": "light"}], out=folder / "o", **FEW
+        ),
+    ),
+    CallAdvice(
+        "rewards: {} is also the label of an object; change one",
+        lambda folder: flowrl.score(folder, [CLASH, "brightness"], sheet=0),
+        lambda folder: flowrl.score(
+            folder, [CLASH, {"name": "brightness", "label": "light"}], sheet=0
+        ),
+    ),
+    CallAdvice(
+        "an object and a named reward have the label {}; {}",
+        lambda folder: flowrl.score(folder, [CLASH, LIGHT | {"label": "brightness"}], sheet=0),
+        lambda folder: flowrl.score(
+            folder, [CLASH | {"label": "another"}, LIGHT | {"label": "brightness"}], sheet=0
+        ),
+    ),
+    CallAdvice(
+        "--columns: {} is given twice; keep one",
+        lambda folder: column_names(("a=first", "a=second")),
+        lambda folder: column_names(("a=first",)),
+    ),
+    CallAdvice(
+        "score: no rewards; name some with",
+        lambda folder: flowrl.score(folder, [], sheet=0),
+        lambda folder: flowrl.score(folder, ["shapes", "brightness"], sheet=0),
+    ),
+    CallAdvice(
+        "{}: the path {} contains half a surrogate pair: correct it",
+        lambda folder: read(folder, PLAIN | {"a": "\ud800.png"}),
+        lambda folder: read(folder, PLAIN),
+    ),
+    CallAdvice(
+        "a part of a video cannot be read: name the whole file",
+        lambda folder: whole("a0.mp4#xywh=0,0,4,4", folder),
+        lambda folder: whole("a0.mp4", folder),
+    ),
+    CallAdvice(
+        "which a table of text cannot hold: save the table as parquet, or give a path",
+        lambda folder: read(folder, PLAIN | {"a": {"bytes": "aGk=", "path": None}}),
+        lambda folder: [with_bytes(folder), read(folder, PLAIN)],
+    ),
+    CallAdvice(
+        "{}: several tables ({}): name one, such as {}",
+        lambda folder: load_preferences(two_tables(folder / "tables"), ReadOptions()),
+        lambda folder: load_preferences(
+            two_tables(folder / "tables") / "first.jsonl", ReadOptions()
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS, ids=[case.says[:40] for case in ROWS])
+def test_following_the_advice_on_a_table(
+    case: CallAdvice, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "tables").mkdir()
+    other = tmp_path_factory.mktemp("follow") / "of"
+    shutil.copytree(folder, other)
+    advice(case.says, lambda: case.call(folder), lambda: case.follow(other))
