@@ -68,7 +68,19 @@ def sample_prompts(
 ) -> Samples:
     """Generate and score samples of prompts, and write them with an overview page."""
     specs = tuple(parse_specs(arguments.rewards, "--rewards").values())
-    out = None if arguments.out is None else out_folder(arguments.out)
+    if arguments.out is None:
+        return _drawn_samples(arguments, options, from_python, specs, None)
+    with removed_if_empty(out_folder(arguments.out)) as out:  # also of what is refused
+        return _drawn_samples(arguments, options, from_python, specs, out)
+
+
+def _drawn_samples(
+    arguments: SampleArguments,
+    options: Overrides,
+    from_python: FromPython,
+    specs: tuple[RewardSpec, ...],
+    out: Path | None,
+) -> Samples:
     chosen = GivenModel.of(arguments, options, "sample")
     run = chosen.run
     sides = [name for name in ("height", "width") if getattr(arguments, name) is not None]
@@ -288,11 +300,9 @@ def _refuse(arguments: SampleArguments, rewards: bool) -> None:
             "them out"
         )
     if arguments.steer != "no" and not rewards:
-        raise UserError(
-            "sample: --steer needs rewards for the selection, and --model has none: add --rewards"
-        )
+        raise UserError("sample: --steer needs rewards for the selection: add --rewards")
     if arguments.optimise != "no" and not rewards:
-        raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
+        raise UserError("sample: --optimise needs rewards: add --rewards")
     if arguments.optimise != "no" and (arguments.steer != "no" or arguments.base_steps):
         raise UserError(
             "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"

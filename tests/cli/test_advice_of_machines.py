@@ -2,11 +2,12 @@
 process: each message is raised, and the command that does what it says is not refused for it."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import huggingface_hub
@@ -21,6 +22,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.paths import new_numbered
 from flowrl.settings.command_line.arguments import EvaluateArguments
 from flowrl.settings.trust import remember
+from tests.run.test_own_runs import tree
 from tests.support import runs
 from tests.support.advice import advice
 from tests.support.disks import mounted
@@ -281,3 +283,165 @@ def test_a_fitted_reward_has_a_new_folder_and_what_it_reuses_is_whole(
         lambda: fitted("again", "--reuse", tmp_path / "taste"),
         lambda: fitted("again"),
     )
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the file of a small run of a user's own model, `run.yaml`, and the finished run
+    `run`."""
+    folder = tmp_path_factory.mktemp("points")
+    (folder / "run.yaml").write_text(yaml.safe_dump(tree(folder, iterations=1)))
+    runs.ended("train", folder / "run.yaml", "--folder", folder / "run")
+    return folder
+
+
+def ended(words: str, points: Path, new: Path) -> None:
+    """The command; {run} and {file} are a finished run and its file, {new} a name that is free."""
+    places = {"{run}": points / "run", "{file}": points / "run.yaml", "{new}": new}
+    parts = shlex.split(words)
+    for name, place in places.items():
+        parts = [part.replace(name, str(place)) for part in parts]
+    runs.ended(*parts)
+
+
+MODEL = f"--model {OWN_MODEL} --steps 2"
+REWARD = "--rewards examples/own/points.py:Closeness"
+EVALUATED = f"evaluate {MODEL} --samples 2 --per-prompt 1"
+SAMPLED = f"sample {MODEL} 'a point' --count 1 --out {{new}}"
+LAUNCH = "launch slurm demo --folder r"
+
+
+class CommandAdvice(NamedTuple):
+    """A part of a message's source, the command that it refuses, and those that do what it says, in
+    each way that it names."""
+
+    says: str
+    refused: str
+    follow: tuple[str, ...]
+    slow: bool = False
+
+
+COMMANDS = [
+    CommandAdvice(
+        "train: give a run file first, such as",
+        "train --train.iterations 1",
+        ("train {file} --folder {new} --train.iterations 1",),
+        slow=True,
+    ),
+    CommandAdvice(
+        "train: {} is a run's folder: resume it with `flowrl train --resume {}`, or begin another",
+        "train {run} --folder {new}",
+        ("train --resume {run} --train.iterations 2", "train {run}/run.yaml --folder {new}"),
+        slow=True,
+    ),
+    CommandAdvice(
+        "sample: give prompts, such as: flowrl sample RUN",
+        f"sample {MODEL} --out {{new}} --model.dtype float32 'a point'",
+        (SAMPLED + " --model.dtype float32",),
+    ),
+    CommandAdvice("plan: give a run file, such as", "plan", ("plan configs/demo.yaml",), slow=True),
+    CommandAdvice(
+        "plan: --svg draws a single run: give one file",
+        "plan configs/demo.yaml {file} --svg {new}.svg",
+        ("plan configs/demo.yaml --svg {new}.svg",),
+        slow=True,
+    ),
+    CommandAdvice(
+        "path: name one file, such as configs/accelerate/ddp.yaml",
+        "path",
+        ("path configs/accelerate/ddp.yaml",),
+    ),
+    CommandAdvice("recipes: give a single recipe, not", "recipes nft awm", ("recipes nft",)),
+    CommandAdvice("rewards: give a single reward, not", "rewards jpeg shapes", ("rewards jpeg",)),
+    CommandAdvice(
+        "completion: give a shell, one of {}",
+        "completion csh",
+        ("completion bash", "completion zsh", "completion fish"),
+    ),
+    CommandAdvice(
+        "evaluate: --model has no rewards: add some with --rewards",
+        f"{EVALUATED} --prompts {{run}}/../prompts.txt",
+        (f"{EVALUATED} --prompts {{run}}/../prompts.txt {REWARD}",),
+    ),
+    CommandAdvice(
+        "evaluate: {}: add --prompts FILE",
+        f"{EVALUATED} {REWARD}",
+        (f"{EVALUATED} {REWARD} --prompts {{run}}/../prompts.txt",),
+    ),
+    CommandAdvice(
+        "{}: give either a run's folder or, with --model, the folder or hub name of a pipeline",
+        f"evaluate {{run}} {MODEL}",
+        (
+            "evaluate {run} --samples 2 --per-prompt 1",
+            f"{EVALUATED} {REWARD} --prompts {{run}}/../prompts.txt",
+        ),
+    ),
+    CommandAdvice(
+        "name the run's folder with --folder: every start resumes the run that is in it",
+        "launch slurm demo --cpus 1",
+        (LAUNCH + " --cpus 1",),
+    ),
+    CommandAdvice(
+        "launch {}: --gpus 0: give --cpus in its place, the processes on each machine without GPUs",
+        LAUNCH + " --gpus 0",
+        (LAUNCH + " --cpus 1",),
+    ),
+    CommandAdvice(
+        "give either --gpus, those of each machine, or --cpus, the processes on each without GPUs",
+        LAUNCH,
+        (LAUNCH + " --cpus 2", LAUNCH + " --gpus 1"),
+    ),
+    CommandAdvice(
+        "is not a time of Slurm's: give hours, minutes and seconds, such as 24:00:00, or days",
+        LAUNCH + " --cpus 1 --time 'a day'",
+        (LAUNCH + " --cpus 1 --time 24:00:00", LAUNCH + " --cpus 1 --time 2-12:00:00"),
+    ),
+    CommandAdvice(
+        "is not a name: give one without spaces",
+        LAUNCH + " --cpus 1 --account 'a b'",
+        (LAUNCH + " --cpus 1 --account a_b",),
+    ),
+    CommandAdvice(
+        "{} is given twice, with {} and {}: keep one",
+        "train {file} --folder {new} --folder {run}",
+        ("train {file} --folder {new}",),
+        slow=True,
+    ),
+    CommandAdvice(
+        "runs: no run {}: give the folder of a run, or one that contains runs",
+        "runs {run}/checkpoints",
+        ("runs {run}", "runs {run}/.."),
+    ),
+    CommandAdvice(
+        "sample: --steer needs rewards for the selection: add --rewards",
+        f"{SAMPLED} --steer best",
+        (f"{SAMPLED} --steer best --particles 2 {REWARD}",),
+    ),
+    CommandAdvice(
+        "sample: --optimise needs rewards: add --rewards",
+        f"{SAMPLED} --optimise best",
+        (f"{SAMPLED} --optimise best --rounds 1 {REWARD}",),
+    ),
+    CommandAdvice(
+        "vote: give a run's folder, two of them, a folder of images or a table",
+        "vote --question 'Which?'",
+        ("vote configs/preferences/pairs.jsonl --out {new} --votes 2 --person simulated --port 0",),
+        slow=True,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if c.slow else (), id=c.says[:40]) for c in COMMANDS],
+)
+def test_following_the_advice_of_a_quick_command(
+    case: CommandAdvice, points: Path, tmp_path: Path
+) -> None:
+    for i, words in enumerate(case.follow):
+        advice(
+            case.says,
+            lambda: ended(case.refused, points, tmp_path / "refused"),
+            lambda number=i, kept=words: ended(kept, points, tmp_path / f"new{number}"),
+        )
+    assert not (tmp_path / "refused").exists()
