@@ -1,12 +1,16 @@
 """Advice of calls from Python that need a model, a file or a stand-in: each message is raised, and
 the call that does what it says ends as it should."""
 
+import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from accelerate import cpu_offload
+from diffusers import StableDiffusion3Pipeline
 from peft import (
     AutoPeftModelForCausalLM,
     LoraConfig,
@@ -14,12 +18,16 @@ from peft import (
     get_peft_model,
     get_peft_model_state_dict,
 )
+from PIL import Image
+from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import flowrl
 from examples.own.points import Points
+from flowrl.api.adapters import lora_section
 from flowrl.api.models import model_settings
 from samplers import Ode
+from tests.api.test_call_advice import CallAdvice
 from tests.run.test_own_runs import tree
 from tests.support import runs, tiny_lm
 from tests.support.advice import advice
@@ -162,13 +170,18 @@ def test_a_pipeline_whose_adapters_are_merged_is_recorded_with_them(
     pipe = live(pipeline)
     before = pipe.transformer.transformer_blocks[0].attn.to_q.weight.clone()
     pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
-    with pytest.raises(
-        flowrl.UserError, match=r"pipe\.fuse_lora\(\), then remove them with pipe\.unl"
-    ):
-        model_settings(pipe, None, "nft", tmp_path)
-    pipe.fuse_lora()
-    pipe.unload_lora_weights()
-    saved = model_settings(pipe, None, "nft", tmp_path)["pipeline"]
+
+    def follow() -> dict[str, Any]:
+        pipe.fuse_lora()
+        pipe.unload_lora_weights()
+        return model_settings(pipe, None, "nft", tmp_path)
+
+    saved = advice(
+        "{}: the pipeline has adapters: merge them with pipe.fuse_lora(), then remove them with "
+        "pipe.unload_lora_weights()",
+        lambda: model_settings(pipe, None, "nft", tmp_path),
+        follow,
+    )["pipeline"]
     merged = live(Path(saved)).transformer.transformer_blocks[0].attn.to_q.weight
     assert torch.equal(merged, pipe.transformer.transformer_blocks[0].attn.to_q.weight)
     assert not torch.equal(merged, before)
@@ -201,3 +214,233 @@ def test_a_language_model_whose_adapters_are_merged_is_recorded(tmp_path: Path) 
     saved = AutoModelForCausalLM.from_pretrained(settings["language"])
     tokens = torch.tensor([[2, 3, 4]])
     assert torch.allclose(saved(tokens).logits, model(tokens).logits, atol=1e-5)
+
+
+def redness(samples: Any) -> Any:
+    return samples.media[:, 0].mean((1, 2))
+
+
+class Redness:
+    """A reward of a class, whose instances score."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, samples: Any) -> Any:
+        return self.scale * redness(samples)
+
+
+def of_points(folder: Path, **more: Any) -> flowrl.Run:
+    return flowrl.Run(settings=tree(folder, iterations=1), **more)
+
+
+def plain(folder: Path, **more: Any) -> Any:
+    """The settings of a run whose parts are arguments."""
+    parts: dict[str, Any] = {
+        "model": "a/b", "recipe": "nft", "prompts": ["a ball"], "rewards": ["brightness"],
+    }  # fmt: skip
+    return flowrl.Run(**parts | more).settings
+
+
+def replaced(pipe: Any) -> Any:
+    pipe.encode_prompt = functools.partial(pipe.encode_prompt, num_images_per_prompt=1)
+    return pipe
+
+
+class OwnPipeline(StableDiffusion3Pipeline):
+    """A pipeline of a user's own."""
+
+
+def language(folder: Path, **more: Any) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(tiny_lm.write(folder / "model"))
+    return plain(folder, model=model, recipe="text_grpo", rewards=["length"], **more)
+
+
+def tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_lm.write(folder / "model"))
+
+
+def begun(folder: Path) -> flowrl.Run:
+    return of_points(folder).train(folder=folder / "run")
+
+
+PICTURE = Image.new("RGB", (8, 8))
+FILES = ("one.txt", "two.txt")
+ROWS = [
+    CallAdvice(
+        "lora: peft.LoraConfig(target_modules={}): name the layers in a list, such as",
+        lambda folder: lora_section(LoraConfig(target_modules="all-linear")),
+        lambda folder: lora_section(LoraConfig(target_modules=["to_q", "to_k"])),
+    ),
+    CallAdvice(
+        "{}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)",
+        lambda folder: plain(folder, recipe=None),
+        lambda folder: plain(folder, recipe=flowrl.recipe("nft", steps=8)),
+    ),
+    CallAdvice(
+        "{}: a live language model needs its tokenizer: pass tokenizer=",
+        lambda folder: language(folder),
+        lambda folder: language(folder, tokenizer=tokenizer(folder)),
+    ),
+    CallAdvice(
+        "{}: {} is a class; pass an instance of it",
+        lambda folder: plain(folder, rewards=[Redness]),
+        lambda folder: plain(folder, rewards=[Redness()]),
+    ),
+    CallAdvice(
+        "{}: {} is an object, which takes no settings ({}): pass them to its constructor",
+        lambda folder: plain(folder, rewards=[{"name": Redness(), "scale": 2.0}]),
+        lambda folder: plain(folder, rewards=[{"name": Redness(scale=2.0)}]),
+    ),
+    CallAdvice(
+        "{}: row {} has an image in {}; call the column `image`, or by another image argument of "
+        "the pipeline",
+        lambda folder: plain(folder, prompts=[{"prompt": "a", "picture": PICTURE}]),
+        lambda folder: plain(folder, prompts=[{"prompt": "a", "image": PICTURE}]),
+    ),
+    CallAdvice(
+        "{}: give a list of rewards, each a name, a mapping with a `name`, or a callable, not {}",
+        lambda folder: plain(folder, rewards=3),
+        lambda folder: plain(folder, rewards=["jpeg", {"name": "brightness"}, redness]),
+    ),
+    CallAdvice(
+        "{}: a mapping of {} has no `name`: write",
+        lambda folder: plain(folder, rewards=[{"weight": 0.5}]),
+        lambda folder: plain(folder, rewards=[{"name": "brightness", "weight": 0.5}]),
+    ),
+    CallAdvice(
+        "{}: {} has a function where a weight stands; write",
+        lambda folder: plain(folder, rewards={"redness": redness}),
+        lambda folder: plain(folder, rewards=[{"name": redness, "weight": 0.5}]),
+    ),
+    CallAdvice(
+        "{}: {} is several names in one: write a list, {}",
+        lambda folder: plain(folder, rewards="jpeg, brightness"),
+        lambda folder: plain(folder, rewards=["jpeg", "brightness"]),
+    ),
+    CallAdvice(
+        "{}: a list has texts, rows or data sets {'source': ...}, not several of these: give each "
+        "file as {'source': FILE}",
+        lambda folder: plain(folder, prompts=["a ball", {"source": "p.txt"}]),
+        lambda folder: plain(folder, prompts=[{"source": name} for name in FILES]),
+    ),
+    CallAdvice(
+        'resume="auto" needs the run\'s folder: add folder=',
+        lambda folder: of_points(folder).train(resume="auto"),
+        lambda folder: of_points(folder).train(resume="auto", folder=folder / "run"),
+    ),
+    CallAdvice(
+        "callbacks must be functions of an event, and {} {}: write `def callback(event): ...`",
+        lambda folder: of_points(folder).train(callbacks=3, folder=folder / "run"),
+        lambda folder: of_points(folder).train(
+            callbacks=lambda event: event.stop(), folder=folder / "run"
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS, ids=[case.says[:40] for case in ROWS])
+def test_following_the_advice_of_an_argument(
+    case: CallAdvice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("call", "follow"):
+        (tmp_path / name).mkdir()
+    for name in FILES:
+        (tmp_path / name).write_text("a ball\n")
+    monkeypatch.chdir(tmp_path)
+    advice(
+        case.says,
+        lambda: case.call(tmp_path / "call"),
+        lambda: case.follow(tmp_path / "follow"),
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_has_begun_is_resumed_or_made_anew(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    advice(
+        "{} has begun: call resume(), or make a new flowrl.Run",
+        lambda: run.train(folder=tmp_path / "other"),
+        lambda: [run.resume(), of_points(tmp_path).train(folder=tmp_path / "new")],
+    )
+
+
+def test_a_pipeline_of_diffusers_is_passed_as_a_whole(pipeline: Path, tmp_path: Path) -> None:
+    def settings_of(model: Any) -> dict[str, Any]:
+        return model_settings(model, None, "nft", tmp_path)
+
+    advice(
+        "{}: {} is a part of a pipeline: pass the whole pipeline, such as",
+        lambda: settings_of(live(pipeline).transformer),
+        lambda: settings_of(live(pipeline)),
+    )
+    pipe = replaced(live(pipeline))
+    advice(
+        "{}: {} of this pipeline has been replaced, and a run trains a copy with {}'s own: restore",
+        lambda: settings_of(pipe),
+        lambda: [vars(pipe).pop("encode_prompt"), settings_of(pipe)],
+    )
+    advice(
+        "which do not contain its code: pass a pipeline of one of diffusers' classes",
+        lambda: settings_of(OwnPipeline(**pipe.components)),
+        lambda: settings_of(StableDiffusion3Pipeline(**pipe.components)),
+    )
+
+
+def test_a_pipeline_whose_weights_are_moved_away_is_named(pipeline: Path, tmp_path: Path) -> None:
+    pipe = live(pipeline)
+    cpu_offload(pipe.transformer)
+    offloaded = flowrl.Run(
+        model=pipeline, recipe="nft", prompts=["a"], rewards=["brightness"],
+        settings={"model": {"offload": True}},
+    )  # fmt: skip
+    settings = advice(
+        "are offloaded and cannot be read; pass the model's folder or hub name, and settings=",
+        lambda: model_settings(pipe, None, "nft", tmp_path),
+        lambda: offloaded.settings,
+    )
+    assert settings.model.offload
+
+
+MINE = """
+import torch
+
+
+class Flow(torch.nn.Module):
+    state = (2,)
+
+    def __init__(self, width):
+        super().__init__()
+        self.net = torch.nn.Linear(4, width)
+        self.out = torch.nn.Linear(width, 2)
+
+    def encode(self, prompts, rows):
+        return torch.zeros(len(prompts), 1)
+
+    def forward(self, x, sigma, encoded):
+        return self.out(self.net(torch.cat([x, sigma[:, None], encoded], 1)))
+
+"""
+
+
+def test_an_own_model_with_arguments_is_named_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message's own mapping, with the arguments filled in and the weights that it saves."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("mine").Flow(8)
+
+    def follow() -> Any:
+        save_model(model, "weights.safetensors")
+        own = {"name": str(tmp_path / "mine.py") + ":Flow", "width": 8}
+        return plain(tmp_path, model={"own": own, "weights": "weights.safetensors"})
+
+    settings = advice(
+        "takes arguments ({}), which a run file must list: save its weights with "
+        "safetensors.torch.save_model(model, 'weights.safetensors'), and pass",
+        lambda: plain(tmp_path, model=model),
+        follow,
+    )
+    assert settings.model.own.settings == {"width": 8}

@@ -245,20 +245,62 @@ def test_votes_compare_trained_weights_with_the_base(finished: Path, tmp_path: P
         shutil.rmtree(tmp_path / "votes")
 
 
+CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
+
+
+def pairs_of(folder: Path, label: str, dark: int) -> Path:
+    """A table of pairs of a bright image and another one."""
+    folder.mkdir()
+    rows = []
+    for i in range(8):
+        names = {"a": f"{i}-bright.png", "b": f"{i}-dark.png"}
+        for name, level in zip(names.values(), (200 + i, dark + i), strict=True):
+            Image.new("RGB", (32, 32), (level, level, level)).save(folder / name)
+        rows.append({"prompt": f"p{i}", **names, "label": label})
+    table = folder / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return table
+
+
+@pytest.mark.slow
+def test_a_fit_has_votes_that_say_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowrl.votes.fit.report_rewards", lambda *_: None)
+    table = pairs_of(tmp_path / "votes", "a", 30)
+    ties, alike = pairs_of(tmp_path / "ties", "tie", 30), pairs_of(tmp_path / "alike", "a", 200)
+    out = ("--out", tmp_path / "taste")
+
+    def fitted(votes: Path, *words: str | Path) -> None:
+        runs.ended("fit-reward", votes, "--robust", "0", *words)
+
+    def well() -> None:
+        fitted(table, "--features", CLIP, *out)
+        shutil.rmtree(tmp_path / "taste")
+
+    advice(
+        "fit-reward: name the new folder with --out, such as --out taste",
+        lambda: fitted(table, "--features", CLIP),
+        well,
+    )
+    advice(
+        "every vote is a tie, so nothing says which sample is better: vote on pairs that differ",
+        lambda: fitted(ties, "--features", CLIP, *out),
+        well,
+    )
+    advice(
+        "are alike, so they explain no vote: choose other --features, or vote on pairs that differ",
+        lambda: fitted(alike, "--features", CLIP, *out),
+        well,
+    )
+
+
 @pytest.mark.slow
 def test_a_fitted_reward_has_a_new_folder_and_what_it_reuses_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowrl.votes.fit.report_rewards", lambda *_: None)
-    folder = tmp_path / "votes"
-    folder.mkdir()
-    rows = []
-    for i in range(8):
-        bright, dark = folder / f"{i}-bright.png", folder / f"{i}-dark.png"
-        for file, level in ((bright, 200 + i), (dark, 30 + i)):
-            Image.new("RGB", (32, 32), (level, level, level)).save(file)
-        rows.append({"prompt": f"p{i}", "a": bright.name, "b": dark.name, "label": "a"})
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = pairs_of(tmp_path / "votes", "a", 30)
 
     def fitted(name: str, *words: str | Path) -> None:
         given = (
@@ -268,7 +310,7 @@ def test_a_fitted_reward_has_a_new_folder_and_what_it_reuses_is_whole(
             "0",
             *words,
         )
-        runs.ended("fit-reward", folder / "pairs.jsonl", *given, "--out", tmp_path / name)
+        runs.ended("fit-reward", table, *given, "--out", tmp_path / name)
 
     fitted("taste")
     advice(

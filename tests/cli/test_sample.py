@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from rewards.perception.media import LUMA
 from tests.support import runs
@@ -125,3 +127,19 @@ def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path
     assert "prompts of `flowrl/demo/shapes-sd3`" in card and "weights in `rewriter/`" in card
     assert "continues `{prompt} =` by at most 12 tokens" in card
     assert (tmp_path / "export" / "rewriter" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_rewritings_of_a_run_from_elsewhere_are_chosen_by_rewards_that_are_named(joint, tmp_path):
+    """Its own rewards are not loaded. Without a rewriter no reward would help."""
+    shutil.copytree(joint, tmp_path / "run")
+    words = ("--count", "1", "--out", tmp_path / "out", "--rewrite", "2")
+    advice(
+        "sample: --rewrite needs rewards for the selection: add --rewards",
+        lambda: runs.ended("sample", tmp_path / "run", "a scarlet block", *words),
+        lambda: runs.ended(
+            "sample", tmp_path / "run", "a scarlet block", *words, "--rewards", "brightness"
+        ),
+    )
+    with pytest.raises(UserError, match="--rewrite is for runs of the recipe joint: leave it out"):
+        runs.ended("sample", "--model", "flowrl/demo/shapes-sd3", "a", "--rewrite", "2")
