@@ -3,6 +3,7 @@ the call that does what it says ends as it should."""
 
 import functools
 import importlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import flowrl
 from examples.own.points import Points
 from flowrl.api.adapters import lora_section
 from flowrl.api.models import model_settings
+from flowrl.api.untouched import untouched
 from samplers import Ode
 from tests.api.test_call_advice import CallAdvice
 from tests.run.test_own_runs import tree
@@ -264,6 +266,17 @@ def begun(folder: Path) -> flowrl.Run:
     return of_points(folder).train(folder=folder / "run")
 
 
+def steered(rewards: Any) -> Any:
+    return flowrl.steer(Points(), "a point", rewards, particles=2, steps=2)
+
+
+def file_of(folder: Path, **parts: Any) -> Any:
+    """The settings of a file with these sections."""
+    rest = {"prompts": {"train": "p.txt"}, "rewards": ["brightness"], "model": {"pipeline": "a/b"}}
+    (folder / "run.yaml").write_text(yaml.safe_dump(rest | parts))
+    return flowrl.Run(folder / "run.yaml").settings
+
+
 PICTURE = Image.new("RGB", (8, 8))
 FILES = ("one.txt", "two.txt")
 ROWS = [
@@ -276,6 +289,16 @@ ROWS = [
         "{}: pass a recipe, such as recipe=flowrl.recipe('nft', steps=8)",
         lambda folder: plain(folder, recipe=None),
         lambda folder: plain(folder, recipe=flowrl.recipe("nft", steps=8)),
+    ),
+    CallAdvice(
+        "{}: recipe: missing; write one, such as",
+        lambda folder: file_of(folder),
+        lambda folder: file_of(folder, recipe={"name": "nft", "steps": 8}),
+    ),
+    CallAdvice(
+        "flowrl.steer: rewards is empty: name what to choose samples by",
+        lambda folder: steered([]),
+        lambda folder: steered([lambda samples: samples.media[:, 0]]),
     ),
     CallAdvice(
         "{}: a live language model needs its tokenizer: pass tokenizer=",
@@ -444,3 +467,30 @@ def test_an_own_model_with_arguments_is_named_with_them(
         follow,
     )
     assert settings.model.own.settings == {"width": 8}
+
+
+def test_a_second_thread_waits_for_the_first() -> None:
+    """A call of another thread ends before the one that waited for it begins."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with untouched():
+            entered.set()
+            leave.wait(60)
+
+    def sampled() -> Any:
+        return flowrl.steer(Points(), "a point", [lambda samples: samples.media[:, 0]], steps=2)
+
+    def follow() -> Any:
+        leave.set()
+        thread.join()
+        return sampled()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(60)
+    advice(
+        "and both would change the same global states: wait for it, or start a process for each",
+        sampled,
+        follow,
+    )

@@ -18,6 +18,7 @@ from PIL import Image
 from flowrl.cli import device_check
 from flowrl.cli.export import check_upload
 from flowrl.cli.given_model import GivenModel
+from flowrl.cli.serve import Serve, _token
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.paths import new_numbered
 from flowrl.settings.command_line.arguments import EvaluateArguments
@@ -487,3 +488,17 @@ def test_following_the_advice_of_a_quick_command(
             lambda number=i, kept=words: ended(kept, points, tmp_path / f"new{number}"),
         )
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_server_has_a_token_that_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_TOKEN", raising=False)
+    asked = Serve("brightness", token="A_TOKEN")
+
+    def exported() -> str | None:
+        monkeypatch.setenv("A_TOKEN", "secret")
+        return _token(asked)
+
+    token = advice(
+        "--token: the environment variable {} is empty: export it", lambda: _token(asked), exported
+    )
+    assert token == "secret"

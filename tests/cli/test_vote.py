@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,25 @@ def test_an_option_that_a_source_would_ignore_is_refused(tmp_path):
             lambda source=words, ignored=option: runs.ended("vote", *source, *VOTE, *ignored),
             lambda source=words: runs.ended("vote", *source, *VOTE),
         )
+
+
+def test_what_nobody_can_vote_on_is_mended_as_the_message_says(tmp_path):
+    images, votes = squares(tmp_path / "images", prompts=2), tmp_path / "votes"
+    single = tmp_path / "single"
+    single.mkdir()
+    shutil.copyfile(images / "0.png", single / "0.png")
+    (single / "prompts.jsonl").write_text(json.dumps({"file": "0.png", "prompt": "a square"}))
+    words = (*VOTE, "--votes", "2", "--out", votes)
+    advice(
+        "vote: {} has no two samples of one prompt: sample each prompt twice or more",
+        lambda: runs.ended("vote", single, *words),
+        lambda: runs.ended("vote", images, *words),
+    )
+    advice(
+        "vote: {} is a folder of votes, whose number and order are fixed: give it alone",
+        lambda: runs.ended("vote", votes, *VOTE, "--votes", "3"),
+        lambda: runs.ended("vote", votes, *VOTE),
+    )
 
 
 @pytest.mark.parametrize("rest", [(), ("--taste", "left", "--person", "simulated")])
