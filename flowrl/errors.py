@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -40,6 +40,20 @@ def messages_name(call: str) -> Iterator[None]:
         yield
     finally:
         _made.reset(token)
+
+
+@contextmanager
+def in_words(words: Mapping[str, str]) -> Iterator[None]:
+    """Raise a UserError of the body with these words in place of others: a part that several
+    commands and runs use names what one of them has."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+        for word, other in words.items():
+            said = said.replace(word, other)
+        error.args = (said,)
+        raise
 
 
 def printable(text: str) -> str:

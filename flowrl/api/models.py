@@ -14,6 +14,7 @@ from accelerate import init_empty_weights
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.modular_pipelines.modular_pipeline import ModularPipeline
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from peft import PeftModel
 from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel
@@ -49,6 +50,11 @@ def model_settings(
     UserError for an object of another kind, or for a tokenizer without a live language model.
     """
     _refuse_quantized(model)
+    if isinstance(model, PeftModel):
+        raise UserError(
+            f"{made_call()}: {type(model).__name__} has adapters of peft, and a run trains its "
+            "own: take what its merge_and_unload() returns"
+        )
     if isinstance(model, PIPELINES) and tokenizer is None:
         named = {"pipeline": _pipeline_name(model, files), "dtype": _dtype(_denoiser(model))}
         _say_dtypes(model, named["dtype"])
@@ -197,9 +203,10 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
     if lost:
         raise UserError(
             f"{made_call()}: a run trains a copy that is loaded from files, which do not contain "
-            f"all parts of this pipeline ({'; '.join(lost[:3])}): remove them "
-            "(pipe.disable_freeu(), "
-            "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
+            f"all parts of this pipeline ({'; '.join(lost[:3])}): take the pipeline as "
+            "from_pretrained loads it, or undo what was changed (pipe.disable_freeu(), "
+            "pipe.unload_ip_adapter(), pipe.disable_attention_slicing(), remove() of a hook's "
+            "handle)"
         )
     _refuse_own_class(pipe)
     if isinstance(pipe, ModularPipeline):  # whose index says where each part came from
@@ -287,9 +294,14 @@ def _hooks(module: nn.Module) -> list[str]:
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:
-    """A module's own numbers and the kind of its attention processor."""
+    """A module's own numbers and the kind of its attention processor. `lora_scale` is what the
+    last fuse_lora() merged with, which no call of the module reads."""
     values = vars(module)
-    numbers = {k: v for k, v in values.items() if type(v) in (int, float) and k[0] != "_"}
+    numbers = {
+        name: value
+        for name, value in values.items()
+        if type(value) in (int, float) and name[0] != "_" and name != "lora_scale"
+    }
     processor = values.get("processor")
     if processor is not None:
         numbers["processor"] = type(processor), getattr(processor, "_attention_backend", None)
@@ -299,7 +311,9 @@ def _numbers(module: nn.Module) -> dict[str, Any]:
 def _language_name(model: Any, tokenizer: Any, files: Path) -> str:
     if any(".lora_" in name for name, _ in model.named_parameters()):
         raise UserError(
-            f"{made_call()}: the language model has adapters: merge them with merge_and_unload()"
+            f"{made_call()}: the language model has adapters: take what merge_and_unload() of its "
+            "PeftModel returns. Adapters in a folder, which save_pretrained(FOLDER) writes, are "
+            "loaded as one by peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER)"
         )
     source = str(model.name_or_path or "")
     folder = local_folder(source) if source else None

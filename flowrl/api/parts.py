@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class GivenRewards:
                     )
                 objects[spec["label"]] = reward
             specs.append(spec)
+        _check_labels(specs, objects, place)
         return cls(tuple(specs), objects)
 
     def joined(self, objects: Mapping[str, Reward], place: str) -> dict[str, Reward]:
@@ -130,6 +132,18 @@ class GivenRewards:
                     f"{place}: rewards has another object labelled {label!r}; {_RELABEL}"
                 )
         return {**objects, **self.objects}
+
+
+def _check_labels(
+    specs: Iterable[Mapping[str, Any]], objects: Mapping[str, Reward], place: str
+) -> None:
+    """UserError for a label of an object that a named reward has too: the label finds the object
+    of a specification, and the named reward would be left out."""
+    counts = Counter(spec["label"] for spec in specs if isinstance(spec.get("label"), str))
+    if shared := [label for label in objects if counts[label] > 1]:
+        raise UserError(
+            f"{place}: an object and a named reward have the label {shared[0]!r}; {_RELABEL}"
+        )
 
 
 def _same(one: Reward, other: Reward) -> bool:

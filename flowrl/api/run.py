@@ -286,7 +286,8 @@ class Run:
         and model need are there inside. Errors name them without their temporary folder."""
         if self._untrained is not None:
             raise UserError(
-                "flowrl.Run.of_model has no settings of a run: use flowrl.Run(model=...)"
+                "flowrl.Run.of_model has no settings of a run: use flowrl.Run(model=..., "
+                "recipe=..., prompts=..., rewards=...)"
             )
         with TemporaryDirectory() as temporary:
             files = Path(temporary).resolve()
@@ -560,8 +561,8 @@ class Run:
         if not self._given.only_file or checked_callbacks(callbacks) or self.live.callbacks:
             raise UserError(
                 "restarts: a restart begins with a new process, which has none of this one's "
-                "objects: use it with flowrl.Run(FILE) alone, or restart the script that calls "
-                'train(resume="auto")'
+                "objects: use it with flowrl.Run(FILE), with its changes in `settings`, or restart "
+                'the script that calls train(resume="auto")'
             )
         if folder is None:
             raise UserError("restarts needs the run's folder: add folder=")

@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.outputs import removed_if_empty
 from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
-from flowrl.models.diffusers.call.traits.checks import pipeline_class
+from flowrl.models.diffusers.call.traits.checks import absent_parts, pipeline_class
 from flowrl.models.out_of_memory import raise_memory
 from flowrl.models.saved_weights import reading
 from flowrl.paths import find
@@ -130,9 +130,8 @@ def _with_denoiser(file: Path, folder: Path) -> Any:
         raise UserError(f"convert: {file} lacks {lacking[0]} of {kind.__name__}: another model?")
     pipeline: Any = pipeline_class(index, str(folder))
     with reading(folder, "convert"):
-        return pipeline.from_pretrained(
-            folder, **{name: denoiser}, torch_dtype=dtype, local_files_only=True
-        )
+        parts = absent_parts(pipeline, index) | {name: denoiser}
+        return pipeline.from_pretrained(folder, **parts, torch_dtype=dtype, local_files_only=True)
 
 
 def _why(file: Path, kind: type, error: Exception) -> str:

@@ -226,7 +226,8 @@ def check_subject(arguments: SampleArguments | EvaluateArguments, command: str) 
     if arguments.model is not None and arguments.weights != "last":
         raise UserError(
             f"{command}: --weights {arguments.weights}: a model without a run has no others: leave "
-            "--weights out, or name an adapter's folder with --adapter"
+            "--weights out, or name an adapter's folder with --adapter (`adapter=` of "
+            "flowrl.Run.of_model)"
         )
 
 

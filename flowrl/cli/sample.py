@@ -68,7 +68,19 @@ def sample_prompts(
 ) -> Samples:
     """Generate and score samples of prompts, and write them with an overview page."""
     specs = tuple(parse_specs(arguments.rewards, "--rewards").values())
-    out = None if arguments.out is None else out_folder(arguments.out)
+    if arguments.out is None:
+        return _drawn_samples(arguments, options, from_python, specs, None)
+    with removed_if_empty(out_folder(arguments.out)) as out:  # also of what is refused
+        return _drawn_samples(arguments, options, from_python, specs, out)
+
+
+def _drawn_samples(
+    arguments: SampleArguments,
+    options: Overrides,
+    from_python: FromPython,
+    specs: tuple[RewardSpec, ...],
+    out: Path | None,
+) -> Samples:
     chosen = GivenModel.of(arguments, options, "sample")
     run = chosen.run
     sides = [name for name in ("height", "width") if getattr(arguments, name) is not None]
@@ -79,7 +91,7 @@ def sample_prompts(
     prompts = with_image(prompts, image)
     named = bool(specs)  # by the user
     specs = specs or chosen.judges
-    _refuse(arguments, bool(specs))
+    _refuse(arguments, bool(specs), run)
     if not from_python.writes:
         selects = arguments.steer != "no" or arguments.optimise != "no" or arguments.rewrite > 1
         rewards = _loaded(specs, named, chosen, from_python) if selects else {}
@@ -146,6 +158,7 @@ def _sampled(
     trial = Trial(prompts, tuple(range(len(prompts))), arguments.count, steps, arguments.seed)
     if arguments.rewrite > 1:
         trial_with_rows = with_known_rows(trial, trial_rows)
+        assert isinstance(policy, RewrittenPolicy), "`_refuse` has asked for a joint run"
         result = best_rewritings(policy, trial_with_rows, arguments.rewrite, rewards, specs)
     elif arguments.steer == "no" and arguments.optimise == "no":
         result = draw_trial(
@@ -242,7 +255,7 @@ def _improved(scorer: SampleScorer, arguments: SampleArguments) -> tuple[Samples
 
 
 def best_rewritings(
-    policy: Policy | RewrittenPolicy,
+    policy: RewrittenPolicy,
     trial: Trial,
     tries: int,
     rewards: Mapping[str, Reward],
@@ -250,9 +263,7 @@ def best_rewritings(
 ) -> TrialSamples:
     """The best of `tries` rewritings' images for each sample of the trial, by the weighted sum of
     the rewards. Prints a line for each, with its rewriting. An unscored image is only chosen if all
-    images are unscored. UserError for a run without a rewriter."""
-    if not isinstance(policy, RewrittenPolicy):
-        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
+    images are unscored."""
     wide = replace(trial, group=trial.group * tries)
     batch = policy.open(*wide.prompts.take(wide.rows), wide.steps)
     plan = policy.plain(wide.group)
@@ -276,10 +287,8 @@ def with_known_rows(trial: Trial, rows_by_prompt: Mapping[str, Mapping[str, Any]
     return replace(trial, prompts=replace(prompts, meta=rows))
 
 
-def _refuse(arguments: SampleArguments, rewards: bool) -> None:
-    """UserError for options that exclude each other, or need rewards."""
-    if arguments.rewrite > 1 and not rewards:
-        raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
+def _refuse(arguments: SampleArguments, rewards: bool, run: RunSettings) -> None:
+    """UserError for options that exclude each other, are of another run, or need rewards."""
     if arguments.rewrite > 1 and (
         arguments.steer != "no" or arguments.optimise != "no" or arguments.base_steps
     ):
@@ -287,12 +296,14 @@ def _refuse(arguments: SampleArguments, rewards: bool) -> None:
             "sample: --rewrite cannot be combined with --steer, --optimise or --base-steps: leave "
             "them out"
         )
+    if arguments.rewrite > 1 and run.prompt_writer is None:
+        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
+    if arguments.rewrite > 1 and not rewards:
+        raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
     if arguments.steer != "no" and not rewards:
-        raise UserError(
-            "sample: --steer needs rewards for the selection, and --model has none: add --rewards"
-        )
+        raise UserError("sample: --steer needs rewards for the selection: add --rewards")
     if arguments.optimise != "no" and not rewards:
-        raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
+        raise UserError("sample: --optimise needs rewards: add --rewards")
     if arguments.optimise != "no" and (arguments.steer != "no" or arguments.base_steps):
         raise UserError(
             "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"

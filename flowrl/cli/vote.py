@@ -14,10 +14,11 @@ from flowrl.cli.evaluate import evaluation_prompts, given_prompts
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TASTES
-from flowrl.errors import UserError, terminal_text
+from flowrl.errors import UserError, in_words, terminal_text
 from flowrl.evaluation.folders import Where, find_items
 from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.reader_words import OF_A_TABLE
 from flowrl.evaluation.tables import SUFFIXES
 from flowrl.models.open import whole_at_evaluation
 from flowrl.models.own.policy import shown_by
@@ -44,6 +45,15 @@ from rewards.types import Samples, parts_of
 
 VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
 RUN_FILE, RUN_VOTES = "run.yaml", "votes"
+_RUN, _FILE, _IMAGES, _TABLE = "a run", "a run file", "a folder of images", "a table"
+# options that only some sources read; a folder of votes has all of them from its beginning
+_READ_OF: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("question", "raters", "seed"), (_RUN, _FILE, _IMAGES, _TABLE)),
+    "weights": (_RUN,),
+    "steps": (_RUN, _FILE),
+    "prompts": (_RUN, _FILE, _IMAGES),
+    "prompts_from": (_IMAGES,),
+}
 
 
 @dataclass
@@ -104,6 +114,10 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
         raise UserError("vote: give a run's folder, two of them, a folder of images or a table")
     if not arguments.question.strip():
         raise UserError("vote: --question is empty")
+    if arguments.taste != Vote.taste and arguments.person != "simulated":
+        raise UserError(
+            "vote: --taste is of a simulated person: leave it out, or set --person simulated"
+        )
     first = arguments.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(arguments, first)
@@ -148,7 +162,18 @@ def _resumed(arguments: Vote, folder: Path) -> Path:
         raise UserError(
             f"vote: {folder} is a folder of votes, whose number and order are fixed: give it alone"
         )
+    _check_options(arguments, "a folder of votes")
     return folder
+
+
+def _check_options(arguments: Vote, kind: str) -> None:
+    """UserError for an option that a source of this kind would ignore."""
+    for name, kinds in _READ_OF.items():
+        if kind not in kinds and getattr(arguments, name) != getattr(Vote, name):
+            raise UserError(
+                f"vote: --{name.replace('_', '-')} is of {' or '.join(kinds)}, and "
+                f"{arguments.source[0]} is {kind}: leave it out"
+            )
 
 
 def _new(arguments: Vote) -> Path:
@@ -167,6 +192,8 @@ def _new(arguments: Vote) -> Path:
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
+    kind = _RUN if all(runs) else _TABLE if table else _IMAGES if config is None else _FILE
+    _check_options(arguments, kind)
     if arguments.out is not None:
         folder = out_folder(arguments.out)
     elif all(runs):
@@ -181,12 +208,9 @@ def _new(arguments: Vote) -> Path:
             elif config is not None and not table:
                 _sample_base(folder, arguments, config, question)
             elif table:
-                plan_again(
-                    folder,
-                    load_preferences(first, ReadOptions(seed=arguments.seed)),
-                    str(first),
-                    question,
-                )
+                with in_words(OF_A_TABLE):
+                    preferences = load_preferences(first, ReadOptions(seed=arguments.seed))
+                plan_again(folder, preferences, str(first), question)
             else:
                 items = find_items(first, arguments.prompts, arguments.prompts_from)
                 print(terminal_text(f"{len(items.items)} files; {items.origin}"))

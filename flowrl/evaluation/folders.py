@@ -57,6 +57,11 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
             f"{folder} is a folder of votes, and its files have no prompts: `flowrl "
             f"evaluate-rewards {folder}` scores its samples"
         )
+    if table is not None and where not in ("auto", "table"):
+        raise UserError(
+            f"--prompts names the table {table}, and --prompts-from {where} reads none: leave one "
+            "of them out"
+        )
     named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")

@@ -369,6 +369,13 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
     return by_label
 
 
+def check_labels(named: Iterable[str], objects: Mapping[str, Reward]) -> None:
+    """UserError for a label that a named reward shares with an object from Python: one of the two
+    would take the other's column."""
+    if shared := set(objects) & set(named):
+        raise UserError(f"rewards: {', '.join(shared)} is also the label of an object; change one")
+
+
 def check_specs(
     specs: Mapping[str, RewardSpec], place: str, want: Literal["load", "judge"] = "load"
 ) -> None:

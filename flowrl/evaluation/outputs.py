@@ -42,8 +42,7 @@ def make_output_folder(path: Path, option: str = "--out", *, empty: bool = False
     if os.path.isfile(path):
         raise UserError(f"{option}: {path} is a file; give a folder instead")
     try:
-        if empty and os.path.isdir(path) and any(path.iterdir()):
-            raise UserError(f"{option}: {path} already has files: choose a new folder")
+        filled = empty and os.path.isdir(path) and any(path.iterdir())
         path.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path, prefix=".trial-"):
             pass
@@ -57,6 +56,8 @@ def make_output_folder(path: Path, option: str = "--out", *, empty: bool = False
         raise UserError(
             f"{option}: cannot write into the folder {str(path)!r}: {write_fault(error)}"
         ) from error
+    if filled:
+        raise UserError(f"{option}: {path} already has files: choose a new folder")
 
 
 def _is_absent(folder: Path) -> bool:

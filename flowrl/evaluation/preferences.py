@@ -230,10 +230,15 @@ def _better(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
 def _rapidata(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
     """The share of the votes, weighted by the voters' reliability, that the first image has."""
     other = dimension.replace("image1", "image2")
-    if other == dimension or other not in row:
+    if other == dimension:
         raise UserError(
-            f"{place}: {dimension} has no column for the second image; use one such as "
-            "weighted_results_image1_preference"
+            f"--dimension: {dimension} does not count votes for the first image: use a column such "
+            "as weighted_results_image1_preference"
+        )
+    if other not in row:
+        raise UserError(
+            f"{place}: beside {dimension} there is no {other}, which counts the votes for the "
+            "second image: add that column"
         )
     first, second = (_number(row[name], place) for name in (dimension, other))
     if first is None or second is None or first + second <= 0:
@@ -440,7 +445,7 @@ def layout_of(columns: Sequence[str], place: str, named: Iterable[str] = ()) -> 
     wanted = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
     raise UserError(
         f"{place}: the columns {', '.join(columns)} match no known layout ({wanted}); name them "
-        "with --columns (given.columns), such as prompt=caption,chosen=best,rejected=other"
+        "with --columns, such as prompt=caption,chosen=best,rejected=other"
     )
 
 

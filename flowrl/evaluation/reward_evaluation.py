@@ -15,6 +15,7 @@ from flowrl.evaluation.measure import (
     IMAGES_BEGIN,
     Cost,
     Gallery,
+    check_labels,
     check_specs,
     loaded,
     loaded_judge,
@@ -187,8 +188,7 @@ def _check(
         raise UserError(
             "evaluate-rewards: no rewards; name some with --rewards, such as shapes,brightness"
         )
-    if shared := set(objects) & (set(rewards) | set(judges)):
-        raise UserError(f"rewards: {', '.join(shared)} is also the label of an object; change one")
+    check_labels((*rewards, *judges), objects)
     if shared := set(rewards) & set(judges):
         raise UserError(f"--judges: {', '.join(shared)} is also among the rewards; leave one out")
     if not 0 < arguments.level < 1:

@@ -18,6 +18,7 @@ from flowrl.evaluation.measure import (
     Cost,
     Gallery,
     Item,
+    check_labels,
     check_specs,
     loaded,
     parse_specs,
@@ -72,6 +73,7 @@ def score_folder(arguments: ScoreArguments, objects: Mapping[str, Reward] = {}) 
     if arguments.chunk < 1 or arguments.frames < 1 or arguments.sheet < 0:
         raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")
+    check_labels(specs, objects)
     out = arguments.out or arguments.folder / "scores"
     inside = find_items(arguments.folder, arguments.prompts, arguments.prompts_from)
     items = inside.items

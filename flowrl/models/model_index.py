@@ -172,7 +172,8 @@ def _download(source: str) -> Path:
     if index is None:
         raise UserError(
             f"{source} on the hub has neither {PIPELINE_INDEX} nor {MODULAR_INDEX}: it is no "
-            "diffusers pipeline; for a language model add --text"
+            "diffusers pipeline; a language model is named by model.language, or with --text of "
+            "`flowrl new`"
         )
     for file in _wanted(index, source):
         _file(source, file)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, in_words
 from flowrl.evaluation.preferences import LAYOUTS, Preferences, ReadOptions, load_preferences
+from flowrl.evaluation.reader_words import OF_A_RUN
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.models.image_check import DECODED
 from flowrl.paths import find
@@ -58,7 +59,8 @@ class GivenFile:
         assert settings is not None
         if isinstance(run.model, LanguageSettings):
             return _texts(settings)
-        return _pairs(settings) if settings.kind == "pairs" else _media(settings)
+        with in_words(OF_A_RUN):
+            return _pairs(settings) if settings.kind == "pairs" else _media(settings)
 
     def described(self, settings: GivenSettings, draws: int) -> str:
         """A line about the file, and about an iteration with `draws` prompts in total."""

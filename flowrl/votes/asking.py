@@ -23,9 +23,10 @@ from torch import Tensor
 
 from flowrl.bounded_files import bounded_bytes, bounded_lines, parsed_json
 from flowrl.demo.taste import TASTES
-from flowrl.errors import UserError
+from flowrl.errors import UserError, in_words
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.reader_words import OF_A_TABLE
 from flowrl.json_text import json_text
 from flowrl.paths import find
 from flowrl.session.session import ASKING, Session
@@ -434,7 +435,8 @@ def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
 
 def earlier_votes(path: Path, reward: FittedScores) -> VotedPairs:
     """Votes before the run, a table or a folder of them, with the features of its reward."""
-    preferences = load_preferences(voted_table(path, "ask.earlier").path, ReadOptions())
+    with in_words(OF_A_TABLE):
+        preferences = load_preferences(voted_table(path, "ask.earlier").path, ReadOptions())
     gallery = Gallery(preferences.items)
     features: list[Float[np.ndarray, " d"]] = []
     width = len(reward.fitted.head.centre)

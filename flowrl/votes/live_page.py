@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowrl.errors import UserError
+from flowrl.errors import UserError, in_words
 from flowrl.votes.door import Door
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import VotePlan
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flowrl.votes.server import VotingRoom
 
 RATER = "rater-1"
+_ADDRESS_OF_A_RUN = {"vote: cannot listen": "ask: cannot listen", "--port or --host": "ask.port"}
 
 
 @dataclass
@@ -84,7 +85,8 @@ class LivePage:
         from flowrl.votes.server import LIMITS, VotingRoom, create_vote_app
         from rewards.serving.connections import uvicorn_settings
 
-        listening = self.address.opened()
+        with in_words(_ADDRESS_OF_A_RUN):
+            listening = self.address.opened()
         port = listening.getsockname()[1]
         door = Door.of(self.root, [RATER])
         self._link = f"http://{self.address.host}:{port}/?token={door.tokens[RATER]}"

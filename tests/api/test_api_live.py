@@ -10,12 +10,14 @@ import torch
 from accelerate import cpu_offload_with_hook
 from diffusers import AutoencoderOobleck, StableDiffusion3Pipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
+from diffusers.models.embeddings import ImageProjection
 
 from flowrl.api.models import beyond_files, model_settings
 from flowrl.api.same_files import has_weights_of, is_pipeline_of
 from flowrl.errors import UserError
 from tests.support import tiny_pipelines_image as image
 from tests.support import tiny_pipelines_video as video
+from tests.support.advice import advice
 from tests.support.tiny_pipelines_image import live
 from tests.support.tiny_pipelines_unet import sd15, sdxl
 
@@ -129,6 +131,63 @@ def test_what_the_files_of_a_live_pipeline_cannot_hold_is_named(
     told = r"not contain all parts of this pipeline \((unet|vae): .*disable_freeu"
     with pytest.raises(UserError, match=told):
         model_settings(pipe, None, "nft", tmp_path)
+
+
+def with_hook_and_back(pipe: Any) -> Callable[[], object]:
+    return pipe.unet.mid_block.register_forward_hook(doubled).remove
+
+
+def with_ip_adapter_and_back(pipe: Any) -> Callable[[], object]:
+    """The adapter's weights are those that the UNet's own processors and projection begin with."""
+    unet, wide = pipe.unet, pipe.unet.config.cross_attention_dim
+    crossing = [m for n, m in unet.named_modules() if n.endswith("attn2")]
+    layers = {
+        f"{2 * i + 1}.to_{side}_ip.weight": torch.zeros(attention.to_k.out_features, wide)
+        for i, attention in enumerate(crossing)
+        for side in "kv"
+    }
+    projection = ImageProjection(wide, wide, num_image_text_embeds=4).state_dict()
+    renamed = {n.replace("image_embeds", "proj"): weight for n, weight in projection.items()}
+    unet._load_ip_adapter_weights([{"image_proj": renamed, "ip_adapter": layers}])
+    return pipe.unload_ip_adapter
+
+
+def with_slices_and_back(pipe: Any) -> Callable[[], object]:
+    pipe.enable_attention_slicing()
+    return pipe.disable_attention_slicing
+
+
+def with_freeu_and_back(pipe: Any) -> Callable[[], object]:
+    LOST["FreeU"](pipe)
+    return pipe.disable_freeu
+
+
+@pytest.mark.parametrize(
+    "change",
+    [with_freeu_and_back, with_ip_adapter_and_back, with_slices_and_back, with_hook_and_back],
+)
+def test_what_a_message_undoes_is_undone(tmp_path: Path, change: Any) -> None:
+    """By the call that the message names, and by loading the pipeline again."""
+    made = sd15()
+    made.save_pretrained(tmp_path / "base")
+    absent = {name: None for name, part in made.components.items() if part is None}
+
+    def loaded() -> Any:
+        return type(made).from_pretrained(tmp_path / "base", **absent)
+
+    def settings_of(pipe: Any) -> dict[str, Any]:
+        return model_settings(pipe, None, "nft", tmp_path)
+
+    pipe = loaded()
+    undo = change(pipe)
+    settings = advice(
+        "which do not contain all parts of this pipeline ({}): take the pipeline as "
+        "from_pretrained loads it, or undo what was changed",
+        lambda: settings_of(pipe),
+        lambda: settings_of(loaded()),
+    )
+    undo()
+    assert settings_of(pipe) == settings
 
 
 @pytest.mark.parametrize("change", KEPT)

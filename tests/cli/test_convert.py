@@ -1,6 +1,7 @@
 """`flowrl convert`: single files in the names of original code become folders, and folders such
 files, to the bit."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,64 @@ def test_a_folder_becomes_a_file_and_the_file_that_folder(family: str, tmp_path:
         assert all(torch.equal(read[key], weight) for key, weight in state.items())
         if family != "Qwen-Image":  # published in diffusers' names
             assert load_file(file).keys() != state.keys()
-    with pytest.raises(UserError, match="exists"):
-        convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+
+
+def test_a_folder_needs_no_config_and_its_file_a_new_name(tmp_path: Path) -> None:
+    folder, file = tmp_path / "base", tmp_path / "one.safetensors"
+    NAMED["SD3"].build().save_pretrained(folder)
+    advice(
+        "convert: {} is a folder, which needs no --config: leave it out",
+        lambda: convert_file(Convert(folder, file, folder)),
+        lambda: convert_file(Convert(folder, file)),
+    )
+    advice(
+        "convert: {} exists: name another file, or remove it",
+        lambda: convert_file(Convert(folder, file)),
+        lambda: [
+            convert_file(Convert(folder, tmp_path / "other.safetensors")),
+            file.unlink(),
+            convert_file(Convert(folder, file)),
+        ],
+    )
+
+
+def test_what_does_not_fit_is_mended_as_the_message_says(tmp_path: Path) -> None:
+    folder, file = tmp_path / "base", tmp_path / "one.safetensors"
+    NAMED["SD3"].build().save_pretrained(folder)
+    (tmp_path / "words.txt").write_text("no weights")
+
+    def to_file(source: Path, out: Path) -> Path:
+        file.unlink(missing_ok=True)
+        return convert_file(Convert(source, out))
+
+    advice(
+        "is no name of a safetensors file, which {} becomes: end it with .safetensors",
+        lambda: to_file(folder, tmp_path / "one"),
+        lambda: to_file(folder, file),
+    )
+    advice(
+        "convert: --out: there is no folder {}: make it first",
+        lambda: to_file(folder, tmp_path / "new" / "one.safetensors"),
+        lambda: [
+            (tmp_path / "new").mkdir(),
+            to_file(folder, tmp_path / "new" / "one.safetensors"),
+        ],
+    )
+    (tmp_path / "bare").mkdir()
+    index = (folder / "model_index.json").read_text()
+    (tmp_path / "bare" / "model_index.json").write_text(index)
+    advice(
+        "convert: {} has no folder of a denoiser: name a pipeline's folder",
+        lambda: to_file(tmp_path / "bare", file),
+        lambda: to_file(folder, file),
+    )
+    advice(
+        "convert: {} is no safetensors file: name one",
+        lambda: convert_file(Convert(tmp_path / "words.txt", tmp_path / "out", folder)),
+        lambda: convert_file(Convert(file, tmp_path / "out", folder)),
+    )
+    index = json.loads((tmp_path / "out" / "model_index.json").read_text())
+    assert index["text_encoder_3"] == [None, None], "a folder without T5 stays one"
 
 
 def test_so_does_one_with_norms_and_a_second_attention(tmp_path: Path) -> None:

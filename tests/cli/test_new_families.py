@@ -140,7 +140,10 @@ def test_what_the_hub_refuses_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
     for name, why in (
         ("me/gated", r"is gated: accept its licence on the hub, and log in \(hf auth login\)"),
         ("me/missing", r"the hub has no me/missing: check the name, or log in"),
-        ("me/text", r"has neither model_index.json nor modular_model_index.json.* add --text"),
+        (
+            "me/text",
+            r"has neither model_index.json nor modular_model_index.json.* --text of `flowrl new`",
+        ),
     ):
         with pytest.raises(UserError, match=why):
             begun(name, tmp_path / "run")

@@ -12,7 +12,7 @@ from flowrl.cli.optimise import (
     naturalness_slope,
     optimised_samples,
 )
-from flowrl.cli.steer import SampleScorer
+from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
 from flowrl.errors import UserError
 from flowrl.run.evaluate.evaluate import Trial, draw_trial
 from flowrl.session.learner import load_policy
@@ -20,6 +20,7 @@ from flowrl.session.session import load_rewards
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import run_from
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.runs import flowrl
 
 
@@ -96,6 +97,43 @@ def test_unscored_samples_are_left_out_and_a_pairwise_reward_is_refused(scorer):
         scorer.rewards["brightness"] = lambda samples, v=value: [v] * len(samples.prompts)
         with pytest.raises(UserError, match=sentence):
             optimised_samples(scorer, NoiseSearch("best", rounds=1))
+
+
+def test_a_reward_of_a_group_chooses_the_best_of_more_samples(scorer):
+    """Steering compares the particles of a prompt, which are a group; a search scores each sample
+    alone, where a win rate has no opponent."""
+    steered = SteeredSampler("best", particles=3)
+
+    def optimised():
+        return optimised_samples(scorer, NoiseSearch("best", rounds=1))
+
+    alone = scorer.rewards["brightness"]
+    grouped = load_rewards((RewardSpec(name="win_rate", settings={"judge": "brightness"}),))
+    (label,) = grouped
+    for follow in (lambda: steered_samples(scorer, steered), lambda: left_out(scorer, label)):
+        scorer.rewards.update(grouped)
+        scorer.weights[label] = 1.0
+        advice(
+            "compares the samples of a group (per = 'group'), but each sample is scored alone "
+            "here: leave it out, or use --steer best instead",
+            optimised,
+            follow,
+        )
+
+    scorer.rewards["brightness"] = lambda samples: [
+        float(score) if len(samples.prompts) > 4 else math.nan for score in alone(samples)
+    ]
+    advice(
+        "scored none of the first samples. Each is scored alone, so groupwise rewards cannot be "
+        "used: use --steer best instead",
+        optimised,
+        lambda: steered_samples(scorer, steered),
+    )
+
+
+def left_out(scorer, label):
+    del scorer.rewards[label], scorer.weights[label]
+    return optimised_samples(scorer, NoiseSearch("best", rounds=1))
 
 
 def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import yaml
 from PIL import Image
 
+from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from rewards.perception.media import LUMA
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.warm import small
 
 OWN = """
@@ -113,12 +116,30 @@ def test_rewritings_without_a_score_are_said_to_be_the_first(joint, tmp_path, ca
 
 
 @pytest.mark.slow
-def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path, capsys):
-    assert runs.flowrl("export", joint, "--merged", "--out", tmp_path / "merged") == 2
-    assert "a joint run has two: leave it out" in capsys.readouterr().err
-    assert runs.flowrl("export", joint, "--out", tmp_path / "export") == 0
+def test_the_export_of_a_language_model_alone_says_how_to_use_it(joint, tmp_path):
+    advice(
+        "export: --merged is for runs with one model, but a joint run has two: leave it out",
+        lambda: runs.ended("export", joint, "--merged", "--out", tmp_path / "export"),
+        lambda: runs.ended("export", joint, "--out", tmp_path / "export"),
+    )
     card = (tmp_path / "export" / "README.md").read_text()
     assert "All weights of `flowrl/demo/everyday-lm`" in card and "DiffusionPipeline" not in card
     assert "prompts of `flowrl/demo/shapes-sd3`" in card and "weights in `rewriter/`" in card
     assert "continues `{prompt} =` by at most 12 tokens" in card
     assert (tmp_path / "export" / "rewriter" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_rewritings_of_a_run_from_elsewhere_are_chosen_by_rewards_that_are_named(joint, tmp_path):
+    """Its own rewards are not loaded. Without a rewriter no reward would help."""
+    shutil.copytree(joint, tmp_path / "run")
+    words = ("--count", "1", "--out", tmp_path / "out", "--rewrite", "2")
+    advice(
+        "sample: --rewrite needs rewards for the selection: add --rewards",
+        lambda: runs.ended("sample", tmp_path / "run", "a scarlet block", *words),
+        lambda: runs.ended(
+            "sample", tmp_path / "run", "a scarlet block", *words, "--rewards", "brightness"
+        ),
+    )
+    with pytest.raises(UserError, match="--rewrite is for runs of the recipe joint: leave it out"):
+        runs.ended("sample", "--model", "flowrl/demo/shapes-sd3", "a", "--rewrite", "2")

@@ -14,6 +14,7 @@ from flowrl.evaluation.scoring import sheet_ranks, summary
 from flowrl.evaluation.sources import Source
 from rewards import Samples
 from tests.support import runs
+from tests.support.advice import advice
 
 
 def save(path, shade: int, size=(6, 4), **text: str) -> None:
@@ -356,7 +357,7 @@ def test_a_function_of_python_is_a_column_beside_named_rewards(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "0/../../secret.png"])
-def test_a_table_that_the_folder_brings_along_names_files_inside_it_alone(name, tmp_path, capsys):
+def test_a_table_that_the_folder_brings_along_names_files_inside_it_alone(name, tmp_path):
     folder = tmp_path / "images"
     (folder / "0").mkdir(parents=True)
     for file in (folder / "a.png", tmp_path / "secret.png"):
@@ -365,15 +366,26 @@ def test_a_table_that_the_folder_brings_along_names_files_inside_it_alone(name, 
     table = folder / "prompts.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("score", folder, "--rewards", "brightness", "--sheet", 0)
-    assert runs.flowrl(*words) == 2
-    said = capsys.readouterr().err
-    assert "outside the folder that brought the table along" in said and "--prompts" in said
-    assert runs.flowrl(*words, "--prompts", table) == 0, "the user has named it"
-    table.write_text(json.dumps({"file": "0/../a.png", "prompt": "x"}))
-    assert runs.flowrl(*words, "--out", tmp_path / "scores") == 0, "inside"
+    advice(
+        "{} names {}, which is outside the folder that brought the table along: remove that row, "
+        "or name the table yourself: --prompts {}",
+        lambda: runs.ended(*words),
+        lambda: runs.ended(*words, "--prompts", table),
+    )
+
+    def with_rows(*kept):
+        table.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        runs.ended(*words, "--out", tmp_path / "scores")
+
+    advice(
+        "remove that row, or name the table yourself",
+        lambda: with_rows(*rows),
+        lambda: with_rows(rows[0]),
+    )
+    with_rows({"file": "0/../a.png", "prompt": "x"})  # inside
 
 
-def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path, capsys):
+def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     save(folder / "a.png", 99)
@@ -382,11 +394,37 @@ def test_a_caption_that_leads_out_of_the_folder_is_not_read(tmp_path, capsys):
     caption = folder / "a.txt"
     caption.symlink_to(tmp_path / "secret")
     words = ("score", folder, "--rewards", "brightness", "--sheet", 0, "--out", tmp_path / "out")
-    assert runs.flowrl(*words) == 2
-    assert f"{caption} leads out of {folder}" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert runs.flowrl(*words, "--prompts-from", "names") == 0
+
+    def own_file():
+        caption.unlink()
+        caption.write_text("a blue ball")
+        runs.ended(*words[:-1], tmp_path / "own")
+
+    for follow in (lambda: runs.ended(*words, "--prompts-from", "names"), own_file):
+        advice(
+            "{} leads out of {}: put the caption's own file in the place of the link, or use "
+            "--prompts-from names",
+            lambda: runs.ended(*words[:-1], tmp_path / "refused"),
+            follow,
+        )
+        assert not (tmp_path / "refused").exists()
+    assert "a blue ball" in (tmp_path / "own" / "scores.csv").read_text()
     caption.unlink()
     caption.symlink_to("words")
     assert runs.flowrl(*words[:-1], tmp_path / "other") == 0
     assert "a red ball" in (tmp_path / "other" / "scores.csv").read_text()
+
+
+@pytest.mark.parametrize("where", ["captions", "metadata", "names"])
+def test_a_table_that_would_not_be_read_is_refused(where, tmp_path):
+    """It was left out without a word."""
+    folder, table = tmp_path / "images", tmp_path / "t.jsonl"
+    folder.mkdir()
+    save(folder / "a.png", 99)
+    table.write_text(json.dumps({"file": "a.png", "prompt": "x"}))
+    for kept in ((table, "auto"), (None, "names")):
+        advice(
+            "--prompts names the table {}, and --prompts-from {} reads none: leave one of them out",
+            lambda: find_items(folder, table, where),
+            lambda options=kept: find_items(folder, *options),
+        )

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from flowrl.votes.plan import VotePlan
 from rewards.fitted.scoring import FeatureColumns
 from rewards.perception.media import to_pil
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.warm import small
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -80,6 +82,70 @@ def test_a_simulated_person_ends_where_a_pair_cannot_be_shown(tmp_path, capsys, 
     assert "Traceback" not in error
 
 
+IGNORED = {
+    "a folder of images": (("--weights", "best"), ("--steps", "2")),
+    "a table": (("--prompts", "p.txt"), ("--prompts-from", "names"), ("--steps", "2")),
+    "a folder of votes": (("--question", "Which?"), ("--raters", "2"), ("--seed", "1")),
+}
+
+
+def test_an_option_that_a_source_would_ignore_is_refused(tmp_path):
+    """And read without it: the images are voted on, then the votes once more, and resumed."""
+    images, votes = squares(tmp_path / "images", prompts=2), tmp_path / "votes"
+    again = tmp_path / "again"
+    sources = {
+        "a folder of images": (images, "--out", votes, "--votes", "2"),
+        "a table": (votes / "votes.jsonl", "--out", again, "--votes", "2"),
+        "a folder of votes": (votes,),
+    }
+    for kind, words in sources.items():
+        for option in IGNORED[kind]:
+            with pytest.raises(UserError, match=rf"{option[0]} is of .* is {kind}: leave it out"):
+                runs.ended("vote", *words, *VOTE, *option)
+        advice(
+            "vote: --{} is of {}, and {} is {}: leave it out",
+            lambda source=words, ignored=option: runs.ended("vote", *source, *VOTE, *ignored),
+            lambda source=words: runs.ended("vote", *source, *VOTE),
+        )
+
+
+def test_what_nobody_can_vote_on_is_mended_as_the_message_says(tmp_path):
+    images, votes = squares(tmp_path / "images", prompts=2), tmp_path / "votes"
+    single = tmp_path / "single"
+    single.mkdir()
+    shutil.copyfile(images / "0.png", single / "0.png")
+    (single / "prompts.jsonl").write_text(json.dumps({"file": "0.png", "prompt": "a square"}))
+    words = (*VOTE, "--votes", "2", "--out", votes)
+    advice(
+        "vote: {} has no two samples of one prompt: sample each prompt twice or more",
+        lambda: runs.ended("vote", single, *words),
+        lambda: runs.ended("vote", images, *words),
+    )
+    advice(
+        "vote: {} is a folder of votes, whose number and order are fixed: give it alone",
+        lambda: runs.ended("vote", votes, *VOTE, "--votes", "3"),
+        lambda: runs.ended("vote", votes, *VOTE),
+    )
+
+
+@pytest.mark.parametrize("rest", [(), ("--taste", "left", "--person", "simulated")])
+def test_a_taste_is_of_a_simulated_person(rest, tmp_path, monkeypatch):
+    """A page, on which people vote, would wait for them."""
+    images = squares(tmp_path / "images", prompts=2)
+    monkeypatch.setattr("flowrl.cli.vote.serve_votes", served)
+    monkeypatch.setattr("flowrl.cli.vote._reported", lambda folder, answer: answer)
+    words = ("vote", images, "--out", tmp_path / "votes", "--votes", "2")
+    advice(
+        "vote: --taste is of a simulated person: leave it out, or set --person simulated",
+        lambda: runs.ended(*words, "--taste", "left"),
+        lambda: runs.ended(*words, *rest),
+    )
+
+
+def served(folder, address, person):
+    return person
+
+
 def raising(error: Exception):
     def fails(*_):
         raise error
@@ -122,7 +188,14 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     assert accuracy["value"] > 0.7, "size is easy for this model"
     reward = rewards.load("fitted", path="taste")
     assert reward.has_seen("a red square ")
-    words = ("--rewards", "{name: fitted, path: taste}", "--robust", "0", "--out", "again")
+    words = (
+        "--rewards",
+        "{name: fitted, path: taste, label: taste}",
+        "--robust",
+        "0",
+        "--out",
+        "again",
+    )
     assert runs.flowrl("evaluate-rewards", "votes", *words) == 0
     said = capsys.readouterr().out
     assert "taste was fitted to votes on the prompts of all 36 pairs" in said

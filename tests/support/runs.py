@@ -1,6 +1,7 @@
 """A run small enough for tests: a tiny random pipeline, brightness as its reward."""
 
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import yaml
 from safetensors.torch import load_file
 
 from flowrl.cli import main
+from flowrl.errors import UserError
 from flowrl.run.save import checkpoint
 from flowrl.session import atomic
 from flowrl.session.session import Session, open_accelerator, open_session
@@ -73,6 +76,15 @@ def flowrl(*words: str | Path) -> int:
     with pytest.raises(SystemExit) as done:
         main([str(word) for word in words])
     return int(done.value.code)
+
+
+def ended(*words: str | Path) -> None:
+    """Run a command. UserError with what it says on standard error unless it ends with code 0."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        code = flowrl(*words)
+    if code:
+        raise UserError(said.getvalue())
 
 
 def copied_run(source: Path, target: Path) -> Path:

@@ -1,5 +1,7 @@
 """A run that asks people: which pairs, what a vote tells, the alarm, and what is refused."""
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,11 @@ from flowrl.votes.choice import (
     uncertain_pairs,
     vote_information,
 )
+from flowrl.votes.live_page import LivePage
+from flowrl.votes.serve import PageAddress
 from rewards.fitted.davidson import Votes, fit_votes
 from tests.support.advice import advice
+from tests.support.voting import written_plan
 
 FITTED = {"name": "fitted", "path": "flowrl/demo/shapes-taste"}
 RUN = {
@@ -206,3 +211,19 @@ def test_a_recipe_with_one_plan_may_ask():
         starts(recipe={"name": "temp_flow", "steps": 4}),
         starts(),
     )
+
+
+def test_the_page_of_a_run_is_told_its_setting_where_a_port_is_taken(tmp_path):
+    """A run has ask.port, and no --port or --host, which `flowrl vote` has."""
+    written_plan(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = LivePage(tmp_path, PageAddress(port=taken.getsockname()[1]))
+        with pytest.raises(UserError, match=r"^ask: cannot listen on .*: set another ask\.port$"):
+            page.turn_to(tmp_path, "0")
+        page.close()
+    other = LivePage(tmp_path, PageAddress(port=0))
+    other.turn_to(tmp_path, "0")
+    assert "token=" in other.link
+    other.close()

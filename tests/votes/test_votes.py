@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from flowrl.votes.answer import (
 from flowrl.votes.collect import VoteQuestion, plan_again
 from flowrl.votes.log import NotShown, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
+from tests.support.advice import advice
 from tests.support.voting import COLOURS, log_lines, written_media, written_plan
 
 
@@ -143,10 +146,19 @@ def test_a_damaged_line_inside_the_log_is_named_and_nothing_is_removed(tmp_path)
 
 def test_a_second_process_is_refused(tmp_path):
     plan = written_plan(tmp_path)
-    second = VoteLog.opened(tmp_path, plan)
-    refused = pytest.raises(UserError, match="is open in another `flowrl vote`")
-    with VoteLog.opened(tmp_path, plan), refused, second:
-        pass
+
+    def opened():
+        with VoteLog.opened(tmp_path, plan) as log:
+            return log.show("rater-1")
+
+    with ExitStack() as first:
+        log = first.enter_context(VoteLog.opened(tmp_path, plan))
+        advice(
+            "is open in another `flowrl vote`: use its page, or stop it first",
+            opened,
+            lambda: log.vote("rater-1", log.show("rater-1"), "left", 1.0),
+        )
+        advice("use its page, or stop it first", opened, lambda: (first.close(), opened()))
 
 
 def test_on_a_full_disk_the_vote_is_refused_and_the_log_stays_whole(tmp_path, monkeypatch):
@@ -285,8 +297,12 @@ def test_a_rater_is_forgotten_with_all_votes_and_the_rest_stays(tmp_path):
     with pytest.raises(UserError, match="there is no 'rater-2'; the raters are rater-1, rater-3"):
         forget_rater(tmp_path, "rater-2")
     forget_rater(tmp_path, "rater-1")
-    with pytest.raises(UserError, match="rater-3 is the only rater"):
-        forget_rater(tmp_path, "rater-3")
+    advice(
+        "vote: {} is the only rater: remove {} instead",
+        lambda: forget_rater(tmp_path, "rater-3"),
+        lambda: shutil.rmtree(tmp_path),
+    )
+    assert written_plan(tmp_path).turns, "the folder's name is free for other votes"
 
 
 @pytest.mark.parametrize("kind", ["video", "text", "edit"])

@@ -243,6 +243,15 @@ def with_settings(scheduler: Any, settings: Mapping[str, Any], owner: str) -> An
         raise UserError(f"model.scheduler: {kind.__name__}: {error}") from error
 
 
+def absent_parts(kind: Any, index: Mapping[str, Any]) -> dict[str, Any]:
+    """None for each part of a pipeline's class that a folder's index lacks or lists as null (SD3
+    without T5): diffusers' from_pretrained asks for them as arguments."""
+    empty = (None, [None, None], (None, None))
+    listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
+    expected, _ = kind._get_signature_keys(kind)
+    return dict.fromkeys(set(expected) - listed)
+
+
 def from_pretrained(
     source: str,
     dtype: torch.dtype,
@@ -265,13 +274,9 @@ def from_pretrained(
     kind = pipeline_class(index, source)
     if levels is not None:
         refuse_levels(kind.__name__, inspect.signature(kind.__call__).parameters)
-    # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
-    empty = (None, [None, None], (None, None))
-    listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
-    expected, _ = kind._get_signature_keys(kind)
-    load_arguments: dict[str, Any] = dict.fromkeys(set(expected) - listed)
+    load_arguments = absent_parts(kind, index)
     if quantized is not None:
-        parts = [name for name in index if name in DENOISERS and name in listed]
+        parts = [name for name in index if name in DENOISERS and name not in load_arguments]
         refuse_parts(kind.__name__, parts)
         load_arguments |= quantization.pipeline_arguments(quantized, index, parts, source, dtype)
     with quantization.loading(quantized), complete_weights(source), _loaded(source):
