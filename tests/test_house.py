@@ -336,41 +336,6 @@ def test_the_root_holds_what_it_should() -> None:
     assert there == {*ROOT_FILES, *ROOT_FOLDERS}
 
 
-def caught_again(tree: ast.Module) -> Iterator[int]:
-    """Lines that raise a UserError, which is a ValueError, within a `try` whose own handler takes
-    it for an error of a library and wraps its sentence into another."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Try):
-            continue
-        kinds = {
-            name.id
-            for handler in node.handlers
-            if handler.type is not None
-            for name in ast.walk(handler.type)
-            if isinstance(name, ast.Name)
-        }
-        if "UserError" in kinds or not kinds & {"ValueError", "Exception"}:
-            continue
-        for statement in node.body:
-            for part in ast.walk(statement):
-                if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call):
-                    if isinstance(part.exc.func, ast.Name) and part.exc.func.id == "UserError":
-                        yield part.lineno
-
-
-def test_no_sentence_is_caught_by_the_handler_around_it() -> None:
-    wrapped = "try:\n    raise UserError('a')\nexcept (OSError, ValueError) as e:\n    pass\n"
-    assert list(caught_again(ast.parse(wrapped))) == [2]
-    assert list(caught_again(ast.parse(wrapped.replace("ValueError", "KeyError")))) == []
-    again = [
-        f"{path.relative_to(PROJECT)}:{line}"
-        for path in modules()
-        if "raise UserError" in path.read_text(encoding="utf-8")
-        for line in caught_again(parsed(path))
-    ]
-    assert not again, "raise it after the try"
-
-
 def test_no_file_holds_the_marks_of_a_merge() -> None:
     done = subprocess.run(
         ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=PROJECT, capture_output=True, text=True
