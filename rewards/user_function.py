@@ -30,10 +30,20 @@ from typing import Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rewards.checks.self_test import OneCall
 from rewards.checks.settings import function_parameters
 from rewards.combine import reward_scores
 from rewards.perception.media import by_size, expect
-from rewards.types import Kind, Reward, RewardScores, Samples, no_such_name, per_of
+from rewards.types import (
+    Concurrent,
+    Kind,
+    Reward,
+    RewardScores,
+    Samples,
+    Waits,
+    no_such_name,
+    per_of,
+)
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -41,6 +51,18 @@ _SINGLE = ("image", "img", "picture", "photo", "video", "text", "prompt", "capti
 _MANY = tuple(f"{name}s" for name in _SINGLE)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+def said_words(reward: object) -> dict[str, Any]:
+    """What a function or an object says of itself by attributes: its `per`, and which of
+    `one_call`, `waits` and `concurrent` are True."""
+    words = {
+        "per": per_of(reward),
+        "one_call": isinstance(reward, OneCall) and reward.one_call,
+        "waits": isinstance(reward, Waits) and reward.waits,
+        "concurrent": isinstance(reward, Concurrent) and reward.concurrent,
+    }
+    return {name: word for name, word in words.items() if word}
 
 
 @dataclass(frozen=True)
@@ -58,6 +80,19 @@ class Own:
     def per(self) -> Literal["sample", "group"] | None:
         """The function's own word: `FUNCTION.per = "sample"`."""
         return per_of(self.function)
+
+    @property
+    def one_call(self) -> bool:
+        """The function's own word, as `waits` and `concurrent` are: `FUNCTION.one_call = True`."""
+        return "one_call" in said_words(self.function)
+
+    @property
+    def waits(self) -> bool:
+        return "waits" in said_words(self.function)
+
+    @property
+    def concurrent(self) -> bool:
+        return "concurrent" in said_words(self.function)
 
     def __call__(self, samples: Samples) -> Any:
         return self.function(samples, **self.settings)
@@ -404,7 +439,7 @@ class _ObjectCall:
         self.reward = reward
         self.__name__ = name
         self.__signature__ = inspect.signature(reward)
-        self.per = per_of(reward)
+        vars(self).update(said_words(reward))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.reward(*args, **kwargs)

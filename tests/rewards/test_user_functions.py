@@ -10,7 +10,14 @@ from flowrl.prompts import Chat
 from rewards import Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.perception.media import WrongMedia
-from rewards.user_function import FlowGrpoFunction, TrlFunction, object_reward, user_reward
+from rewards.user_function import (
+    FlowGrpoFunction,
+    TrlFunction,
+    object_reward,
+    said_words,
+    user_reward,
+)
+from tests.support.advice import advice
 
 PEERS = """
 import io
@@ -130,15 +137,26 @@ def test_trls_signature_is_taken(peers):
 def test_trls_columns_are_checked_before_the_run(peers):
     check_reward(f"{peers}:accuracy", {})
     reward = load(f"{peers}:accuracy")
-    with pytest.raises(ValueError, match=r"accuracy takes 'answer', .*: add a column 'answer'"):
-        self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text"))
-    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer"):
-        check_reward(f"{peers}:ids", {})
+    rows = {"level": 1, "answer": "7"}
+    for followed in (
+        lambda: self_test("accuracy", reward, Prompts(["p"], [rows], "text")),
+        lambda: load(f"{peers}:accuracy", answer="7").check_prompts(["p"], [{"level": 1}]),
+    ):
+        advice(
+            "takes {}, but none of {} prompts has it: add a column {} to the prompt file, or pass "
+            "it as a setting of the reward",
+            lambda: self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text")),
+            followed,
+        )
 
 
 def test_a_factory_is_refused_with_the_way_out(peers):
-    with pytest.raises(ValueError, match=r"takes no arguments, .* call it in the file"):
-        check_reward(f"{peers}:jpeg_incompressibility", {})
+    advice(
+        "takes no arguments, but a reward takes (samples), (images, prompts, metadata) or "
+        "(prompts, completions); if it is a factory, call it in the file and name its result",
+        lambda: check_reward(f"{peers}:jpeg_incompressibility", {}),
+        lambda: check_reward(f"{peers}:jpeg", {}),
+    )
 
 
 SLIPS = """
@@ -224,6 +242,67 @@ def test_common_slips_are_named_before_a_run(function, message, tmp_path):
         check_reward(f"{tmp_path / 'mine.py'}:{function}", {})
 
 
+def written(tmp_path: Path, function: str) -> str:
+    """The name of a function of this source, alone in a file."""
+    file = tmp_path / f"file_{len([*tmp_path.iterdir()])}.py"
+    file.write_text(f"import asyncio\n\n\n{function}\n")
+    return f"{file}:mine"
+
+
+LIGHT = "return images.flatten(1).mean(1)"
+SERVICE = "    async def asked():\n        return [0.5 for _ in samples.media]\n"
+
+
+def test_common_slips_are_mended_as_they_say(tmp_path: Path) -> None:
+    def checked(function: str) -> None:
+        check_reward(written(tmp_path, function), {})
+
+    advice(
+        "takes (images, prompts), but gets a third argument, the columns of the prompt file: write "
+        "{}(images, prompts, metadata)",
+        lambda: checked(f"def mine(images, prompts): {LIGHT}"),
+        lambda: checked(f"def mine(images, prompts, metadata): {LIGHT}"),
+    )
+    advice(
+        "is asynchronous, and a reward's call must return its scores: write `def`, and "
+        "asyncio.run(...) inside",
+        lambda: checked("async def mine(samples):\n    return await asked(samples)"),
+        lambda: checked(f"def mine(samples):\n{SERVICE}    return asyncio.run(asked())"),
+    )
+    for followed in (
+        "def mine(samples):\n    return [float(image.mean()) for image in samples.media]",
+        f"def mine(images, prompts, metadata): {LIGHT}",
+    ):
+        advice(
+            "but a reward is called with all samples at once: write {}(samples) and return one "
+            "score for each of samples.media and samples.prompts, or take (images, prompts, "
+            "metadata)",
+            lambda: checked("def mine(image, prompt):\n    return image.mean()"),
+            lambda followed=followed: checked(followed),
+        )
+    lengths = "return [float(len(text)) for text in completions]"
+    test = "if completion_ids is not None:\n        completion_ids.pop()"
+    for followed in (
+        f"def mine(completions):\n    {lengths}",
+        f"def mine(completions, completion_ids=None):\n    {test}\n    {lengths}",
+    ):
+        advice(
+            "takes {}, which only TRL's trainer provides: take it out, or give it the default None "
+            "and test for that",
+            lambda: checked(f"def mine(completions, completion_ids):\n    {lengths}"),
+            lambda followed=followed: checked(followed),
+        )
+        advice(
+            "is None here, since only TRL's trainer provides it: take it out, or test for None "
+            "before its use",
+            lambda: checked(
+                "def mine(completions, completion_ids=None):\n    completion_ids.pop()\n    "
+                + lengths
+            ),
+            lambda followed=followed: checked(followed),
+        )
+
+
 @pytest.mark.parametrize("function", ["annotated", "sound", "other", "short", "several_rest"])
 def test_sound_functions_pass(function, tmp_path):
     (tmp_path / "mine.py").write_text(SLIPS)
@@ -294,6 +373,67 @@ def test_an_object_that_takes_samples_stays_itself(tmp_path):
     (tmp_path / "objects_of_mine.py").write_text(OBJECTS)
     loaded = load(f"{tmp_path / 'objects_of_mine.py'}:Plain")
     assert object_reward(loaded, "a") is loaded
+
+
+WORDS = {"per": "sample", "one_call": True, "waits": True, "concurrent": True}
+SPEAKING = """
+class Plain:
+    def __call__(self, samples):
+        return [0.0] * len(samples.media)
+
+
+class Red(Plain):
+    def __call__(self, images, prompts, metadata):
+        return [float(image[0].mean()) for image in images]
+
+
+class Long(Plain):
+    def __call__(self, prompts, completions):
+        return [float(len(text)) for text in completions]
+
+
+def light(samples):
+    return samples.media.flatten(1).mean(1)
+
+
+def red(images, prompts, metadata):
+    return images[:, 0].flatten(1).mean(1)
+
+
+def long(completions):
+    return [float(len(text)) for text in completions]
+
+
+for one in (Plain, light, red, long):
+    one.per, one.one_call, one.waits, one.concurrent = "sample", True, True, True
+"""
+FORMS = ("Plain", "Red", "Long", "light", "red", "long")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_reward_says_of_itself_is_kept_in_every_form(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "speaking.py"
+    file.write_text(SPEAKING)
+    assert said_words(load(f"{file}:{name}")) == WORDS
+
+
+def noisy(samples: Samples) -> torch.Tensor:
+    """As a service with a temperature answers."""
+    return samples.media.flatten(1).mean(1) + torch.rand(len(samples.prompts))
+
+
+def test_a_reward_that_cannot_be_repeated_is_called_once() -> None:
+    def asked_once() -> str:
+        noisy.one_call = True  # type: ignore[attr-defined]
+        return self_test("a", user_reward(noisy, {}))
+
+    said = advice(
+        "is too large compared with the spread of {} within a group; make it repeatable, or set "
+        "its attribute one_call = True if that is impossible",
+        lambda: self_test("a", user_reward(noisy, {})),
+        asked_once,
+    )
+    assert said.endswith("; called once")
 
 
 def exact(completions, answer, **columns):
