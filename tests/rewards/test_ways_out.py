@@ -1,9 +1,18 @@
-"""What the messages of rewards advise, followed: columns, settings, servers and questions."""
+"""What the messages of rewards advise, followed: columns, settings, files and packages."""
 
-import json
+import base64
+import importlib
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +20,32 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("httpx")
-pytest.importorskip("uvicorn")
-
+from flowrl.paths import PROJECT
 from rewards import Samples, load
 from rewards.answers.code_tests import read_tests
-from rewards.catalogue.brightness import Brightness
 from rewards.checks.self_test import Prompts, check_sum
 from rewards.combine import scored
-from rewards.judging.panel import PanelSettings
+from rewards.perception.chat_frame import chat_frame, templated
+from rewards.perception.embedding import Placement, open_clip_library, open_clip_towers
+from rewards.perception.moving import read_video_frames
+from rewards.perception.packages import (
+    needs_client,
+    needs_math_verify,
+    needs_ocr,
+    needs_open_clip,
+)
+from rewards.rights import Limits, Right, limited, need, rights_named
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
-from rewards.serving.client import Client
-from rewards.serving.server import Served
+from rewards.serving.codec import encode_mp4
+from rewards.serving.wire import encode_samples
+from rewards.serving.workers import Worker
 from rewards.types import Reward
-from tests.rewards.test_benchmark_judges import COMMON, SCRIPT, SERVER, script
 from tests.rewards.test_external_sandbox import configure
-from tests.support import runs
 from tests.support.advice import advice
-from tests.support.servers import ChatServer, pictures, serving
+from tests.support.reward_contract import sounding, videos
+from tests.support.servers import pictures
+from tests.support.tiny_qwen import base_folder, whole_tokenizer
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -66,7 +82,7 @@ def test_a_form_of_tests_that_lacks_its_function_is_given_one() -> None:
 
 def test_the_named_column_reaches_the_tests() -> None:
     """The setting that the message names, where a user writes it."""
-    rows = [{"tests": [{"input": "1", "output": "1", "testtype": "functional"}], "names": "f"}]
+    rows = [{"tests": [{"input": "1", "output": "2", "testtype": "functional"}], "names": "f"}]
 
     def plan(**settings: Any) -> None:
         load("code_tests", isolation="best", **settings).check_prompts(["p"], rows)
@@ -227,173 +243,6 @@ def test_kinds_in_one_batch_are_separated() -> None:
     ) == ["image", "text"]
 
 
-def answer(text: str, shown: list[torch.Tensor]) -> str:
-    return "1. Is it bright?" if not shown else "Yes."
-
-
-def test_a_judge_of_a_checklist_goes_without_a_question() -> None:
-    with ChatServer(answer) as server:
-        own = {"url": server.url, "kind": "checklist", **SERVER}
-        advice(
-            "judge: a checklist writes its own questions; leave out question",
-            lambda: load("judge", question="Is it {prompt}?", **own),
-            lambda: load("judge", **own),
-        )
-
-
-def test_a_server_that_does_not_answer_is_started() -> None:
-    server = ChatServer(answer).start()
-    server.stop()  # its port is free again
-
-    def refused(call: Callable[[], object]) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.1)
-            call()
-
-    def started() -> None:
-        server.start()
-        PanelSettings(url=server.url, model="tiny").open()
-
-    advice(
-        "judge: {}; start a server, such as `vllm serve MODEL`, and check that url ends with /v1",
-        lambda: refused(PanelSettings(url=server.url, model="tiny").open),
-        started,
-    )
-    bare = server.url.removesuffix("/v1")
-    advice(
-        "and check that url ends with /v1",
-        PanelSettings(url=bare, model="tiny").open,
-        PanelSettings(url=f"{bare}/v1", model="tiny").open,
-    )
-    server.stop()
-    sent = pictures(2)
-    with serving(Served.of("brightness", {}, Brightness())) as url:
-        for followed in (lambda: load("remote", url=url), lambda: load("remote", url=f"{url}/")):
-            advice(
-                "remote: {}; start one with `flowrl serve-reward NAME --port PORT`, or fix url",
-                lambda: refused(lambda: load("remote", url=server.url)),
-                followed,
-            )
-        assert len(load("remote", url=url)(sent)) == 2
-
-
-def test_a_token_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOKEN_OF_MINE", "")
-
-    def exported() -> Client:
-        monkeypatch.setenv("TOKEN_OF_MINE", "s3cret")
-        return Client("http://127.0.0.1:9", "TOKEN_OF_MINE")
-
-    advice(
-        "the environment variable {} is empty; export the token first",
-        lambda: Client("http://127.0.0.1:9", "TOKEN_OF_MINE"),
-        exported,
-    )
-
-
-def test_the_questions_of_authors_are_put_where_the_setting_says(tmp_path: Path) -> None:
-    with ChatServer(answer) as server:
-        place = str(tmp_path / "question.txt")
-        own = {"url": server.url, **SERVER}
-
-        def copied() -> Reward:
-            Path(place).write_text("Compare.\nText Caption: [{prompt}]\n")
-            return load("unified_reward", question=place, **own)
-
-        advice(
-            "unified_reward: question: no such file: {}; copy the text from your release's client "
-            "(github.com/CodeGoat24/UnifiedReward), with {{prompt}} in place of the prompt",
-            lambda: load("unified_reward", question=place, **own),
-            copied,
-        )
-        advice(
-            "question: no such file: {}; use {}",
-            lambda: load("unigenbench", question="nowhere.py", **own),
-            lambda: load("unigenbench", question=script(tmp_path, COMMON), **own),
-        )
-        (tmp_path / "other.py").write_text("x = 1")
-        advice(
-            "question: {} does not hold UniGenBench's question (definitions of test points, two "
-            "lists of them, and an instruction): use {}",
-            lambda: load("unigenbench", question=str(tmp_path / "other.py"), **own),
-            lambda: load("unigenbench", question=script(tmp_path, COMMON), **own),
-        )
-        rows = [{"testpoints": ["风格"], "testpoint_descriptions": ["水墨"]}]
-
-        def check(text: str) -> None:
-            reward = load("unigenbench", question=script(tmp_path, text), **own)
-            reward.check_prompts(["猫"], rows)
-
-        advice(
-            "the question does not define the test point {}; it defines {}: use the file in the "
-            "prompts' language",
-            lambda: check(SCRIPT),
-            lambda: check(SCRIPT.replace('"Style"', '"风格"')),
-        )
-
-
-OFFICIAL = {
-    "dpg_bench": "item_id,text,proposition_id,dependency,category_broad,category_detailed,tuple,"
-    "question_natural_language\n0,A cat.,1,0,entity,whole,entity - whole (cat),Is there a cat?\n",
-    "unigenbench": 'index,prompt_en,sub_dims_en\n0,Ink.,"{""Primary Categories"": ""Art"", '
-    '""Testpoints"": [""Style""], ""Testpoint Description"": [""ink""]}"\n',
-}
-
-
-def test_official_files_are_converted(tmp_path: Path) -> None:
-    with ChatServer(answer) as server:
-        own = {"url": server.url, **SERVER}
-        dpg = load("dpg_bench", **own)
-        points = load("unigenbench", question=script(tmp_path), **own)
-
-        def converted(name: str, reward: Any) -> None:
-            file, out = tmp_path / f"{name}.csv", tmp_path / f"{name}.jsonl"
-            file.write_text(OFFICIAL[name])
-            assert runs.flowrl("suites", f"{name}:{file}", "--out", str(out)) == 0
-            rows = [json.loads(line) for line in out.read_text().splitlines()]
-            reward.check_prompts([row["prompt"] for row in rows], rows)
-
-        advice(
-            "dpg_bench: row {} of the prompts has no column {}: convert the official file with "
-            "flowrl suites dpg_bench:FILE --out prompts.jsonl",
-            lambda: dpg.check_prompts(["a"], [{}]),
-            lambda: converted("dpg_bench", dpg),
-        )
-        advice(
-            "unigenbench: row {} of the prompts has no column {}: convert the official file with "
-            "flowrl suites unigenbench:FILE --out prompts.jsonl",
-            lambda: points.check_prompts(["a"], [{}]),
-            lambda: converted("unigenbench", points),
-        )
-
-
-def test_noun_phrases_are_a_column_or_a_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parser is the one that the setting names; one that is there and finds none helps no
-    further."""
-    words = "compbench: row {} of the prompts has no noun phrases: add a column {} (a list)"
-    chunks = [SimpleNamespace(text="a green bench")]
-    with ChatServer(answer) as server:
-        own = {"url": server.url, "spacy_model": "words_of_mine", **SERVER}
-
-        def installed() -> None:
-            spacy = SimpleNamespace(util=SimpleNamespace(is_package=lambda name: name == model))
-            spacy.load = lambda _: lambda text: SimpleNamespace(noun_chunks=chunks * bool(text))
-            monkeypatch.setitem(sys.modules, "spacy", spacy)
-            monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-            load("compbench", **own).check_prompts(["a green bench"], [{}])
-
-        with pytest.raises(ValueError, match="download ") as refused:
-            load("compbench", **own).check_prompts(["a"], [{}])
-        model = str(refused.value).rpartition(" ")[2]
-        for followed in (
-            lambda: load("compbench", **own).check_prompts(["a"], [{"noun_phrases": ["a"]}]),
-            installed,
-        ):
-            advice(words, lambda: load("compbench", **own).check_prompts(["a"], [{}]), followed)
-        with pytest.raises(ValueError, match=r"has no noun phrases: add .* \(a list\)$"):
-            load("compbench", **own).check_prompts([""], [{}])
-
-
 def test_a_masked_array_is_filled() -> None:
     import numpy as np
 
@@ -419,3 +268,226 @@ def test_a_reward_that_writes_into_the_media_copies_it() -> None:
         lambda: scored("a", clamps, pictures(2)),
         lambda: scored("a", copies, pictures(2)),
     )
+
+
+EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def named_packages(said: str) -> set[str]:
+    """The packages that the command of a message installs."""
+    (extra,) = re.findall(r"pip install 'flowrl\[(\w+)\]'", said)
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in EXTRAS[extra]}
+
+
+def test_packages_that_are_missing_are_those_of_the_named_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the named extra brings is installed, and nothing else: then no message is left."""
+    there: set[str] = set()
+    real = importlib.util.find_spec
+    distributions = {
+        "open_clip": "open-clip-torch", "math_verify": "math-verify", "rapidocr": "rapidocr",
+        "onnxruntime": "onnxruntime", "httpx": "httpx", "tenacity": "tenacity", "av": "av",
+    }  # fmt: skip
+
+    def find_spec(name: str) -> object:
+        if name not in distributions:
+            return real(name)
+        return object() if distributions[name] in there else None
+
+    def installed(check: Callable[[], object]) -> None:
+        with pytest.raises((ValueError, OSError)) as refused:
+            check()
+        there.update(named_packages(str(refused.value)))
+        check()
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    hps = partial(needs_open_clip, {})
+    advice("this reward needs open_clip: pip install", hps, lambda: installed(hps))
+    ocr = partial(needs_ocr, {})
+    advice("needs rapidocr and onnxruntime: pip install", ocr, lambda: installed(ocr))
+    math = partial(needs_math_verify, {})
+    advice("math_answer needs math-verify: pip install", math, lambda: installed(math))
+    client = partial(needs_client, {})
+    advice("{} is not installed; pip install 'flowrl[remote]'", client, lambda: installed(client))
+
+
+def test_videos_without_their_library_are_frames_or_wait_for_it(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    clip = torch.rand(3, 3, 16, 16)
+    samples = Samples(clip[None], ["a"], torch.zeros(1, dtype=torch.long))
+    (tmp_path / "a.mp4").write_bytes(base64.b64decode(encode_mp4(clip)))
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        real = importlib.util.find_spec
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "av", None)
+            patch.setattr(
+                "importlib.util.find_spec", lambda name: None if name == "av" else real(name)
+            )
+            yield
+
+    def hidden(call: Callable[[], object]) -> object:
+        with without():
+            return call()
+
+    def read() -> torch.Tensor:
+        return read_video_frames(tmp_path / "a.mp4", 9)
+
+    frames = advice("videos need PyAV: pip install 'flowrl[video]'", partial(hidden, read), read)
+    assert len(frames) == 3
+    lossy = partial(encode_samples, samples, videos="mp4")
+    for followed in (lossy, partial(hidden, partial(encode_samples, samples, videos="frames"))):
+        advice(
+            "MP4 needs the library av: pip install 'flowrl[video]', or send frames",
+            partial(hidden, lossy),
+            followed,
+        )
+    assert "av" in named_packages("pip install 'flowrl[video]'")
+
+
+class OpenClip:
+    """Stands for open_clip, which keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []
+
+    def create_model_and_transforms(self, name: str, pretrained: str | None) -> tuple[Any, ...]:
+        self.asked.append((name, pretrained))
+        model = torch.nn.Linear(1, 1)
+        model.visual = SimpleNamespace(image_size=8)  # type: ignore[assignment]
+        return model, None, None
+
+    def get_tokenizer(self, name: str) -> Callable[[str], str]:
+        return str
+
+
+def test_open_clip_is_imported_and_its_weights_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = OpenClip()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    (tmp_path / "open_clip.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "open_clip", raising=False)
+
+    def matched() -> Any:
+        """As with a torchvision for this torch."""
+        (tmp_path / "open_clip.py").write_text("whole = True\n")
+        importlib.invalidate_caches()
+        return open_clip_library()
+
+    assert advice(
+        "open_clip cannot be imported ({}); usually the builds of torchvision and torch {} differ: "
+        "pip install --force-reinstall --no-deps torchvision from the index that torch came from",
+        open_clip_library,
+        matched,
+    ).whole
+    monkeypatch.setitem(sys.modules, "open_clip", library)
+    placement = Placement.of("cpu", "float32")
+    for model in ("ViT-L-14/openai", f"local-dir:{tmp_path}"):
+        advice(
+            "open_clip's {} does not name weights: write {}/<weights>, such as ViT-L-14/openai, or "
+            "hf-hub:<name>, or local-dir:<folder>",
+            lambda: open_clip_towers("ViT-L-14", placement),
+            lambda model=model: open_clip_towers(model, placement),
+        )
+    assert library.asked == [("ViT-L-14", "openai"), (f"local-dir:{tmp_path}", None)]
+
+
+def test_a_chat_template_is_another_models(tmp_path: Path) -> None:
+    base = base_folder(tmp_path)
+    words = whole_tokenizer(base, ())
+    bare = whole_tokenizer(base, ())
+    bare.chat_template = None
+    for file in ("chat_template.jinja", "chat_template.json"):
+        (base / file).unlink(missing_ok=True)
+    before, after = advice(
+        "has no chat template, which its authors use to write turns: use a folder with one",
+        lambda: chat_frame("hpsv3", str(base), bare),
+        lambda: chat_frame("hpsv3", str(base), words),
+    )
+    assert before and after
+    broken = whole_tokenizer(base, ())
+    broken.chat_template = "{{ 1 / 0 }}"
+    turns = [{"role": "user", "content": "a"}]
+    assert advice(
+        "the chat template of {} cannot write a turn ({}): use a model with another template",
+        lambda: templated(broken, turns),
+        lambda: templated(words, turns),
+    )
+
+
+def test_a_reward_of_sound_is_given_sound() -> None:
+    silent = videos(["a", "b"])
+    waves = sounding(["a", "b"])
+    assert waves.audio is not None
+    alone = Samples.of_sound(waves.audio, waves.prompts, waves.group, waves.meta)
+    for given in (alone, waves):
+        scores = advice(
+            "the reward {} scores sound; it was given {} without: take a model that makes sound, "
+            "or videos with sound",
+            lambda: load("loudness")(silent),
+            lambda given=given: load("loudness")(given),
+        )
+        assert len(scores) == 2
+
+
+def test_a_right_is_granted_by_its_name(tmp_path: Path) -> None:
+    def needed(*words: str) -> None:
+        with limited(Limits(tmp_path, rights_named(words))):
+            need(Right.CODE, "a.py:f")
+
+    advice(
+        "{} needs the right to {}, which {} does not have, since it was not started here: read its "
+        "run.yaml, then add --trust={}",
+        needed,
+        lambda: needed("code"),
+    )
+    advice("is not a right; choose from {}", lambda: needed("cod"), lambda: needed(*Right))
+
+
+def commands_of(call: Callable[[], object]) -> list[str]:
+    """The words of the command that a message shows."""
+    with pytest.raises(RuntimeError) as error:
+        call()
+    return shlex.split(str(error.value).partition("`")[2].partition("`")[0])
+
+
+def test_a_process_that_does_not_start_shows_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(call: Callable[[], object]) -> str:
+        return subprocess.run(
+            commands_of(call), capture_output=True, text=True, check=False, timeout=60
+        ).stderr
+
+    broken = "import nowhere_at_all\n"
+    answers = "import sys\nprint(flush=True)\nfor line in sys.stdin: print(line, flush=True)\n"
+    script = tmp_path / "answers.py"
+    script.write_text(broken + answers)
+    worker = Worker(script)
+    ask = partial(worker.ask, 3, 20.0)
+    assert "nowhere_at_all" in advice(
+        "{} does not start; run `{} -P {}` to see why", ask, partial(told, ask)
+    )
+    script.write_text(answers)
+    assert ask() == 3
+    worker.stop()
+
+    folder = Path(shutil.copytree(run.SANDBOX_FOLDER, tmp_path / "sandbox"))
+    whole = (folder / "confine.py").read_text()
+    (folder / "confine.py").write_text(whole.replace("import ctypes\n", broken))
+    monkeypatch.setattr(run, "SANDBOX_FOLDER", folder)
+    program = partial(run.run_program, "print(1)", "", SandboxLimits())
+    assert "nowhere_at_all" in advice(
+        "the sandbox does not start; run `{} -I -S {}` to see why", program, partial(told, program)
+    )
+    command = commands_of(program)
+    (folder / "confine.py").write_text(whole)
+    assert program().output == "1\n"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "All modules of the sandbox load" in done.stderr
