@@ -9,6 +9,7 @@ function(prompts, completions, ...)       TRL's, by keyword: two lists of string
                                           function names or collects in **kwargs
 
 None in a list says that the reward does not apply to the sample, NaN that it could not score it.
+The functions may be asynchronous.
 
 A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
 that a[i] is preferred.
@@ -19,7 +20,6 @@ arguments are its settings.
 """
 
 import ast
-import asyncio
 import inspect
 import re
 import textwrap
@@ -33,6 +33,7 @@ from torch import Tensor
 from rewards.checks.self_test import OneCall
 from rewards.checks.settings import function_parameters
 from rewards.combine import reward_scores
+from rewards.guard import completed
 from rewards.perception.media import by_size, expect
 from rewards.types import (
     Concurrent,
@@ -95,7 +96,7 @@ class Own:
         return "concurrent" in said_words(self.function)
 
     def __call__(self, samples: Samples) -> Any:
-        return self.function(samples, **self.settings)
+        return completed(self.function(samples, **self.settings))
 
     def examples(self) -> Samples | None:
         return self.shows() if self.shows is not None else None
@@ -108,7 +109,7 @@ class OwnJudge(Own):
     def __call__(  # type: ignore[override]
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
     ) -> Any:
-        return self.function(samples, a, b, **self.settings)
+        return completed(self.function(samples, a, b, **self.settings))
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class FlowGrpoFunction(Own):
 
     def _scores(self, samples: Samples) -> Any:
         metadata = [dict(row) for row in samples.meta] or [{} for _ in samples.prompts]
-        result: Any = self.function(samples.media, list(samples.prompts), metadata, **self.settings)
+        prompts = list(samples.prompts)
+        result: Any = completed(self.function(samples.media, prompts, metadata, **self.settings))
         pair = isinstance(result, tuple) and not isinstance(result, RewardScores)
         scores = result[0] if pair else result
         return scores["avg"] if isinstance(scores, Mapping) and "avg" in scores else scores
@@ -133,7 +135,7 @@ class FlowGrpoFunction(Own):
 
 @dataclass(frozen=True)
 class TrlFunction(Own):
-    """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be asynchronous.
+    """Wraps `function(prompts=, completions=, **columns, **settings)`.
 
     A parameter annotated as `list[list[dict]]`, as in TRL's own rewards, gets chat messages: the
     prompt's, or the assistant's. Other parameters get texts.
@@ -161,8 +163,7 @@ class TrlFunction(Own):
                 [{"role": "assistant", "content": text}] for text in samples.media
             ]
         taken = {name: value for name, value in offered.items() if takes_all or name in parameters}
-        result = self.function(**{**columns, **taken}, **self.settings)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        return completed(self.function(**{**columns, **taken}, **self.settings))
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError for a parameter that is neither a setting nor a column of the prompts."""
@@ -259,8 +260,7 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
             f"{name} takes (images, prompts), but gets a third argument, the columns of the "
             f"prompt file: write {function.__name__}(images, prompts, metadata)"
         )
-    if not _is_trl(function):
-        _check_plain(name, function)
+    _check_plain(name, function)
     if not (_is_trl(function) or _is_flow_grpo(function)):
         _check_first(name, function, parameters)
     _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
@@ -288,12 +288,11 @@ def _check_trainer(name: str, function: Callable[..., Any]) -> None:
 
 
 def _check_plain(name: str, function: Callable[..., Any]) -> None:
-    """ValueError for a function whose call cannot return scores: an asynchronous one or a
-    generator."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    """ValueError for a function whose call cannot return scores: an asynchronous generator."""
+    if inspect.isasyncgenfunction(function):
         raise ValueError(
-            f"{name} is asynchronous, and a reward's call must return its scores: write `def`, and "
-            "asyncio.run(...) inside"
+            f"{name} yields asynchronously, and a reward's call must return its scores: return a "
+            "list of them"
         )
 
 

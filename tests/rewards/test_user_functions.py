@@ -1,7 +1,9 @@
 """Reward functions as Flow-GRPO's and TRL's users have them."""
 
+import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -208,12 +210,6 @@ def hidden(samples):
 def two(images, prompts):
     return images.flatten(1).mean(1)
 
-async def waits(samples):
-    return samples.media.flatten(1).mean(1)
-
-async def asks(images, prompts, metadata):
-    return images.flatten(1).mean(1)
-
 def several_rest(images, prompts, *rest):
     return images.flatten(1).mean(1)
 
@@ -232,8 +228,6 @@ short = lambda samples: samples.media.flatten(1).mean(1)
         ("bare", "has no `return`"),
         ("Judge", r"line 30: samples have no 'texts'"),
         ("two", r"gets a third argument.*write two\(images, prompts, metadata\)"),
-        ("waits", "is asynchronous"),
-        ("asks", "is asynchronous"),
     ],
 )
 def test_common_slips_are_named_before_a_run(function, message, tmp_path):
@@ -245,12 +239,11 @@ def test_common_slips_are_named_before_a_run(function, message, tmp_path):
 def written(tmp_path: Path, function: str) -> str:
     """The name of a function of this source, alone in a file."""
     file = tmp_path / f"file_{len([*tmp_path.iterdir()])}.py"
-    file.write_text(f"import asyncio\n\n\n{function}\n")
+    file.write_text(f"{function}\n")
     return f"{file}:mine"
 
 
 LIGHT = "return images.flatten(1).mean(1)"
-SERVICE = "    async def asked():\n        return [0.5 for _ in samples.media]\n"
 
 
 def test_common_slips_are_mended_as_they_say(tmp_path: Path) -> None:
@@ -263,12 +256,13 @@ def test_common_slips_are_mended_as_they_say(tmp_path: Path) -> None:
         lambda: checked(f"def mine(images, prompts): {LIGHT}"),
         lambda: checked(f"def mine(images, prompts, metadata): {LIGHT}"),
     )
-    advice(
-        "is asynchronous, and a reward's call must return its scores: write `def`, and "
-        "asyncio.run(...) inside",
-        lambda: checked("async def mine(samples):\n    return await asked(samples)"),
-        lambda: checked(f"def mine(samples):\n{SERVICE}    return asyncio.run(asked())"),
-    )
+    for form in ("samples", "images, prompts, metadata", "completions"):
+        advice(
+            "yields asynchronously, and a reward's call must return its scores: return a list of "
+            "them",
+            lambda form=form: checked(f"async def mine({form}):\n    yield 0.5"),
+            lambda form=form: checked(f"async def mine({form}):\n    return [0.5]"),
+        )
     for followed in (
         "def mine(samples):\n    return [float(image.mean()) for image in samples.media]",
         f"def mine(images, prompts, metadata): {LIGHT}",
@@ -415,6 +409,58 @@ def test_what_a_reward_says_of_itself_is_kept_in_every_form(name: str, tmp_path:
     file = tmp_path / "speaking.py"
     file.write_text(SPEAKING)
     assert said_words(load(f"{file}:{name}")) == WORDS
+
+
+ASYNCHRONOUS = """
+import asyncio
+
+
+async def light(samples):
+    await asyncio.sleep(0)
+    return samples.media.flatten(1).mean(1)
+
+
+async def red(images, prompts, metadata):
+    return images[:, 0].flatten(1).mean(1), {}
+
+
+async def long(completions):
+    return [float(len(text)) for text in completions]
+
+
+class Light:
+    async def __call__(self, samples):
+        return samples.media.flatten(1).mean(1)
+
+
+class Red:
+    async def __call__(self, images, prompts, metadata):
+        return images[:, 0].flatten(1).mean(1)
+
+
+async def lighter(samples, a, b):
+    level = samples.media.flatten(1).mean(1)
+    return (level[a] > level[b]).double()
+"""
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+@pytest.mark.parametrize("name", ["light", "red", "long", "Light", "Red", "lighter"])
+def test_a_reward_may_be_asynchronous_in_every_form(
+    name: str, notebook: bool, tmp_path: Path
+) -> None:
+    """In a script, and in a notebook, whose thread runs an event loop."""
+    file = tmp_path / "asynchronous.py"
+    file.write_text(ASYNCHRONOUS)
+    named = {"name": "win_rate", "judge": f"{file}:lighter"} if name == "lighter" else {}
+    reward = load(**(named or {"name": f"{file}:{name}"}))
+    samples = texts("a", "bbb") if name == "long" else pictures()
+
+    async def cell() -> object:
+        return score_all({"a": reward}, samples)
+
+    scores: Any = asyncio.run(cell()) if notebook else score_all({"a": reward}, samples)
+    assert len(set(scores.values.flatten().tolist())) > 1
 
 
 def noisy(samples: Samples) -> torch.Tensor:

@@ -34,7 +34,7 @@ from rewards.perception.packages import (
     needs_ocr,
     needs_open_clip,
 )
-from rewards.rights import Limits, Right, limited, need, rights_named
+from rewards.rights import Limits, NotGranted, Right, limited, need, rights_named
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
 from rewards.serving.codec import encode_mp4
@@ -388,14 +388,19 @@ def test_open_clip_is_imported_and_its_weights_are_named(
     ).whole
     monkeypatch.setitem(sys.modules, "open_clip", library)
     placement = Placement.of("cpu", "float32")
-    for model in ("ViT-L-14/openai", f"local-dir:{tmp_path}"):
+    monkeypatch.setattr("rewards.perception.embedding.hub_silence", lambda _: None)
+    for model in ("ViT-L-14/openai", "hf-hub:nobody/no-such-model", f"local-dir:{tmp_path}"):
         advice(
             "open_clip's {} does not name weights: write {}/<weights>, such as ViT-L-14/openai, or "
             "hf-hub:<name>, or local-dir:<folder>",
             lambda: open_clip_towers("ViT-L-14", placement),
             lambda model=model: open_clip_towers(model, placement),
         )
-    assert library.asked == [("ViT-L-14", "openai"), (f"local-dir:{tmp_path}", None)]
+    assert library.asked == [
+        ("ViT-L-14", "openai"),
+        ("hf-hub:nobody/no-such-model", None),
+        (f"local-dir:{tmp_path}", None),
+    ]
 
 
 def test_a_chat_template_is_another_models(tmp_path: Path) -> None:
@@ -441,12 +446,16 @@ def test_a_right_is_granted_by_its_name(tmp_path: Path) -> None:
         with limited(Limits(tmp_path, rights_named(words))):
             need(Right.CODE, "a.py:f")
 
-    advice(
-        "{} needs the right to {}, which {} does not have, since it was not started here: read its "
-        "run.yaml, then add --trust={}",
-        needed,
-        lambda: needed("code"),
-    )
+    with pytest.raises(NotGranted) as refused:
+        needed()
+    for written in (r"--trust=(\w+)", r"trust='(\w+)'"):
+        (word,) = re.findall(written, str(refused.value))
+        advice(
+            "{} needs the right to {}, which {} does not have, since it was not started here: read "
+            "its run.yaml, then add --trust={}",
+            needed,
+            lambda word=word: needed(word),
+        )
     advice("is not a right; choose from {}", lambda: needed("cod"), lambda: needed(*Right))
 
 
