@@ -55,8 +55,8 @@ _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 def said_words(reward: object) -> dict[str, Any]:
-    """What a function or an object says of itself by attributes: its `per`, and which of
-    `one_call`, `waits` and `concurrent` are True."""
+    """The attributes by which a function or an object says something of itself: its `per`, and
+    those of `one_call`, `waits` and `concurrent` that are True."""
     words = {
         "per": per_of(reward),
         "one_call": isinstance(reward, OneCall) and reward.one_call,
