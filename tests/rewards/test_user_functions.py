@@ -473,13 +473,20 @@ def test_a_reward_that_cannot_be_repeated_is_called_once() -> None:
         noisy.one_call = True  # type: ignore[attr-defined]
         return self_test("a", user_reward(noisy, {}))
 
-    said = advice(
-        "is too large compared with the spread of {} within a group; make it repeatable, or set "
-        "its attribute one_call = True if that is impossible",
-        lambda: self_test("a", user_reward(noisy, {})),
-        asked_once,
-    )
-    assert said.endswith("; called once")
+    def repeatable(samples: Samples) -> torch.Tensor:
+        return samples.media.flatten(1).mean(1)
+
+    for followed, ending in (
+        (lambda: self_test("a", user_reward(repeatable, {})), "one by one"),
+        (asked_once, "; called once"),
+    ):
+        said = advice(
+            "is too large compared with the spread of {} within a group; make it repeatable, or "
+            "set its attribute one_call = True if that is impossible",
+            lambda: self_test("a", user_reward(noisy, {})),
+            followed,
+        )
+        assert ending in said
 
 
 def exact(completions, answer, **columns):
