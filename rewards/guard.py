@@ -5,11 +5,14 @@ checked for writes after the call. Global random generators are not compared, si
 noise never reads them.
 """
 
+import asyncio
 import copy
+import inspect
 import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
@@ -147,6 +150,19 @@ def kept_settings() -> Iterator[None]:
         _restore(state, grad)
 
 
+def completed(result: Any) -> Any:
+    """The result of a call; of an asynchronous function's call what its coroutine returns, even in
+    a notebook, whose thread already runs an event loop."""
+    if not inspect.iscoroutine(result):
+        return result
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(result)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, result).result()
+
+
 def guarded_call(
     name: str, call: Callable[[Samples], Any], samples: Samples, kind: Called = "reward"
 ) -> Any:
@@ -158,7 +174,7 @@ def guarded_call(
     before, state, grad = _marks(samples), SharedState.now(), torch.is_grad_enabled()
     try:
         with no_exit(name, kind):
-            result = call(_copied(samples))
+            result = completed(call(_copied(samples)))
             if isinstance(result, Iterator):  # a generator's body runs only now
                 result = list(result)
     except BaseException:

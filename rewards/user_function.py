@@ -9,6 +9,7 @@ function(prompts, completions, ...)       TRL's, by keyword: two lists of string
                                           function names or collects in **kwargs
 
 None in a list says that the reward does not apply to the sample, NaN that it could not score it.
+The functions may be asynchronous.
 
 A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
 that a[i] is preferred.
@@ -19,7 +20,6 @@ arguments are its settings.
 """
 
 import ast
-import asyncio
 import inspect
 import re
 import textwrap
@@ -30,10 +30,21 @@ from typing import Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rewards.checks.self_test import OneCall
 from rewards.checks.settings import function_parameters
 from rewards.combine import reward_scores
+from rewards.guard import completed
 from rewards.perception.media import by_size, expect
-from rewards.types import Kind, Reward, RewardScores, Samples, no_such_name, per_of
+from rewards.types import (
+    Concurrent,
+    Kind,
+    Reward,
+    RewardScores,
+    Samples,
+    Waits,
+    no_such_name,
+    per_of,
+)
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -41,6 +52,18 @@ _SINGLE = ("image", "img", "picture", "photo", "video", "text", "prompt", "capti
 _MANY = tuple(f"{name}s" for name in _SINGLE)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+
+
+def said_words(reward: object) -> dict[str, Any]:
+    """The attributes by which a function or an object says something of itself: its `per`, and
+    those of `one_call`, `waits` and `concurrent` that are True."""
+    words = {
+        "per": per_of(reward),
+        "one_call": isinstance(reward, OneCall) and reward.one_call,
+        "waits": isinstance(reward, Waits) and reward.waits,
+        "concurrent": isinstance(reward, Concurrent) and reward.concurrent,
+    }
+    return {name: word for name, word in words.items() if word}
 
 
 @dataclass(frozen=True)
@@ -59,8 +82,21 @@ class Own:
         """The function's own word: `FUNCTION.per = "sample"`."""
         return per_of(self.function)
 
+    @property
+    def one_call(self) -> bool:
+        """The function's own word, as `waits` and `concurrent` are: `FUNCTION.one_call = True`."""
+        return "one_call" in said_words(self.function)
+
+    @property
+    def waits(self) -> bool:
+        return "waits" in said_words(self.function)
+
+    @property
+    def concurrent(self) -> bool:
+        return "concurrent" in said_words(self.function)
+
     def __call__(self, samples: Samples) -> Any:
-        return self.function(samples, **self.settings)
+        return completed(self.function(samples, **self.settings))
 
     def examples(self) -> Samples | None:
         return self.shows() if self.shows is not None else None
@@ -73,7 +109,7 @@ class OwnJudge(Own):
     def __call__(  # type: ignore[override]
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
     ) -> Any:
-        return self.function(samples, a, b, **self.settings)
+        return completed(self.function(samples, a, b, **self.settings))
 
 
 @dataclass(frozen=True)
@@ -90,7 +126,8 @@ class FlowGrpoFunction(Own):
 
     def _scores(self, samples: Samples) -> Any:
         metadata = [dict(row) for row in samples.meta] or [{} for _ in samples.prompts]
-        result: Any = self.function(samples.media, list(samples.prompts), metadata, **self.settings)
+        prompts = list(samples.prompts)
+        result: Any = completed(self.function(samples.media, prompts, metadata, **self.settings))
         pair = isinstance(result, tuple) and not isinstance(result, RewardScores)
         scores = result[0] if pair else result
         return scores["avg"] if isinstance(scores, Mapping) and "avg" in scores else scores
@@ -98,7 +135,7 @@ class FlowGrpoFunction(Own):
 
 @dataclass(frozen=True)
 class TrlFunction(Own):
-    """Wraps `function(prompts=, completions=, **columns, **settings)`, which may be asynchronous.
+    """Wraps `function(prompts=, completions=, **columns, **settings)`.
 
     A parameter annotated as `list[list[dict]]`, as in TRL's own rewards, gets chat messages: the
     prompt's, or the assistant's. Other parameters get texts.
@@ -126,8 +163,7 @@ class TrlFunction(Own):
                 [{"role": "assistant", "content": text}] for text in samples.media
             ]
         taken = {name: value for name, value in offered.items() if takes_all or name in parameters}
-        result = self.function(**{**columns, **taken}, **self.settings)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        return completed(self.function(**{**columns, **taken}, **self.settings))
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError for a parameter that is neither a setting nor a column of the prompts."""
@@ -224,8 +260,7 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
             f"{name} takes (images, prompts), but gets a third argument, the columns of the "
             f"prompt file: write {function.__name__}(images, prompts, metadata)"
         )
-    if not _is_trl(function):
-        _check_plain(name, function)
+    _check_plain(name, function)
     if not (_is_trl(function) or _is_flow_grpo(function)):
         _check_first(name, function, parameters)
     _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
@@ -253,12 +288,11 @@ def _check_trainer(name: str, function: Callable[..., Any]) -> None:
 
 
 def _check_plain(name: str, function: Callable[..., Any]) -> None:
-    """ValueError for a function whose call cannot return scores: an asynchronous one or a
-    generator."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    """ValueError for a function whose call cannot return scores: an asynchronous generator."""
+    if inspect.isasyncgenfunction(function):
         raise ValueError(
-            f"{name} is asynchronous, and a reward's call must return its scores: write `def`, and "
-            "asyncio.run(...) inside"
+            f"{name} yields asynchronously, and a reward's call must return its scores: return a "
+            "list of them"
         )
 
 
@@ -404,7 +438,7 @@ class _ObjectCall:
         self.reward = reward
         self.__name__ = name
         self.__signature__ = inspect.signature(reward)
-        self.per = per_of(reward)
+        vars(self).update(said_words(reward))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.reward(*args, **kwargs)

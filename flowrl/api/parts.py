@@ -29,7 +29,13 @@ from flowrl.settings.sections.data import IN_PYTHON, DataSet, RewardSpec
 from rewards import Reward, Samples, load
 from rewards.checks.settings import check_names
 from rewards.perception.media import to_rgb
-from rewards.user_function import Own, function_settings, object_reward, user_reward
+from rewards.user_function import (
+    Own,
+    function_settings,
+    object_reward,
+    said_words,
+    user_reward,
+)
 
 _GRAY_16 = ("I", "I;16")  # PIL's modes of a PNG with 16 bits
 _WITH_SETTINGS = "{'name': function, 'weight': 1.0}, and its settings beside them"
@@ -192,7 +198,8 @@ class _NamedPartial(functools.partial[Any]):
     @classmethod
     def of(cls, original: functools.partial[Any]) -> "_NamedPartial":
         named = cls(original.func, *original.args, **original.keywords)
-        vars(named).update(__name__=_label(original), original=original)
+        words = said_words(original.func) | said_words(original)
+        vars(named).update(words, __name__=_label(original), original=original)
         return named
 
     def __eq__(self, other: object) -> bool:

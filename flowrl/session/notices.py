@@ -36,7 +36,7 @@ NOTICES_VARIABLE = "FLOWRL_NOTIFY"  # off: send none, for commands that train ru
 SECONDS, MOST_SECONDS, POLL_SECONDS = 10.0, 60.0, 0.05
 LONGEST_TEXT = 1000  # characters
 _KEYS = ("command", "url", "environment", "on", "seconds")
-_EXAMPLE = '[notify] command = ["my-program"], or url = "https://..."'
+_EXAMPLE = 'command = ["my-program"], or url = "https://...", below [notify]'
 
 
 @dataclass(frozen=True)

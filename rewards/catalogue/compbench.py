@@ -46,10 +46,11 @@ Phrases = Callable[[str], list[str]]
 @dataclass(frozen=True)
 class CompBench:
     """T2I-CompBench's BLIP-VQA score. `phrases` finds the noun phrases of prompts without the
-    column; None without a parser."""
+    column; None without the parser of `spacy_model`."""
 
     panel: Panel
     phrases: Phrases | None
+    spacy_model: str
     one_call: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -73,12 +74,14 @@ class CompBench:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, for a prompt without noun phrases."""
+        parsing = ""
+        if self.phrases is None:
+            parsing = f", or pip install spacy and python -m spacy download {self.spacy_model}"
         for row, prompt in enumerate(prompts):
             if not self._phrases(prompt, meta[row] if meta else {}):
                 raise ValueError(
                     f"compbench: row {row + 1} of the prompts has no noun phrases: add a column "
-                    f"{PHRASE_COLUMN!r} (a list), or pip install spacy and python -m spacy "
-                    "download en_core_web_sm"
+                    f"{PHRASE_COLUMN!r} (a list){parsing}"
                 )
 
 
@@ -88,7 +91,7 @@ def load(server: Inline[PanelSettings], spacy_model: str = "en_core_web_sm") -> 
     spacy_model  spaCy's model that finds the noun phrases of prompts without the column
                  `noun_phrases`
     """
-    return CompBench(server.open(), parser(spacy_model))
+    return CompBench(server.open(), parser(spacy_model), spacy_model)
 
 
 def parser(model: str) -> Phrases | None:

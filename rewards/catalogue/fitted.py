@@ -23,7 +23,7 @@ from rewards.fitted.feature_models import (
 )
 from rewards.fitted.folder import HEAD, RECORD, FeatureSource, FittedFolder, fitted_path
 from rewards.fitted.scoring import FeatureColumns, FittedScores, GradedFittedScores
-from rewards.perception.features import FeatureReward, inner_features
+from rewards.perception.features import FeatureReward
 from rewards.rights import ReadFile, Right, need
 from rewards.types import NotNegative, Reward
 
@@ -54,7 +54,6 @@ def load_columns(sources: Sequence[FeatureSource]) -> FeatureColumns:
     for source in sources:
         settings = feature_settings(source.name, source.settings)
         reward = call_with(FEATURED[source.name], settings)
-        inner_features(source.name, reward)
         source.check(reward)
         rewards.append(reward)
     columns = FeatureColumns(tuple(sources), tuple(rewards))

@@ -14,7 +14,7 @@ from torch import Tensor
 from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving import wire
 from rewards.serving.bounded import EXAMPLE_BYTES
-from rewards.serving.client import Client
+from rewards.serving.client import Client, TokenRefused
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
 from rewards.types import Inline, Judge, Kind, OneOrMore, Positive, Reward, RewardScores, Samples
@@ -153,6 +153,8 @@ class ServerSettings:
         client = Client(self.url, self.key, patience, self.log)
         try:
             health = client.get("/health")
+        except TokenRefused as error:
+            raise ValueError(f"remote: {error}") from error
         except ValueError as error:
             raise ValueError(
                 f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or fix "

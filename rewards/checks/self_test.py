@@ -302,8 +302,8 @@ def _check_repeatable(
         raise ValueError(
             f"reward {name}: the same samples score first {_list(scores)}, then {_list(again)}; "
             f"the difference of {noise:.2g} is too large compared with the spread of "
-            f"{spread:.2g} within a group; make it repeatable, or set one_call if that is "
-            "impossible"
+            f"{spread:.2g} within a group; make it repeatable, or set its attribute "
+            "one_call = True if that is impossible"
         )
     return noise
 

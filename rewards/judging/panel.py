@@ -13,7 +13,7 @@ from torch import Tensor
 from rewards.judging import chat
 from rewards.rights import Address, Variable, WrittenFile
 from rewards.serving.bounded import tokens_asked
-from rewards.serving.client import Client
+from rewards.serving.client import Client, TokenRefused
 from rewards.serving.requests import Ask, Failure, Patience
 from rewards.types import Kind, OneOrMore, Positive, Samples
 
@@ -179,6 +179,8 @@ class PanelSettings:
         client = Client(self.url, self.key, patience, self.log)
         try:
             answer = client.get("/models")
+        except TokenRefused as error:
+            raise ValueError(f"judge: {error}") from error
         except ValueError as error:
             raise ValueError(
                 f"judge: {error}; start a server, such as `vllm serve MODEL`, and check that "

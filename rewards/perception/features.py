@@ -53,12 +53,12 @@ FeatureReward = Reward | FeatureModel
 
 
 def inner_features(name: str, reward: FeatureReward) -> Featured:
-    """The features of a loaded reward or model. ValueError for a reward without them."""
+    """The features of a loaded reward or model. Only those are asked that have features: `fitted`
+    names them."""
     if isinstance(reward, FeatureModel):
         return reward.model
     inner = reward.reward if isinstance(reward, OverFrames) else reward
-    if not isinstance(inner, Featured):
-        raise ValueError(f"the reward {name!r} offers no features: use clip, pickscore or hps")
+    assert isinstance(inner, Featured), name
     return inner
 
 

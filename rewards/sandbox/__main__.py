@@ -6,6 +6,8 @@ judge    runs tests, read from standard input, and writes their verdicts
 audit    runs the tests of many rows against programs that solve nothing
 templates  renders chat templates as it is asked to: `templates`
 
+Without a role it imports the sandbox's modules, for who asks why it does not start.
+
 Before any code runs, a process writes the missing protections to the file `control`; the judge and
 the audit also write their results there.
 """
@@ -45,6 +47,8 @@ HIGH_NUMBER = 1000  # of the file through which a program is asked
 
 
 def main() -> None:
+    if len(sys.argv) == 1:
+        sys.exit(_tried_modules())
     role, settings = sys.argv[1], json.loads(sys.argv[2])
     work = ROLES[role](settings)
     folder = sys.path.pop(0)
@@ -57,6 +61,16 @@ def main() -> None:
     os.write(settings["control"], json.dumps(missing).encode() + b"\n")
     sys.argv = [PROGRAM_FILE]
     work(content)
+
+
+def _tried_modules() -> str:
+    """Import all modules, so that a fault of one shows; otherwise say where else to look."""
+    for name in OWN_MODULES:
+        __import__(name)
+    return (
+        "All modules of the sandbox load. A process of it that does not start was stopped by the "
+        "system (see dmesg and ulimit -a), or the machine is too busy to start it in time."
+    )
 
 
 def _code() -> bytes:

@@ -60,7 +60,7 @@ def configured() -> "External":
     ValueError without one, for a file that others can write, and for one of another form.
     """
     file, section = configuration_file(), configured_section("sandbox")
-    example = '[sandbox] command = ["bwrap", ..., "python3"]'
+    example = 'command = ["bwrap", ..., "python3"] below [sandbox]'
     if section is None:
         raise ValueError(
             f"isolation: external needs {example} in your configuration, {file}: see "

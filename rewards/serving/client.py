@@ -15,13 +15,13 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rewards.guard import completed
 from rewards.perception.packages import needs_client
 from rewards.rights import Right, need
 from rewards.serving.answers import parse_answer, retry_seconds, token_counts
@@ -46,6 +46,10 @@ REFUSED_STATUSES = {
 }
 SECONDS_TO_CLOSE = 5.0  # seconds in which a server must answer when a run starts
 RETRIED_STATUSES = (408, 425, 429)  # try again, as after every 5xx
+
+
+class TokenRefused(ValueError):
+    """The server answers, but not to this token, or to none."""
 
 
 @dataclass
@@ -91,7 +95,7 @@ class Client:
 
     def get(self, path: str, most: int = LIST_BYTES) -> Any:
         """GET a JSON of at most `most` bytes, retried for a few seconds. ValueError if there is no
-        answer."""
+        answer; TokenRefused if the server wants another token."""
         import httpx
 
         end = time.monotonic() + SECONDS_TO_CLOSE
@@ -99,7 +103,8 @@ class Client:
             try:
                 answer = self._answer("GET", path, None, SECONDS_TO_CLOSE, most)
                 if answer.status_code in REFUSED_STATUSES:
-                    raise ValueError(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
+                    kind = ValueError if answer.status_code == 404 else TokenRefused
+                    raise kind(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
                 answer.raise_for_status()
                 return parse_answer(answer)
             except Malformed as error:
@@ -182,7 +187,7 @@ class Client:
             _Course(request, f"{os.getpid()}-{next(self._sent)}") for request in asks
         ]
         try:
-            _complete(self._all(courses, read))
+            completed(self._all(courses, read))
         except asyncio.CancelledError as error:
             raise RuntimeError(f"the requests to {self.url} were cancelled") from error
         self._write(courses)
@@ -358,15 +363,3 @@ def _plain(answer: "httpx.Response", content: bytes) -> "httpx.Response":
     return httpx.Response(
         answer.status_code, headers=headers, content=content, request=answer.request
     )
-
-
-def _complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to completion, even in a notebook, whose thread already runs an event
-    loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, work).result()

@@ -195,7 +195,10 @@ def _check_values(body: bytes, most: int) -> None:
     """ValueError for more values than `most`, before any is parsed. Commas inside texts do not
     count."""
     if _openings(body) > most and _openings(_TEXT.sub(b'""', body)) > most:
-        raise ValueError(f"the body has more than {most} JSON values; send fewer samples at once")
+        raise ValueError(
+            f"the body has more than {most} JSON values; send fewer samples (the setting batch), "
+            "or start the server with a larger --values"
+        )
 
 
 def _openings(body: bytes) -> int:
@@ -336,4 +339,7 @@ class _Bounded:
 
 
 def _large(most: int) -> str:
-    return f"a request has at most {most} bytes; send fewer samples (the setting batch)"
+    return (
+        f"a request has at most {most} bytes; send fewer samples (the setting batch), or start the "
+        "server with a larger --body"
+    )

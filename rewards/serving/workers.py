@@ -58,7 +58,10 @@ class Worker:
         self.unread = b""
         if self._line(START_TIMEOUT) is None:
             self.stop()
-            raise RuntimeError(f"{self.script.name} does not start: run it to see why")
+            raise RuntimeError(
+                f"{self.script.name} does not start; run `{sys.executable} -P {self.script}` to "
+                "see why"
+            )
         return self.process
 
     def _line(self, seconds: float) -> bytes | None:

@@ -28,7 +28,7 @@ from rewards import Samples, load
 from rewards.guard import SharedState
 from rewards.perception.files import open_image_file
 from rewards.perception.media import to_tensor
-from rewards.user_function import FlowGrpoFunction, Own, TrlFunction
+from rewards.user_function import FlowGrpoFunction, Own, TrlFunction, said_words
 from samplers import FlowSDE
 from tests.support import tiny_lm
 from tests.support.runs import NFT, lines, tree
@@ -370,6 +370,17 @@ def test_one_reward_may_train_and_evaluate(reward):
     trained, held_out = GivenRewards.of(reward, "rewards"), GivenRewards.of(reward, "held_out")
     joined = held_out.joined(trained.objects, "held_out_rewards")
     assert list(joined) == [trained.specs[0].get("label")]
+
+
+def test_a_partial_says_what_its_function_says_and_what_is_said_of_it_itself():
+    def plain(samples, power=1.0):
+        return [power] * len(samples.media)
+
+    plain.per, plain.one_call = "sample", True  # type: ignore[attr-defined]
+    changed = functools.partial(plain, power=2.0)
+    changed.waits = True  # type: ignore[attr-defined]
+    (reward,) = GivenRewards.of(changed, "rewards").objects.values()
+    assert said_words(reward) == {"per": "sample", "one_call": True, "waits": True}
 
 
 def test_two_rewards_of_one_label_are_refused():

@@ -28,6 +28,7 @@ from rewards.perception.references import column_images
 from rewards.serving import wire
 from rewards.types import Samples
 from tests.support import media_forms
+from tests.support.advice import advice
 
 IMAGES = media_forms.image_forms()
 ANIMATIONS = media_forms.animation_forms()
@@ -260,9 +261,17 @@ def test_a_profile_of_other_channels_is_told_and_left_out(tmp_path):
 
 def test_numbers_without_a_white_are_refused(tmp_path):
     path = tmp_path / "a.tif"
-    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(path)
-    with pytest.raises(ValueError, match="whose white is not known"):
-        one(Source.of("a.tif", tmp_path, ""))
+    floats = np.full((4, 4), 0.5, np.float32)
+    for bits, kind in ((8, np.uint8), (16, np.uint16)):
+        Image.fromarray(floats).save(path)
+        whole = Image.fromarray((floats * (2**bits - 1)).astype(kind))
+        image = advice(
+            "its pixels are floating-point numbers, whose white is not known: save it with 8 or 16 "
+            "bits",
+            lambda: one(Source.of("a.tif", tmp_path, "")),
+            lambda whole=whole: (whole.save(path), one(Source.of("a.tif", tmp_path, "")))[1],
+        )
+        assert abs(image.mean() - 0.5) < 0.01
 
 
 def test_frames_are_evenly_spaced_in_time():

@@ -22,6 +22,7 @@ from flowrl.settings.read import run_from
 from rewards.perception.gguf_files import gguf_damage
 from rewards.perception.weight_files import damage_of, stored_in
 from tests.support import fuzz, runs, text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.damages import ANY, HEADERS, MISFITS, TEXTS, TORCH, parts, put
 
 WAYS = ("again", "load other weights", "put the file in its place", "give a", "unpack it")
@@ -225,6 +226,30 @@ def test_shards_and_their_index_fit_together(damage: str, pipeline: Path, tmp_pa
     with pytest.raises(UserError, match=words) as caught:
         check_model(PipelineSettings(pipeline=str(folder)))
     assert str(part) in str(caught.value)
+
+
+def test_a_shard_that_no_index_names_is_removed_or_the_folder_fetched_again(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "x"
+    sharded(Path(shutil.copytree(pipeline, whole)))
+    part = sharded(Path(shutil.copytree(pipeline, folder)))
+
+    def fetched() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(whole, folder)
+
+    for followed in ((part / SHARD.format(7)).unlink, fetched):
+        shutil.copy(part / SHARD.format(1), part / SHARD.format(7))
+        advice(
+            "{} has {}, which {} does not name: remove it if it is another model's, or download "
+            "the folder again",
+            lambda: check_model(PipelineSettings(pipeline=str(folder))),
+            lambda followed=followed: (
+                followed(),
+                check_model(PipelineSettings(pipeline=str(folder))),
+            ),
+        )
 
 
 def test_an_end_of_zeros_is_a_download_that_was_not_finished(tmp_path: Path) -> None:

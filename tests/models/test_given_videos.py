@@ -21,6 +21,7 @@ from flowrl.run.watch.start_check import check_start
 from flowrl.settings.read import run_from
 from rewards.perception import video_files
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.media_forms import video
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -167,6 +168,18 @@ def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(video_files, "MOST_VIDEO_PIXELS", 4 * SIDE * SIDE)
     for form in ("apng", "mp4"):
         file = written(tmp_path / f"video.{form}", stills(5))
-        with pytest.raises(ValueError, match=r"frames of 16 x 16 have more than 1024 pixels"):
-            video_files.open_video_file(file)
-        assert len(video_files.open_video_file(file, 4)) == 4
+        shorter = written(tmp_path / f"shorter.{form}", stills(4))
+        small = [still.resize((SIDE // 2, SIDE // 2)) for still in stills(5)]
+        smaller = written(tmp_path / f"smaller.{form}", small)
+        for followed, frames in (
+            (lambda shorter=shorter: video_files.open_video_file(shorter), 4),
+            (lambda smaller=smaller: video_files.open_video_file(smaller), 5),
+            (lambda file=file: video_files.open_video_file(file, most=4), 4),
+        ):
+            opened = advice(
+                "its frames of {} x {} have more than {} pixels together: cut it shorter, make it "
+                "smaller, or set num_frames",
+                lambda file=file: video_files.open_video_file(file),
+                followed,
+            )
+            assert len(opened) == frames

@@ -264,7 +264,7 @@ def test_compbench_multiplies_the_chances_of_its_noun_phrases():
         asked = [content(body)[0] for body in server.bodies]
         with pytest.raises(ValueError, match=r"row 2 .* has no noun phrases.*spacy download"):
             reward.check_prompts(["a", "b"], [given.meta[0], {}])
-        parsed = CompBench(reward.panel, lambda prompt: prompt.split(" and "))
+        parsed = CompBench(reward.panel, lambda prompt: prompt.split(" and "), "none")
         prompts = images(1.0, prompts=["a green bench and a hat"])
         assert parsed(prompts).tolist() == pytest.approx([0.6 * 0.9])
     assert scores[:2].tolist() == pytest.approx([0.6 * 0.9, 0.9**8]) and scores[2].isnan()

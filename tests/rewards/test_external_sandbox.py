@@ -7,18 +7,21 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rewards import load
-from rewards.configuration import CONFIGURATION_VARIABLE
+from rewards.configuration import CONFIGURATION_VARIABLE, configured_section
 from rewards.load import check_reward
 from rewards.sandbox.external import External, configured
 from rewards.sandbox.run import ProgramResult, SandboxLimits
 from tests.rewards.test_program_forms import FORMS
 from tests.rewards.test_rewards_code import PLAIN, block, of
 from tests.rewards.test_rewards_sandbox import FORGED
+from tests.support.advice import advice
 
 # a command that isolates nothing; what is killed there leaves its folder, which a sandbox has alone
 FOLDER = tempfile.TemporaryDirectory(prefix="flowrl-tests-")
@@ -117,8 +120,8 @@ def test_the_reward_runs_behind_the_configured_command(tmp_path, monkeypatch) ->
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "isolation: external needs .sandbox. command"),
-    ("[sandbox]", "write .sandbox. command"),
+    ("", "isolation: external needs command = .* below .sandbox."),
+    ("[sandbox]", "write command = .* below .sandbox."),
     ('[sandbox]\ncommand = "bwrap python3"', "a list of words"),
     ('[sandbox]\ncommand = ["a"]\nnetwork = true', "and nothing else"),
     ('[sandbox]\ncommand = ["a"]\n[more]', "and nothing else"),
@@ -136,9 +139,41 @@ def test_a_configuration_that_others_may_write_is_refused(tmp_path, monkeypatch)
     file.chmod(0o620)
     with pytest.raises(ValueError, match="others can write it"):
         configured()
-    file.unlink()
-    with pytest.raises(ValueError, match="which is no file: correct it, or unset it"):
-        configured()
+
+
+def test_a_configuration_is_mended_as_its_messages_say(tmp_path, monkeypatch) -> None:
+    def section(text: str) -> Mapping[str, Any] | None:
+        configure(tmp_path, monkeypatch, text)
+        return configured_section("sandbox")
+
+    def example() -> External:
+        """What the message shows, with the words that its dots stand for."""
+        with pytest.raises(ValueError, match="write ") as error:
+            configured()
+        shown = str(error.value).partition("write ")[2].partition(", a list of words")[0]
+        line, _, header = shown.partition(" below ")
+        configure(tmp_path, monkeypatch, f"{header}\n{line.replace('...', repr('--unshare-all'))}")
+        return configured()
+
+    assert advice(
+        "write [{}] as a section",
+        lambda: section('sandbox = "bwrap"'),
+        lambda: section('[sandbox]\ncommand = ["bwrap"]'),
+    ) == {"command": ["bwrap"]}
+    configure(tmp_path, monkeypatch, '[sandbox]\ncommand = "bwrap python3"')
+    sandbox = advice("write {}, a list of words, and nothing else", configured, example)
+    assert sandbox.command == ("bwrap", "--unshare-all", "python3")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no configuration"))
+    for followed in (
+        lambda: monkeypatch.setenv(CONFIGURATION_VARIABLE, str(tmp_path / "config.toml")),
+        lambda: monkeypatch.delenv(CONFIGURATION_VARIABLE),
+    ):
+        monkeypatch.setenv(CONFIGURATION_VARIABLE, str(tmp_path / "gone.toml"))
+        advice(
+            "{} names {}, which is no file: correct it, or unset it",
+            lambda: configured_section("sandbox"),
+            lambda followed=followed: (followed(), configured_section("sandbox")),
+        )
 
 
 @pytest.mark.parametrize("setting", ["command", "external", "sandbox"])

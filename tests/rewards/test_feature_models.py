@@ -19,6 +19,7 @@ from rewards import Samples
 from rewards.catalogue.fitted import load_columns
 from rewards.fitted.folder import FeatureSource, weights_digest
 from rewards.perception.media import to_pil
+from tests.support.advice import advice
 from tests.support.reward_contract import images, videos
 
 PROMPTS = ("a red square", "a blue circle", "two cats")
@@ -128,9 +129,14 @@ def test_patches_are_means_inside_the_tower_of_each_type(kind, before, folders):
     assert columns.graded and columns.kinds == ("image", "video")
 
 
-def test_patches_of_a_model_without_an_image_tower_are_a_sentence():
-    with pytest.raises(ValueError, match=r"is a model of type .*: use one of type clip, siglip or"):
-        columns_of("patches", SUMS)
+def test_patches_of_a_model_without_an_image_tower_are_a_sentence(folders):
+    for kind in TOWERS:
+        folder = "flowrl/demo/shapes-clip" if kind == "clip" else folders / kind
+        advice(
+            "patches: {} is a model of type {}: use one of type clip, siglip or dinov2",
+            lambda: columns_of("patches", SUMS),
+            lambda folder=folder: columns_of("patches", folder),
+        )
 
 
 def texts(answers):
@@ -165,5 +171,10 @@ def test_images_are_no_texts_and_a_mixture_has_no_sample(folders):
         FeatureSource("last_hidden", {"model": SUMS}),
         FeatureSource("dinov2", {"model": str(folders / "dinov2")}),
     ]
-    with pytest.raises(ValueError, match="some are of images and some of texts"):
-        load_columns(sources)
+    for alone in sources:
+        advice(
+            "features: some are of images and some of texts, so no sample has all of them: use "
+            "either",
+            lambda: load_columns(sources),
+            lambda alone=alone: load_columns([alone]),
+        )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from transformers import AutoModel, AutoProcessor
 
 from rewards import Samples, load
 from rewards.catalogue.fitted import FEATURED, load_columns
@@ -26,6 +27,7 @@ from rewards.fitted.heads import (
 from rewards.fitted.scoring import HeldOutScores
 from rewards.rights import Limits, NotGranted, limited
 from rewards.types import per_of
+from tests.support.advice import advice
 from tests.support.reward_contract import check_contract, images, videos
 
 CLIP = {"model": "flowrl/demo/shapes-clip"}
@@ -99,8 +101,12 @@ def test_votes_of_one_prompt_have_a_fit_but_nothing_to_hold_out():
     assert choose_ridge(pairs) == (6.0, ())
     head = LinearHead.fit(pairs, choose_ridge(pairs).ridge)
     assert np.isfinite(head.scores(pairs.features)).all()
-    with pytest.raises(ValueError, match="vote on more prompts"):
-        held_out_heads(pairs)
+    heads = advice(
+        "votes of a single prompt, or of too few, cannot be held out: vote on more prompts",
+        lambda: held_out_heads(pairs),
+        lambda: held_out_heads(pairs_of(prompts=8, each=2)),
+    )
+    assert len(heads) > 1
 
 
 def test_no_vote_is_a_sentence():
@@ -206,10 +212,37 @@ def test_the_rewards_with_features_are_those_that_are_named():
     assert set(FEATURED) == {
         "clip", "hps", "pickscore", "siglip", "dinov2", "patches", "last_hidden",
     }  # fmt: skip
-    with pytest.raises(ValueError, match="'judge' offers none: use clip, hps, pickscore, siglip"):
-        load_columns([FeatureSource("judge")])
+    columns = advice(
+        "features: {} offers none: use {}",
+        lambda: load_columns([FeatureSource("judge")]),
+        lambda: load_columns([FeatureSource("clip", CLIP)]),
+    )
+    assert columns.graded
     with pytest.raises(ValueError, match="has no setting 'modle'; did you mean 'model'"):
         load_columns([FeatureSource("clip", {"modle": "x"})])
+
+
+def test_features_of_other_weights_are_those_of_the_fit_or_fitted_again(tmp_path):
+    (fitted,) = load_columns([FeatureSource("clip", CLIP)]).rewards
+    other = {"model": str(tmp_path)}
+    changed = AutoModel.from_pretrained(CLIP["model"])
+    with torch.no_grad():
+        changed.logit_scale.add_(1)
+    changed.save_pretrained(tmp_path)
+    AutoProcessor.from_pretrained(CLIP["model"], backend="pil").save_pretrained(tmp_path)
+    digest = weights_digest(fitted)
+
+    def again() -> None:
+        (reward,) = load_columns([FeatureSource("clip", other)]).rewards
+        load_columns([FeatureSource("clip", other, weights_digest(reward))])
+
+    for followed in (lambda: load_columns([FeatureSource("clip", CLIP, digest)]), again):
+        advice(
+            "its weights have changed since the fit (digest {}, not {}): use the model of the fit, "
+            "or fit again",
+            lambda: load_columns([FeatureSource("clip", other, digest)]),
+            followed,
+        )
 
 
 def damaged(folder, tmp_path, change):

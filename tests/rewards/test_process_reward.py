@@ -17,6 +17,7 @@ from rewards import Samples, load
 from rewards.perception.strings import step_ends
 from tests.rewards.test_reward_models_text import SIZES, token
 from tests.support import tiny_lm
+from tests.support.advice import advice
 from tests.support.reward_contract import check_contract, texts
 
 WHOLE = "b: ad: cab"  # three steps, which ":" ends
@@ -127,8 +128,11 @@ def test_what_cannot_judge_is_refused(tmp_path):
     folder = written(tmp_path / "token")
     with pytest.raises(ValueError, match="process_reward: `label` must be one of 0"):
         load("process_reward", model=folder, label="good", **SETTINGS)
-    with pytest.raises(ValueError, match="process_reward: `separator` is empty"):
-        load("process_reward", model=folder, separator="", device="cpu")
+    advice(
+        "process_reward: `separator` is empty: name the text between steps",
+        lambda: load("process_reward", model=folder, separator="", device="cpu"),
+        lambda: load("process_reward", model=folder, separator=":", device="cpu"),
+    )
     tiny_lm.write(tmp_path / "lm")
     with pytest.raises(ValueError, match="it is not a token classifier, and its scores would be"):
         load("process_reward", model=str(tmp_path / "lm"), **SETTINGS)

@@ -28,6 +28,7 @@ from rewards.catalogue.remote import few_samples, whole_groups
 from rewards.catalogue.win_rate import Tournament
 from rewards.checks.self_test import self_test
 from rewards.judging.pairs import PairBudget
+from rewards.judging.panel import PanelSettings
 from rewards.load import load_judge
 from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
@@ -237,9 +238,12 @@ def test_a_token_is_required_where_one_is_set(monkeypatch):
     monkeypatch.setenv("WRONG", "s3cre")
     with serving(Served.of("brightness", {}, Brightness(), token="s3cret")) as url:
         assert load("remote", url=url, key="RIGHT")(pictures(2)).shape == (2,)
+        words = r"does not accept the token; set key to the environment variable that has it$"
         for key in (None, "WRONG"):
-            with pytest.raises(ValueError, match="does not accept the token"):
+            with pytest.raises(ValueError, match=words):
                 load("remote", url=url, key=key)
+            with pytest.raises(ValueError, match=words):
+                PanelSettings(url=url, model="x", key=key).open()
         for path in ("/health", "/score", "/docs", "/openapi.json"):
             assert httpx.get(url + path).status_code == 401
         remote = load("remote", url=url, key="RIGHT")

@@ -374,7 +374,7 @@ def test_noise_that_is_large_within_a_group_fails_the_self_test():
     with pytest.raises(ValueError, match=r"the same samples score .* within a group"):
         self_test("noisy", noisy(1e-3))
     assert "one by one the same" in self_test("fine", noisy(1e-6))
-    with pytest.raises(ValueError, match="set one_call if that is impossible"):
+    with pytest.raises(ValueError, match="set its attribute one_call = True if that is"):
         self_test("noisy", noisy(0.01))
 
 

@@ -8,8 +8,9 @@ import torch
 from rewards import Judge, Reward, Samples, check_reward, load
 from rewards.checks.self_test import self_test
 from rewards.combine import ByScore
-from rewards.load import load_judge
+from rewards.load import load_judge, user_function_of
 from rewards.user_function import Own
+from tests.support.advice import advice
 from tests.support.reward_contract import check_contract, images
 
 OWN = """
@@ -221,6 +222,17 @@ def test_a_function_of_pairs_in_a_users_file_is_a_judge(tmp_path):
             check_reward(name, settings)
     with pytest.raises(ValueError, match="returned 2, which is not a probability"):
         load("win_rate", judge=f"{file}:too_sure")(samples)
+    advice(
+        "{}: its function `judge` is already a judge: write {}:judge",
+        lambda: check_reward("win_rate", {"judge": file}),
+        lambda: check_reward("win_rate", {"judge": f"{file}:judge"}),
+    )
+    function = advice(
+        "names no function; write FILE.py:FUNCTION",
+        lambda: user_function_of(file),
+        lambda: user_function_of(f"{file}:judge"),
+    )
+    assert function.__name__ == "judge"
 
 
 def test_ready_judges_and_rewards_judge_pairs():

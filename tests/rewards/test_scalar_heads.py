@@ -15,6 +15,7 @@ from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION, DataFields, frame_places
 from rewards.perception.qwen import image_patches, resized, video_patches
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
+from tests.support.advice import advice
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_qwen import (
     base_folder,
@@ -379,7 +380,12 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
         config.write_text(json.dumps({**CONFIG, place: {**CONFIG[place], field: value}}))
         refused(message)
     config.write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "inference_config"}))
-    refused("has no inference_config; set normalise: false")
+    reward = advice(
+        "videoalign: {} has no inference_config; set normalise: false",
+        lambda: load("videoalign", **tiny.settings),
+        lambda: load("videoalign", normalise=False, **tiny.settings),
+    )
+    assert reward is not None
     config.write_text("[]")
     refused(r"model_config\.json is not a JSON object")
     config.write_text(json.dumps(CONFIG))

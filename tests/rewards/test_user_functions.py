@@ -1,7 +1,9 @@
 """Reward functions as Flow-GRPO's and TRL's users have them."""
 
+import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,14 @@ from flowrl.prompts import Chat
 from rewards import Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.perception.media import WrongMedia
-from rewards.user_function import FlowGrpoFunction, TrlFunction, object_reward, user_reward
+from rewards.user_function import (
+    FlowGrpoFunction,
+    TrlFunction,
+    object_reward,
+    said_words,
+    user_reward,
+)
+from tests.support.advice import advice
 
 PEERS = """
 import io
@@ -130,15 +139,26 @@ def test_trls_signature_is_taken(peers):
 def test_trls_columns_are_checked_before_the_run(peers):
     check_reward(f"{peers}:accuracy", {})
     reward = load(f"{peers}:accuracy")
-    with pytest.raises(ValueError, match=r"accuracy takes 'answer', .*: add a column 'answer'"):
-        self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text"))
-    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer"):
-        check_reward(f"{peers}:ids", {})
+    rows = {"level": 1, "answer": "7"}
+    for followed in (
+        lambda: self_test("accuracy", reward, Prompts(["p"], [rows], "text")),
+        lambda: load(f"{peers}:accuracy", answer="7").check_prompts(["p"], [{"level": 1}]),
+    ):
+        advice(
+            "takes {}, but none of {} prompts has it: add a column {} to the prompt file, or pass "
+            "it as a setting of the reward",
+            lambda: self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text")),
+            followed,
+        )
 
 
 def test_a_factory_is_refused_with_the_way_out(peers):
-    with pytest.raises(ValueError, match=r"takes no arguments, .* call it in the file"):
-        check_reward(f"{peers}:jpeg_incompressibility", {})
+    advice(
+        "takes no arguments, but a reward takes (samples), (images, prompts, metadata) or "
+        "(prompts, completions); if it is a factory, call it in the file and name its result",
+        lambda: check_reward(f"{peers}:jpeg_incompressibility", {}),
+        lambda: check_reward(f"{peers}:jpeg", {}),
+    )
 
 
 SLIPS = """
@@ -190,12 +210,6 @@ def hidden(samples):
 def two(images, prompts):
     return images.flatten(1).mean(1)
 
-async def waits(samples):
-    return samples.media.flatten(1).mean(1)
-
-async def asks(images, prompts, metadata):
-    return images.flatten(1).mean(1)
-
 def several_rest(images, prompts, *rest):
     return images.flatten(1).mean(1)
 
@@ -214,14 +228,73 @@ short = lambda samples: samples.media.flatten(1).mean(1)
         ("bare", "has no `return`"),
         ("Judge", r"line 30: samples have no 'texts'"),
         ("two", r"gets a third argument.*write two\(images, prompts, metadata\)"),
-        ("waits", "is asynchronous"),
-        ("asks", "is asynchronous"),
     ],
 )
 def test_common_slips_are_named_before_a_run(function, message, tmp_path):
     (tmp_path / "mine.py").write_text(SLIPS)
     with pytest.raises(ValueError, match=message):
         check_reward(f"{tmp_path / 'mine.py'}:{function}", {})
+
+
+def written(tmp_path: Path, function: str) -> str:
+    """The name of a function of this source, alone in a file."""
+    file = tmp_path / f"file_{len([*tmp_path.iterdir()])}.py"
+    file.write_text(f"{function}\n")
+    return f"{file}:mine"
+
+
+LIGHT = "return images.flatten(1).mean(1)"
+
+
+def test_common_slips_are_mended_as_they_say(tmp_path: Path) -> None:
+    def checked(function: str) -> None:
+        check_reward(written(tmp_path, function), {})
+
+    advice(
+        "takes (images, prompts), but gets a third argument, the columns of the prompt file: write "
+        "{}(images, prompts, metadata)",
+        lambda: checked(f"def mine(images, prompts): {LIGHT}"),
+        lambda: checked(f"def mine(images, prompts, metadata): {LIGHT}"),
+    )
+    for form in ("samples", "images, prompts, metadata", "completions"):
+        advice(
+            "yields asynchronously, and a reward's call must return its scores: return a list of "
+            "them",
+            lambda form=form: checked(f"async def mine({form}):\n    yield 0.5"),
+            lambda form=form: checked(f"async def mine({form}):\n    return [0.5]"),
+        )
+    for followed in (
+        "def mine(samples):\n    return [float(image.mean()) for image in samples.media]",
+        f"def mine(images, prompts, metadata): {LIGHT}",
+    ):
+        advice(
+            "but a reward is called with all samples at once: write {}(samples) and return one "
+            "score for each of samples.media and samples.prompts, or take (images, prompts, "
+            "metadata)",
+            lambda: checked("def mine(image, prompt):\n    return image.mean()"),
+            lambda followed=followed: checked(followed),
+        )
+    lengths = "return [float(len(text)) for text in completions]"
+    test = "if completion_ids is not None:\n        completion_ids.pop()"
+    for followed in (
+        f"def mine(completions):\n    {lengths}",
+        f"def mine(completions, completion_ids=None):\n    {test}\n    {lengths}",
+    ):
+        advice(
+            "takes {}, which only TRL's trainer provides: take it out, or give it the default None "
+            "and test for that",
+            lambda: checked(f"def mine(completions, completion_ids):\n    {lengths}"),
+            lambda followed=followed: checked(followed),
+        )
+        advice(
+            "is None here, since only TRL's trainer provides it: take it out, or test for None "
+            "before its use",
+            lambda: checked(
+                "def mine(completions, completion_ids=None):\n    completion_ids.pop()\n    "
+                + lengths
+            ),
+            lambda followed=followed: checked(followed),
+        )
 
 
 @pytest.mark.parametrize("function", ["annotated", "sound", "other", "short", "several_rest"])
@@ -294,6 +367,126 @@ def test_an_object_that_takes_samples_stays_itself(tmp_path):
     (tmp_path / "objects_of_mine.py").write_text(OBJECTS)
     loaded = load(f"{tmp_path / 'objects_of_mine.py'}:Plain")
     assert object_reward(loaded, "a") is loaded
+
+
+WORDS = {"per": "sample", "one_call": True, "waits": True, "concurrent": True}
+SPEAKING = """
+class Plain:
+    def __call__(self, samples):
+        return [0.0] * len(samples.media)
+
+
+class Red(Plain):
+    def __call__(self, images, prompts, metadata):
+        return [float(image[0].mean()) for image in images]
+
+
+class Long(Plain):
+    def __call__(self, prompts, completions):
+        return [float(len(text)) for text in completions]
+
+
+def light(samples):
+    return samples.media.flatten(1).mean(1)
+
+
+def red(images, prompts, metadata):
+    return images[:, 0].flatten(1).mean(1)
+
+
+def long(completions):
+    return [float(len(text)) for text in completions]
+
+
+for one in (Plain, light, red, long):
+    one.per, one.one_call, one.waits, one.concurrent = "sample", True, True, True
+"""
+FORMS = ("Plain", "Red", "Long", "light", "red", "long")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_reward_says_of_itself_is_kept_in_every_form(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "speaking.py"
+    file.write_text(SPEAKING)
+    assert said_words(load(f"{file}:{name}")) == WORDS
+
+
+ASYNCHRONOUS = """
+import asyncio
+
+
+async def light(samples):
+    await asyncio.sleep(0)
+    return samples.media.flatten(1).mean(1)
+
+
+async def red(images, prompts, metadata):
+    return images[:, 0].flatten(1).mean(1), {}
+
+
+async def long(completions):
+    return [float(len(text)) for text in completions]
+
+
+class Light:
+    async def __call__(self, samples):
+        return samples.media.flatten(1).mean(1)
+
+
+class Red:
+    async def __call__(self, images, prompts, metadata):
+        return images[:, 0].flatten(1).mean(1)
+
+
+async def lighter(samples, a, b):
+    level = samples.media.flatten(1).mean(1)
+    return (level[a] > level[b]).double()
+"""
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+@pytest.mark.parametrize("name", ["light", "red", "long", "Light", "Red", "lighter"])
+def test_a_reward_may_be_asynchronous_in_every_form(
+    name: str, notebook: bool, tmp_path: Path
+) -> None:
+    """In a script, and in a notebook, whose thread runs an event loop."""
+    file = tmp_path / "asynchronous.py"
+    file.write_text(ASYNCHRONOUS)
+    named = {"name": "win_rate", "judge": f"{file}:lighter"} if name == "lighter" else {}
+    reward = load(**(named or {"name": f"{file}:{name}"}))
+    samples = texts("a", "bbb") if name == "long" else pictures()
+
+    async def cell() -> object:
+        return score_all({"a": reward}, samples)
+
+    scores: Any = asyncio.run(cell()) if notebook else score_all({"a": reward}, samples)
+    assert len(set(scores.values.flatten().tolist())) > 1
+
+
+def noisy(samples: Samples) -> torch.Tensor:
+    """As a service with a temperature answers."""
+    return samples.media.flatten(1).mean(1) + torch.rand(len(samples.prompts))
+
+
+def test_a_reward_that_cannot_be_repeated_is_called_once() -> None:
+    def asked_once() -> str:
+        noisy.one_call = True  # type: ignore[attr-defined]
+        return self_test("a", user_reward(noisy, {}))
+
+    def repeatable(samples: Samples) -> torch.Tensor:
+        return samples.media.flatten(1).mean(1)
+
+    for followed, ending in (
+        (lambda: self_test("a", user_reward(repeatable, {})), "one by one"),
+        (asked_once, "; called once"),
+    ):
+        said = advice(
+            "is too large compared with the spread of {} within a group; make it repeatable, or "
+            "set its attribute one_call = True if that is impossible",
+            lambda: self_test("a", user_reward(noisy, {})),
+            followed,
+        )
+        assert ending in said
 
 
 def exact(completions, answer, **columns):
