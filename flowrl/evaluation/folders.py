@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, table_of
-from flowrl.prompts.files import EVENTS, utf8_text
+from flowrl.prompts.files import EVENTS, VOTED_SAMPLES, folders_of_votes, utf8_text
 from rewards.perception.contents import file_unlike_its_name, open_plain
 from rewards.perception.files import DAMAGE, opened_image_file
 from rewards.perception.moving import MEDIA_FORMATS
@@ -52,10 +52,16 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
-    if (folder / EVENTS).is_file():
+    votes = folder.parent if _is_of_votes(folder) else folder
+    if (votes / EVENTS).is_file():
+        of = "is" if votes == folder else "is part of"
         raise UserError(
-            f"{folder} is a folder of votes, and its files have no prompts: `flowrl "
-            f"evaluate-rewards {folder}` scores its samples"
+            f"{folder} {of} a folder of votes, and its files have no prompts: `flowrl "
+            f"evaluate-rewards {votes}` scores its samples"
+        )
+    if where not in ("auto", "table") and table is not None:
+        raise UserError(
+            f"--prompts-from {where} reads no table, and --prompts names one: leave either out"
         )
     named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
@@ -73,6 +79,11 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
         )
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
+    if not rows and (votes_there := folders_of_votes(folder)):
+        raise UserError(
+            f"{folder} has no images or videos but those of votes: name one of its folders of "
+            f"votes, such as {votes_there[-1]}"
+        )
     if not rows:
         raise UserError(f"{folder} has no images or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
     for path, _, _ in rows:
@@ -106,10 +117,15 @@ def _unnamed(folder: Path, named: Sequence[Path]) -> str:
 
 
 def _media_of(folder: Path) -> list[Path]:
-    """The images and videos below a folder, but for the contact sheets of `flowrl score`: an
-    earlier call's pages are no samples."""
+    """The images and videos below a folder, but for the contact sheets of `flowrl score` and the
+    copies in folders of votes: what an earlier call has left is no sample."""
     names = (p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p))
-    return sorted(path for path in names if not _is_sheet(path))
+    return sorted(path for path in names if not _is_sheet(path) and not _is_of_votes(path.parent))
+
+
+def _is_of_votes(folder: Path) -> bool:
+    """Whether it has the copies of samples that a folder of votes shows."""
+    return folder.name == VOTED_SAMPLES and (folder.parent / EVENTS).is_file()
 
 
 def _is_sheet(path: Path) -> bool:

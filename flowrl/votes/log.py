@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
+from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.prompts.files import EVENTS
 from flowrl.session.atomic import NO_LOCKS, to_disk
@@ -209,14 +210,16 @@ def _lock(file: int, path: Path) -> None:
 
 
 def forget_rater(folder: Path, rater: str) -> VotePlan:
-    """Delete all that is kept of a rater: events, and turns in the plan, which is returned.
-    UserError for an unknown rater, and for the only one."""
+    """Delete all that is kept of a rater: events, turns in the plan, which is returned, and files
+    that were exported with their votes. UserError for an unknown rater, and for the only one."""
     plan = VotePlan.read(folder)
     if rater not in plan.turns:
         raise UserError(f"vote: there is no {rater!r:.50}; the raters are {', '.join(plan.turns)}")
     if len(plan.turns) == 1:
         raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
     with VoteLog.opened(folder, plan):
+        for name, _ in EXPORTS.values():
+            (folder / name).unlink(missing_ok=True)
         lines = bounded_text(folder / EVENTS, MOST_EVENTS).splitlines(keepends=True)
         lines_kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
         # the events first: a rater without events is one who has not begun

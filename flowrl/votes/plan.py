@@ -19,7 +19,7 @@ from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.records import MediaKind
-from flowrl.prompts.files import VOTES_TABLE
+from flowrl.prompts.files import VOTED_SAMPLES, VOTES_TABLE
 from flowrl.whole_file import write_whole
 
 MOST_PLAN = 2**26  # bytes
@@ -31,9 +31,8 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
-SAMPLES = "samples"  # the folder of a plan's files
 # Names that flowrl gives. Others could lead out of the folder, whose plan anybody may have written.
-_NAME = re.compile(rf"{SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
+_NAME = re.compile(rf"{VOTED_SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
 KIND_OF_SUFFIX: Mapping[str, MediaKind] = {
     ".png": "image",
     ".apng": "video",

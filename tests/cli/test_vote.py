@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import rewards
+from flowrl.cli.vote import Vote, ask_for_votes
 from flowrl.errors import UserError
 from flowrl.pages.run_folder import RunFolder
 from flowrl.paths import CONFIGS_FOLDER
@@ -17,6 +19,8 @@ from flowrl.votes.plan import VotePlan
 from rewards.fitted.scoring import FeatureColumns
 from rewards.perception.media import to_pil
 from tests.support import runs
+from tests.support.advice import advice
+from tests.support.voting import written_plan
 from tests.support.warm import small
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -100,7 +104,7 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     assert VoteLog.read(Path("votes"), plan).finished
     assert runs.flowrl("vote", "votes") == 0, "a finished folder answers at once"
     assert runs.flowrl("vote", "votes", "--votes", "3") == 2
-    assert "whose number and order are fixed" in capsys.readouterr().err
+    assert "number and order of pairs are fixed: leave out --votes" in capsys.readouterr().err
     words = ("--features", CLIP, "--robust", "4", "--out", "taste", "--beside", "brightness")
     assert runs.flowrl("fit-reward", "votes", *words) == 0
     said = capsys.readouterr().out
@@ -203,6 +207,96 @@ def test_a_mistake_is_a_sentence_and_leaves_no_folder(
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "one"}
 
 
+OF_A_PLAN = {
+    "question": "Which has our look?",
+    "votes": 3,
+    "raters": 2,
+    "out": Path("other"),
+    "weights": "best",
+    "trust": True,
+    "steps": 3,
+    "prompts": Path("prompts.jsonl"),
+    "prompts_from": "names",
+    "seed": 1,
+}
+
+
+@pytest.fixture
+def voted(tmp_path) -> Path:
+    """A folder of votes that are all in."""
+    folder = tmp_path / "voted"
+    plan = written_plan(folder, pairs=4, raters=2)
+    with VoteLog.opened(folder, plan) as log:
+        for rater in plan.turns:
+            while (showing := log.show(rater)) is not None:
+                log.vote(rater, showing, "left", 1.0)
+    return folder
+
+
+@pytest.mark.parametrize("option", OF_A_PLAN)
+def test_an_option_that_cannot_change_begun_votes_is_refused(option, voted):
+    """It was ignored: who asks for three raters has to hear that there are two."""
+    advice(
+        "vote: {} is a folder of votes, whose question, raters, number and order of pairs are "
+        "fixed: leave out {}",
+        lambda: ask_for_votes(Vote(source=(voted,), **{option: OF_A_PLAN[option]})),
+        lambda: ask_for_votes(Vote(source=(voted,))),
+    )
+
+
+def test_votes_are_gone_on_with_alone(voted):
+    with pytest.raises(UserError, match="which is gone on with alone"):
+        ask_for_votes(Vote(source=(voted, voted)))
+
+
+NOT_OF_SOURCE = [
+    (source, option)
+    for source, options in {
+        "images": ("weights", "trust", "steps"),
+        "votes.jsonl": ("weights", "trust", "steps", "prompts", "prompts_from"),
+        "run.yaml": ("weights", "trust", "prompts_from"),
+        "run": ("prompts_from",),
+    }.items()
+    for option in options
+]
+
+
+@pytest.mark.parametrize(("source", "option"), NOT_OF_SOURCE)
+def test_an_option_of_another_source_is_refused(source, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    squares(Path("images"), prompts=2)
+    Path("votes.jsonl").write_text("{}\n")
+    Path("run").mkdir()
+    for file in (Path("run.yaml"), Path("run/run.yaml")):
+        file.write_text("recipe: {name: flow_grpo}\n")
+    out = Path("new")
+    with pytest.raises(UserError) as error:
+        ask_for_votes(Vote(source=(Path(source),), out=out, **{option: OF_A_PLAN[option]}))
+    name = option.replace("_", "-")
+    assert str(error.value).startswith(f"vote: --{name} is of a")
+    assert str(error.value).endswith(": leave it out") and not out.exists()
+
+
+def test_what_is_refused_of_a_folder_of_images_is_left_out(tmp_path):
+    source = squares(tmp_path / "images", prompts=2)
+    vote = Vote(source=(source,), votes=2, person="simulated", port=0, out=tmp_path / "new")
+    advice(
+        "vote: {} is of {}, and {} is {}: leave it out",
+        lambda: ask_for_votes(replace(vote, weights="best")),
+        lambda: ask_for_votes(vote),
+    )
+    advice(
+        "vote: --taste is of a simulated person: add --person simulated, or leave it out",
+        lambda: ask_for_votes(Vote(source=(tmp_path / "new",), taste="warm")),
+        lambda: ask_for_votes(Vote(source=(tmp_path / "new",), taste="warm", person="simulated")),
+    )
+
+
+def test_a_forgotten_rater_is_in_no_export_of_the_same_call(voted, capsys):
+    assert runs.flowrl("vote", voted, "--export", "argilla", "--forget", "rater-2") == 0
+    assert "rater-2" not in (voted / "votes.argilla.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -211,6 +305,7 @@ def test_a_mistake_is_a_sentence_and_leaves_no_folder(
         ((), "name the new folder with --out"),
         (("--out", "new", "--beside", "nobody"), "there is no reward 'nobody'"),
         (("--out", "new", "--features", "{name: clip, model: /nowhere}"), "/nowhere"),
+        (("--out", "new", "--reuse", "nowhere"), "--reuse: nowhere has no features.safetensors"),
     ],
 )
 def test_a_mistake_of_a_fit_is_a_sentence_and_leaves_no_folder(
