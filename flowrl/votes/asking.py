@@ -286,10 +286,13 @@ class RunVotes:
         return log.finished
 
     def collected(self) -> list[UsedVote]:
-        """The votes on the pending pairs, on the main process."""
+        """The votes on the pending pairs, on the main process. A replay that goes on after the
+        recorded votes has shown the pairs of the last ones to nobody."""
         if self.pending is None:
             return []
         folder = self.folder / f"{self.pending.iteration:06d}"
+        if not folder.exists():
+            return []
         log = VoteLog.read(folder, VotePlan.read(folder))
         write_results(folder, log)
         return [

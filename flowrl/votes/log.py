@@ -9,6 +9,7 @@ A vote carries the id that the server gave its showing, so one that arrives twic
 tab or after a restart counts once. `at` is the wall clock, on which nothing depends.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -100,6 +101,7 @@ class VoteLog:
         """Open a log to append to. UserError if another process has it open."""
         path = folder / EVENTS
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        log = None
         try:
             _lock(file, path)
             log = cls.read(folder, plan)
@@ -109,6 +111,8 @@ class VoteLog:
             log._file = file
             yield log
         finally:
+            if log is not None:
+                log._file = -1  # another file may have the number of a closed one
             os.close(file)
 
     def show(self, rater: str) -> str | None:
@@ -155,7 +159,9 @@ class VoteLog:
 
     def _append(self, event: Mapping[str, Any]) -> None:
         """Write an event to disk, then apply it. OSError, with the file as it was, if that fails,
-        such as on a full disk."""
+        such as on a full disk, and for a log that is closed."""
+        if self._file < 0:
+            raise OSError(errno.EBADF, "the log of votes is closed")
         line = (json_text({**event, "at": round(time.time(), 3)}) + "\n").encode()
         try:
             written = 0

@@ -118,6 +118,14 @@ def test_used_votes_come_after_earlier_ones():
         ({"budget": {"rates": [0.2, 0.8]}}, "budget.rates remembers scores of earlier"),
         ({"budget": {"order": "uncertain"}}, "budget.order: uncertain remembers scores"),
         ({"budget": {"replay": 4}}, "budget.replay remembers scores"),
+        ({"budget": {"repeat": 2}}, "budget.repeat remembers scores"),
+        *(
+            (
+                {"recipe": {"name": "flow_grpo", "steps": 3, "group": 4, "tracker": tracker}},
+                r"recipe.tracker \(prompt_values, score_quantiles\) remembers scores",
+            )
+            for tracker in ("prompt_values", "score_quantiles")
+        ),
         ({"budget": {"flat": "resample"}}, "scores samples before the votes on them are in"),
         ({"workers": {"unit": 1}}, "workers scores samples before the votes"),
         ({"ask": {"votes": 0}}, "votes"),

@@ -77,27 +77,23 @@ class AskedScore:
         """The new votes: on this iteration's pairs, or, if they are not waited for, those that are
         in on the pairs before. Collective."""
         asking, parallel = self.asking, self.session.parallel
-        votes = list[UsedVote]()
-        if not asking.settings.wait:
-            with parallel.together():
-                votes = asking.collected() if parallel.main else []
-            asking.use(parallel.every(votes)[0])
-        media = self.media(samples, local_samples, pairs)
+        votes, media = list[UsedVote](), self.media(samples, local_samples, pairs)
         if pairs is not None:
-            asking.pending, asking.asked = pairs, asking.asked + len(pairs.rows)
+            asking.asked += len(pairs.rows)
             with parallel.together():
                 if parallel.main:
                     asking.show(pairs, media)
-        elif not asking.settings.wait:
-            asking.pending = None
         if asking.settings.wait and pairs is not None:
+            asking.pending = pairs
             self.wait()
+        if not asking.settings.wait or pairs is not None:
+            # the page shows other pairs by now, so that no vote comes too late to be counted
             with parallel.together():
                 votes = asking.collected() if parallel.main else []
             votes = parallel.every(votes)[0]
             asking.use(votes)
-            asking.pending = None
-        return parallel.every(votes)[0]
+            asking.pending = None if asking.settings.wait else pairs
+        return votes
 
     def media(
         self, samples: Sampled, local_samples: Samples, pairs: AskedPairs | None
