@@ -180,7 +180,8 @@ class VoteLog:
         if not isinstance(showing, str):
             raise ValueError("an id is a text")
         if kind == "shown":
-            if event["turn"] != len(votes.given) or showing in votes.shown:
+            turn, turns = event["turn"], len(self.plan.turns[event["rater"]])
+            if turn != len(votes.given) or turn >= turns or showing in votes.shown:
                 raise ValueError("a pair out of turn")
             votes.shown[showing], votes.open = len(votes.given), showing
         elif kind in ("vote", SKIP):

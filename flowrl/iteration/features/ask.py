@@ -4,7 +4,6 @@ scored: see flowrl/votes/asking.py."""
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
 from flowrl.session.session import ASKING, Session
-from flowrl.votes.asking import AskedPairs, RunVotes, UsedVote
+from flowrl.votes.asking import AskedPairs, RecordedVotes, RunVotes, UsedVote
 from rewards import Samples
 
 BEAT = 0.5  # seconds between two looks at the votes, in which all processes take part
@@ -53,7 +52,7 @@ class AskedScore:
         self.fit(iteration, votes, pairs)
 
     def chosen(
-        self, samples: Sampled, local_samples: Samples, recorded: Mapping[str, Any] | None
+        self, samples: Sampled, local_samples: Samples, recorded: RecordedVotes | None
     ) -> AskedPairs | None:
         """The pairs of this iteration, the same on all processes: as recorded, or as chosen by the
         main process."""
@@ -121,10 +120,10 @@ class AskedScore:
             if not all_in:
                 time.sleep(BEAT)
 
-    def again(self, pairs: AskedPairs | None, recorded: Mapping[str, Any]) -> list[UsedVote]:
+    def again(self, pairs: AskedPairs | None, recorded: RecordedVotes) -> list[UsedVote]:
         """Use recorded votes in place of asking."""
         asking = self.asking
-        votes = [UsedVote(int(a), int(p), float(x), float(s)) for a, p, x, s in recorded["votes"]]
+        votes = recorded.votes
         if not asking.settings.wait:
             asking.use(votes)
         if pairs is not None:
@@ -150,24 +149,25 @@ class AskedScore:
 
 
 def _as_recorded(
-    recorded: Mapping[str, Any],
+    recorded: RecordedVotes,
     iteration: int,
     prompts: list[str],
     group: int,
     features: np.ndarray,
 ) -> AskedPairs | None:
-    record = recorded["asked"]
+    record = recorded.asked
     if record is None:
         return None
-    rows = [(int(a), int(b)) for a, b in record["rows"]]
-    prompts_asked = [prompts[a // group] for a, _ in rows if a < len(features)]
-    if prompts_asked != record["prompts"]:
+    flat = [row for pair in record.rows for row in pair]
+    prompts_asked = list[str]()
+    if all(0 <= row < len(features) for row in flat):
+        prompts_asked = [prompts[a // group] for a, _ in record.rows]
+    if prompts_asked != record.prompts or len(record.at_random) != len(record.rows):
         raise UserError(
             f"ask: the recorded votes of iteration {iteration} are on samples of other prompts: "
             "replay them with the settings and prompts of their run"
         )
-    flat = [row for pair in rows for row in pair]
-    return AskedPairs(iteration, rows, list(record["at_random"]), prompts_asked, features[flat])
+    return AskedPairs(iteration, record.rows, record.at_random, prompts_asked, features[flat])
 
 
 def wrap(stages: Stages, session: Session) -> Stages:
