@@ -21,6 +21,7 @@ from rewards.perception.moving import MEDIA_FORMATS
 Where = Literal["auto", "table", "captions", "metadata", "names"]
 
 FILE_COLUMNS = ("file", "file_name", "image", "video", "path")
+EDITED = "source_image"  # the column with the image that was edited
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 TABLES = ("prompts", "metadata")  # names of tables that need no option
 MOST_CAPTION = 2**20  # bytes
@@ -68,10 +69,15 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
+        edited = [meta["source"] for _, _, meta in rows if meta.get(EDITED)]
+        originals = [Path(source.partition("#")[0]) for source in edited]
         if named is None:
             for path, _, _ in rows:
                 _check_inside(folder, path, table)
-        origin = f"prompts from {table}{_unnamed(folder, [path for path, _, _ in rows])}"
+            for original in originals:
+                _check_inside(folder, original, table)
+        listed = [*(path for path, _, _ in rows), *originals]
+        origin = f"prompts from {table}{_unnamed(folder, listed)}"
     else:
         files = _media_of(folder)
         rows = [(path, *_of_file(path, where, folder), {}) for path in files]
@@ -169,8 +175,17 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
             raise UserError(f"{table}, {at}: {file} or {prompt} is empty")
         meta = {key: value for key, value in row.items() if key not in (file, prompt)}
+        if row.get(EDITED):
+            meta["source"] = _edited(folder, row[EDITED], f"{table}, {at}")
         paths.append((folder / row[file], row[prompt], meta))
     return paths
+
+
+def _edited(folder: Path, cell: Any, place: str) -> str:
+    """The path of an image that was edited, as edit rewards and `flowrl vote` read it."""
+    if not isinstance(cell, str):
+        raise UserError(f"{place}: {EDITED} must name a file of the folder, not {cell!r:.50}")
+    return str(folder / cell)
 
 
 def _check_inside(folder: Path, path: Path, table: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.errors import UserError, terminal_text
+from flowrl.evaluation.folders import EDITED
 from flowrl.evaluation.measure import Gallery, Item, unread
 from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
@@ -172,7 +173,8 @@ def plan_folder(
         raise UserError(
             f"vote: {source} has no two samples of one prompt: sample each prompt twice or more"
         )
-    return _copied(folder, items, pairs, "folder", source, question)
+    edited = [row for row, item in enumerate(items) if item.meta.get(EDITED)]
+    return _copied(folder, items, pairs, "folder", source, question, edited)
 
 
 def plan_again(

@@ -22,11 +22,13 @@ from flowrl.prompts.source import DataSource
 from flowrl.session import given_file
 from flowrl.settings.sections.given import GivenSettings
 from flowrl.votes.answer import write_results
+from flowrl.votes.collect import VoteQuestion, plan_folder
 from flowrl.votes.fit import FitReward, fit_reward_to
 from flowrl.votes.log import VoteLog
 from flowrl.votes.voted_table import report_rewards_on_votes, voted_table
 from rewards.fitted.scoring import KnowsPrompts
-from rewards.perception.media import to_pil
+from rewards.perception.files import open_image_cell
+from rewards.perception.media import to_pil, to_tensor
 from tests.support.advice import advice
 from tests.support.voting import written_plan
 
@@ -191,6 +193,36 @@ def test_prompts_from_elsewhere_than_their_table_are_refused(tmp_path):
         lambda: (find_items(tmp_path, table, "auto"), find_items(tmp_path, None, "names")),
     )
     assert [each.items[0].prompt for each in found] == ["a dot", "a red circle"]
+
+
+def test_edits_of_a_folder_are_shown_with_their_source(tmp_path):
+    """Its table names the image that was edited, inside the folder that brought the table along."""
+    folder, outside = tmp_path / "edits", tmp_path / "outside.png"
+    (folder / "originals").mkdir(parents=True)
+    for name, level in (("0", 0.1), ("1", 0.2), ("originals/x", 0.9)):
+        to_pil(torch.full((3, 8, 8), level)).save(folder / f"{name}.png")
+    to_pil(torch.zeros(3, 8, 8)).save(outside)
+    table = folder / "prompts.jsonl"
+
+    def written(original: object) -> None:
+        rows = [{"file": f"{i}.png", "prompt": "p", "source_image": original} for i in range(2)]
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    written("originals/x.png")
+    found = find_items(folder, None, "auto")
+    assert found.origin == f"prompts from {table}", "the originals are no samples that are left out"
+    (tmp_path / "votes").mkdir()
+    plan = plan_folder(tmp_path / "votes", found.items, str(folder), VoteQuestion("Which?"))
+    assert {sample.source for sample in plan.samples} == {"samples/source-00000.png"}
+    copy = to_tensor(open_image_cell(tmp_path / "votes" / "samples" / "source-00000.png"))
+    assert copy.mean().item() == pytest.approx(0.9, abs=0.01)
+    written("../outside.png")
+    with pytest.raises(UserError, match="outside the folder that brought the table along"):
+        find_items(folder, None, "auto")
+    assert len(find_items(folder, table, "auto").items) == 2, "named by the user, it is theirs"
+    written(["a"])
+    with pytest.raises(UserError, match="source_image must name a file of the folder"):
+        find_items(folder, None, "auto")
 
 
 def test_features_are_taken_again_from_a_fit_alone(voted):
