@@ -5,6 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
+def is_finite(value: float) -> bool:
+    """Whether a number is one as a float too, which an integer of more than 308 digits is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 @dataclass(frozen=True)
 class NumberRange:
     """A range of finite numbers. NaN and infinity lie outside of every range: a comparison with NaN
@@ -20,10 +28,10 @@ class NumberRange:
     def refusal(self, setting: str, value: float | None) -> str | None:
         """The sentence that refuses this value of a setting, None if it lies inside. None among the
         values stands for a setting that is left out, and is never refused."""
-        if value is None or (math.isfinite(value) and self.holds(value)):
+        if value is None or (is_finite(value) and self.holds(value)):
             return None
-        words = self.words if math.isfinite(value) else f"a finite number {self.words}".strip()
-        return f"{setting} must be {words}, not {value}"
+        words = self.words if is_finite(value) else f"a finite number {self.words}".strip()
+        return f"{setting} must be {words}, not {value!s:.50}"
 
     def check(self, setting: str, value: float | None) -> None:
         """ValueError, naming the setting, for a value that lies outside."""
@@ -31,7 +39,7 @@ class NumberRange:
             raise ValueError(sentence)
 
 
-ANY_NUMBER = NumberRange("", math.isfinite)
+ANY_NUMBER = NumberRange("", is_finite)
 POSITIVE = NumberRange("above 0", lambda x: x > 0)
 AT_LEAST_0 = NumberRange("at least 0", lambda x: x >= 0)
 AT_LEAST_1 = NumberRange("at least 1", lambda x: x >= 1)
