@@ -27,6 +27,7 @@ from flowrl.evaluation.preference_rows import (
 )
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, SOUNDS
 
+OTHER_SIDE = {"left": "right", "right": "left"}
 ARGILLA_QUESTION = "preference"  # of an argilla data set
 PAIRWISE, NO_WINNER = "winner", "no_winner"  # names of the tags of Label Studio
 WINNERS = {1.0: "a", 0.0: "b", 0.5: "equal"}
@@ -106,8 +107,10 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         chosen = {"prompt": row["prompt"], "chosen": samples[better], "rejected": samples[worse]}
         if "source_image" in samples:
             chosen["source_image"] = samples["source_image"]
+        chosen["side"] = row["side"] if better == "a" else OTHER_SIDE[row["side"]]
         if "a_text" in row:  # as messages, so that a text of one word is no file's name
-            chosen |= {k: [{"role": "assistant", "content": chosen[k]}] for k in list(chosen)[1:]}
+            for name in ("chosen", "rejected"):
+                chosen[name] = [{"role": "assistant", "content": chosen[name]}]
         rows_chosen.append(chosen)
     return rows_chosen
 
@@ -139,10 +142,11 @@ def _argilla(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | Non
     answers = responses.get(ARGILLA_QUESTION) or []
     labels = [_label(answer.get("value"), f"{place}, {ARGILLA_QUESTION}") for answer in answers]
     metadata = row.get("metadata")
-    kind = metadata.get("kind") if isinstance(metadata, Mapping) else None
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    kind = metadata.get("kind")
     if kind not in ("text", "file"):  # of a data set that flowrl has not written
         kind = "text" if _is_text(fields) else "file"
-    return _judged(fields, labels, place, kind)
+    return _judged(fields, labels, place, kind, metadata)
 
 
 def _label_studio(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
@@ -155,19 +159,28 @@ def _label_studio(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow 
             said = value.get("selected") or next(iter(value.get("choices", ())), None)
             if result.get("type") in ("pairwise", "choices") and said is not None:
                 labels.append(_label(said, place))
-    return _judged(data, labels, place, kind=data.get("kind", "file"))
+    meta = row.get("meta")
+    meta = meta if isinstance(meta, Mapping) else {}
+    return _judged(data, labels, place, data.get("kind", "file"), meta)
 
 
 def _judged(
-    fields: Mapping[str, Any], labels: Sequence[float], place: str, kind: str
+    fields: Mapping[str, Any],
+    labels: Sequence[float],
+    place: str,
+    kind: str,
+    about: Mapping[str, Any],
 ) -> JudgedRow | None:
+    """A row of the mean of its answers. `about` may say on which side a was shown, which a fit
+    takes out."""
     missing = [name for name in ("prompt", "a", "b") if not isinstance(fields.get(name), str)]
     if missing:
         raise UserError(f"{place}: there is no {missing[0]}: name the two samples a and b")
     if not labels:
         return None
     media = [Answer(fields[side]) if kind == "text" else fields[side] for side in "ab"]
-    return JudgedRow(fields["prompt"], media, fmean(labels), more=edited_source(fields))
+    side = {"side": about["side"]} if about.get("side") in OTHER_SIDE else {}
+    return JudgedRow(fields["prompt"], media, fmean(labels), more=edited_source(fields) | side)
 
 
 def _is_text(fields: Mapping[str, Any]) -> bool:

@@ -351,6 +351,7 @@ def test_what_is_written_for_labelling_tools_is_read_back(tool, kind, tmp_path):
         for pair, label in verdicts_of(votes).items()
         if tool != "chosen" or label != 0.5
     }
+    assert left_of(found).items() <= left_of(votes).items() and left_of(found)
     assert {item.source.kind for item in found.items} == {item.source.kind for item in votes.items}
     assert sources_of(found).items() <= sources_of(votes).items()
     assert len(sources_of(found)) == (len(found.items) if kind == "edit" else 0)
@@ -435,6 +436,17 @@ def verdicts_of(given):
         names = [given.items[row].source.text or given.items[row].source.name for row in (a, b)]
         found[tuple(sorted(names))] = label if names[0] < names[1] else 1 - label
     return found
+
+
+def left_of(preferences):
+    """The sample that was shown on the left of each pair."""
+    shown = {}
+    for a, b, row in zip(preferences.a, preferences.b, preferences.rows, strict=True):
+        left, right = (a, b) if row["side"] == "left" else (b, a)
+        items = [preferences.items[each].source for each in (left, right)]
+        names = [item.text or item.name for item in items]
+        shown[tuple(sorted(names))] = names[0]
+    return shown
 
 
 def sources_of(preferences):
