@@ -17,8 +17,6 @@ from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import PLAN, VotePlan
 from rewards import Reward
 
-RUN_FILE = "run.yaml"
-
 
 class VotedTable(NamedTuple):
     """A table of preferences, and sentences about its raters' consistency and the run's recorded
@@ -65,9 +63,9 @@ def voted_table(votes: Path, command: str) -> VotedTable:
 
 def _check_not_above_votes(folder: Path, command: str) -> None:
     """UserError, beginning with the command, for a run's folder in the place of votes on it, and
-    for a folder that has folders of votes and no table: which one is meant cannot be told."""
+    for a folder that has folders of votes and no table: one of them has to be named."""
     votes_there = folders_of_votes(folder)
-    is_run = (folder / RUN_FILE).is_file()
+    is_run = (folder / "run.yaml").is_file()
     if is_run and not votes_there:
         raise UserError(
             f"{command}: {folder} is a run without votes: `flowrl vote {folder}` collects them"
