@@ -54,6 +54,7 @@ def test_a_closed_log_writes_into_no_other_file(tmp_path):
     plan = written_plan(tmp_path / "votes", pairs=2)
     with VoteLog.opened(tmp_path / "votes", plan) as log:
         showing = log.show(RATER)
+    assert showing is not None
     other = tmp_path / "checkpoint"
     other.write_bytes(b"x" * 4096)
     with other.open("r+b"), pytest.raises(OSError, match="the log of votes is closed"):
