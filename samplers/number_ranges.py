@@ -3,7 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is one as a float too, which an integer of more than 308 digits is not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -18,17 +26,17 @@ class NumberRange:
     words: str
     holds: Callable[[float], bool]
 
-    def refusal(self, setting: str, value: float | None) -> str | None:
+    def refusal(self, setting: str, value: Any) -> str | None:
         """The sentence that refuses this value of a setting, None if it lies inside. None among the
         values stands for a setting that is left out, and is never refused."""
         if value is None:
             return None
         if not isinstance(value, SupportsFloat):  # from Python: a text, another part
             return f"{setting} must be {f'a number {self.words}'.strip()}, not {value!r}"
-        if math.isfinite(value) and self.holds(value):
+        if is_finite(value) and self.holds(value):
             return None
-        words = self.words if math.isfinite(value) else f"a finite number {self.words}".strip()
-        return f"{setting} must be {words}, not {value}"
+        words = self.words if is_finite(value) else f"a finite number {self.words}".strip()
+        return f"{setting} must be {words}, not {value!s:.50}"
 
     def check(self, setting: str, value: float | None) -> None:
         """ValueError, naming the setting, for a value that lies outside."""
@@ -36,7 +44,7 @@ class NumberRange:
             raise ValueError(sentence)
 
 
-ANY_NUMBER = NumberRange("", math.isfinite)
+ANY_NUMBER = NumberRange("", is_finite)
 POSITIVE = NumberRange("above 0", lambda x: x > 0)
 AT_LEAST_0 = NumberRange("at least 0", lambda x: x >= 0)
 AT_LEAST_1 = NumberRange("at least 1", lambda x: x >= 1)

@@ -16,7 +16,6 @@ from flowrl.cli.out_folder import out_folder, whole_or_empty
 from flowrl.demo.taste import TASTES
 from flowrl.errors import UserError, in_words, terminal_text
 from flowrl.evaluation.folders import Where, find_items
-from flowrl.evaluation.labelling_tools import LABEL_STUDIO_CONFIG
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.reader_words import OF_A_TABLE
 from flowrl.evaluation.tables import SUFFIXES
@@ -45,15 +44,17 @@ from rewards.types import Samples, parts_of
 
 VOTES_OF_A_RUN = 120  # pairs, unless --votes says otherwise
 RUN_FILE, RUN_VOTES = "run.yaml", "votes"
-_RUN, _FILE, _IMAGES, _TABLE = "a run", "a run file", "a folder of images", "a table"
-# options that only some sources read; a folder of votes has all of them from its beginning
-_READ_OF: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("question", "raters", "seed"), (_RUN, _FILE, _IMAGES, _TABLE)),
-    "weights": (_RUN,),
-    "steps": (_RUN, _FILE),
-    "prompts": (_RUN, _FILE, _IMAGES),
-    "prompts_from": (_IMAGES,),
+VoteSource = Literal["a run", "a run file", "a folder of images", "a table of preferences"]
+SOURCES_OF_OPTION: Mapping[str, tuple[VoteSource, ...]] = {
+    "weights": ("a run",),
+    "trust": ("a run",),
+    "steps": ("a run", "a run file"),
+    "prompts": ("a run", "a run file", "a folder of images"),
+    "prompts_from": ("a folder of images",),
 }
+"""What each option of a new vote is of; those that are not here are of every source."""
+# options of a plan, which a folder of votes has once and for all
+FIXED = ("question", "votes", "raters", "out", *SOURCES_OF_OPTION)
 
 
 @dataclass
@@ -114,22 +115,24 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
         raise UserError("vote: give a run's folder, two of them, a folder of images or a table")
     if not arguments.question.strip():
         raise UserError("vote: --question is empty")
-    if arguments.taste != Vote.taste and arguments.person != "simulated":
+    if arguments.person == "page" and _is_set(arguments, "taste"):
         raise UserError(
-            "vote: --taste is of a simulated person: leave it out, or set --person simulated"
+            "vote: --taste is of a simulated person: add --person simulated, or leave it out"
         )
     first = arguments.source[0]
     if (first / PLAN).is_file():
         folder = _resumed(arguments, first)
         if arguments.results or arguments.forget is not None or arguments.export is not None:
-            if arguments.export is not None:
-                print(f"written: {export_votes(folder, arguments.export)}")
-                if arguments.export == "label-studio":
-                    print(f"labelling interface:\n{LABEL_STUDIO_CONFIG}")
-            if arguments.forget is not None:
+            if arguments.forget is not None:  # first, so that their votes are not exported
                 forget_rater(folder, arguments.forget)
             log = VoteLog.read(folder, VotePlan.read(folder))
-            return folder, _reported(folder, write_results(folder, log))
+            answer = write_results(folder, log)
+            if arguments.export is not None:
+                exported = export_votes(folder, arguments.export)
+                print(f"written: {exported.file}")
+                if exported.interface:
+                    print(f"labelling interface:\n{exported.interface}")
+            return folder, _reported(folder, answer)
     elif arguments.results or arguments.forget is not None or arguments.export is not None:
         raise UserError(
             f"vote: --results, --forget and --export need a folder of votes, and {first} is none"
@@ -140,39 +143,60 @@ def ask_for_votes(arguments: Vote) -> tuple[Path, VoteAnswer]:
     answer = serve_votes(
         folder, PageAddress(arguments.host, arguments.port), person=_person(arguments)
     )
-    run = folder.parent.parent
-    if folder.parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
-        write_report(run)
     return folder, _reported(folder, answer)
 
 
 def _reported(folder: Path, answer: VoteAnswer) -> VoteAnswer:
+    """Say the answer in the terminal, and on the page of the run whose samples were voted on."""
     print(terminal_text("\n".join(answer.sentences)))
     print(f"votes: {folder / 'votes.jsonl'}")
     if answer.early:
         print(f"to go on: flowrl vote {shlex.quote(str(folder))}")
     elif answer.preferred is None:
         print(f"a reward from them: flowrl fit-reward {shlex.quote(str(folder))} --out taste")
+    run = folder.resolve().parent.parent
+    if folder.resolve().parent.name == RUN_VOTES and (run / RUN_FILE).is_file():
+        write_report(run)
     return answer
 
 
 def _resumed(arguments: Vote, folder: Path) -> Path:
     """A folder of votes. UserError for options that would change its plan."""
-    if len(arguments.source) > 1 or arguments.out is not None or arguments.votes is not None:
+    if len(arguments.source) > 1:
+        raise UserError(f"vote: {folder} is a folder of votes, which is gone on with alone")
+    # a simulated person draws by the seed, also of a folder that is gone on with
+    fixed = FIXED if arguments.person == "simulated" else (*FIXED, "seed")
+    if options := ", ".join(_option(name) for name in fixed if _is_set(arguments, name)):
         raise UserError(
-            f"vote: {folder} is a folder of votes, whose number and order are fixed: give it alone"
+            f"vote: {folder} is a folder of votes, whose question, raters, number and order of "
+            f"pairs are fixed: leave out {options}"
         )
-    _check_options(arguments, "a folder of votes")
     return folder
 
 
-def _check_options(arguments: Vote, kind: str) -> None:
-    """UserError for an option that a source of this kind would ignore."""
-    for name, kinds in _READ_OF.items():
-        if kind not in kinds and getattr(arguments, name) != getattr(Vote, name):
+def _is_set(arguments: Vote, name: str) -> bool:
+    """Whether an option differs from its default."""
+    return getattr(arguments, name) != getattr(Vote, name)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check_options(arguments: Vote, is_run: bool, is_table: bool, is_file: bool) -> None:
+    """UserError for an option that has no part in votes on such a source."""
+    kind: VoteSource = "a folder of images"
+    if is_run:
+        kind = "a run"
+    elif is_table:
+        kind = "a table of preferences"
+    elif is_file:
+        kind = "a run file"
+    for name, sources in SOURCES_OF_OPTION.items():
+        if _is_set(arguments, name) and kind not in sources:
             raise UserError(
-                f"vote: --{name.replace('_', '-')} is of {' or '.join(kinds)}, and "
-                f"{arguments.source[0]} is {kind}: leave it out"
+                f"vote: {_option(name)} is of {' or '.join(sources)}, and {arguments.source[0]} is "
+                f"{kind}: leave it out"
             )
 
 
@@ -192,8 +216,7 @@ def _new(arguments: Vote) -> Path:
     table = first.suffix.lower() in SUFFIXES and first.is_file()
     if not table and config is None and not first.is_dir():
         raise UserError(f"vote: {first}: no such file or folder, and none of flowrl's runs")
-    kind = _RUN if all(runs) else _TABLE if table else _IMAGES if config is None else _FILE
-    _check_options(arguments, kind)
+    _check_options(arguments, is_run=all(runs), is_table=table, is_file=config is not None)
     if arguments.out is not None:
         folder = out_folder(arguments.out)
     elif all(runs):

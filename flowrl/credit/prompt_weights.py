@@ -1,6 +1,5 @@
 """Advantages weighted by a number of the prompt file, such as a difficulty or a price."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -12,6 +11,7 @@ from torch import Tensor
 from flowrl.credit.values import Context, Credit
 from flowrl.errors import UserError
 from flowrl.table import Column
+from samplers.number_ranges import is_finite
 from samplers.untyped import integers
 
 PROMPT_ROWS: Column[Sequence[Mapping[str, Any]]] = Column(
@@ -39,7 +39,7 @@ def as_weight(value: object) -> float | None:
     """A finite number of at least 0; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    return float(value) if is_finite(value) and value >= 0 else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, table_of
-from flowrl.prompts.files import EVENTS, utf8_text
+from flowrl.prompts.files import EVENTS, VOTED_SAMPLES, folders_of_votes, utf8_text
 from rewards.perception.contents import file_unlike_its_name, open_plain
 from rewards.perception.files import DAMAGE, opened_image_file
 from rewards.perception.moving import MEDIA_FORMATS
@@ -21,6 +21,7 @@ from rewards.perception.moving import MEDIA_FORMATS
 Where = Literal["auto", "table", "captions", "metadata", "names"]
 
 FILE_COLUMNS = ("file", "file_name", "image", "video", "path")
+EDITED = "source_image"  # the column with the image that was edited
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 TABLES = ("prompts", "metadata")  # names of tables that need no option
 MOST_CAPTION = 2**20  # bytes
@@ -38,6 +39,24 @@ class FolderItems(NamedTuple):
     origin: str  # of the prompts, for the terminal
 
 
+def _check_asked(folder: Path, table: Path | None, where: Where) -> None:
+    """UserError for no folder, one of votes, and a table that would not be read."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    votes = folder.parent if _is_of_votes(folder) else folder
+    if (votes / EVENTS).is_file():
+        of = "is" if votes == folder else "is part of"
+        raise UserError(
+            f"{folder} {of} a folder of votes, and its files have no prompts: `flowrl "
+            f"evaluate-rewards {votes}` scores its samples"
+        )
+    if table is not None and where not in ("auto", "table"):
+        raise UserError(
+            f"--prompts names the table {table}, and --prompts-from {where} reads none: leave one "
+            "of them out"
+        )
+
+
 def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """All images and videos below `folder`, grouped by prompt.
 
@@ -50,27 +69,21 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     The folder may be another person's: a table that it brings along names files inside it alone,
     and captions are no links that lead out of it. A table that the user names may name any file.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    if (folder / EVENTS).is_file():
-        raise UserError(
-            f"{folder} is a folder of votes, and its files have no prompts: `flowrl "
-            f"evaluate-rewards {folder}` scores its samples"
-        )
-    if table is not None and where not in ("auto", "table"):
-        raise UserError(
-            f"--prompts names the table {table}, and --prompts-from {where} reads none: leave one "
-            "of them out"
-        )
+    _check_asked(folder, table, where)
     named, table = table, table or _own_table(folder) if where in ("auto", "table") else None
     if where == "table" and table is None:
         raise UserError(f"{folder} has no prompts.jsonl; give a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
+        edited = [meta["source"] for _, _, meta in rows if meta.get(EDITED)]
+        originals = [Path(source.partition("#")[0]) for source in edited]
         if named is None:
             for path, _, _ in rows:
                 _check_inside(folder, path, table)
-        origin = f"prompts from {table}{_unnamed(folder, [path for path, _, _ in rows])}"
+            for original in originals:
+                _check_inside(folder, original, table)
+        listed = [*(path for path, _, _ in rows), *originals]
+        origin = f"prompts from {table}{_unnamed(folder, listed)}"
     else:
         files = _media_of(folder)
         rows = [(path, *_of_file(path, where, folder), {}) for path in files]
@@ -78,6 +91,11 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
         )
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
+    if not rows and (votes_there := folders_of_votes(folder)):
+        raise UserError(
+            f"{folder} has no images or videos but those of votes: name one of its folders of "
+            f"votes, such as {votes_there[-1]}"
+        )
     if not rows:
         raise UserError(f"{folder} has no images or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
     for path, _, _ in rows:
@@ -111,10 +129,15 @@ def _unnamed(folder: Path, named: Sequence[Path]) -> str:
 
 
 def _media_of(folder: Path) -> list[Path]:
-    """The images and videos below a folder, but for the contact sheets of `flowrl score`: an
-    earlier call's pages are no samples."""
+    """The images and videos below a folder, but for the contact sheets of `flowrl score` and the
+    copies in folders of votes: what an earlier call has left is no sample."""
     names = (p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and _is_there(p))
-    return sorted(path for path in names if not _is_sheet(path))
+    return sorted(path for path in names if not _is_sheet(path) and not _is_of_votes(path.parent))
+
+
+def _is_of_votes(folder: Path) -> bool:
+    """Whether it has the copies of samples that a folder of votes shows."""
+    return folder.name == VOTED_SAMPLES and (folder.parent / EVENTS).is_file()
 
 
 def _is_sheet(path: Path) -> bool:
@@ -158,8 +181,17 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
             raise UserError(f"{table}, {at}: {file} or {prompt} is empty")
         meta = {key: value for key, value in row.items() if key not in (file, prompt)}
+        if row.get(EDITED):
+            meta["source"] = _edited(folder, row[EDITED], f"{table}, {at}")
         paths.append((folder / row[file], row[prompt], meta))
     return paths
+
+
+def _edited(folder: Path, cell: Any, place: str) -> str:
+    """The path of an image that was edited, as edit rewards and `flowrl vote` read it."""
+    if not isinstance(cell, str):
+        raise UserError(f"{place}: {EDITED} must name a file of the folder, not {cell!r:.50}")
+    return str(folder / cell)
 
 
 def _check_inside(folder: Path, path: Path, table: Path) -> None:

@@ -6,28 +6,55 @@ label_studio  a list of tasks, as Label Studio exports and imports as JSON: data
               annotations with the results of a `Pairwise` tag, whose left is a, and of `Choices`
               for pairs without a winner
 
+Of edits, source_image beside a and b is the image that was edited.
+
 Of several answers on a pair the label is their mean. The layouts were read in argilla's code
 (records/_resource.py at 0991739b) and in Label Studio's page on its task format.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
+from flowrl.evaluation.preference_rows import (
+    Answer,
+    JudgedRow,
+    PreferenceLayout,
+    PreferenceRow,
+    edited_source,
+)
+from flowrl.evaluation.sources import MEDIA_SUFFIXES, SOUNDS
 
+OTHER_SIDE = {"left": "right", "right": "left"}
 ARGILLA_QUESTION = "preference"  # of an argilla data set
 PAIRWISE, NO_WINNER = "winner", "no_winner"  # names of the tags of Label Studio
 WINNERS = {1.0: "a", 0.0: "b", 0.5: "equal"}
 LABELS = {"a": 1.0, "b": 0.0, "equal": 0.5, "both_bad": 0.5, "left": 1.0, "right": 0.0, "tie": 0.5}
-LABEL_STUDIO_CONFIG = """<View>
-  <Header value="$prompt"/>
-  <Pairwise name="winner" toName="a,b"/>
-  <Image name="a" value="$a"/>
-  <Image name="b" value="$b"/>
-  <Choices name="no_winner" toName="a"><Choice value="equal"/><Choice value="both_bad"/></Choices>
-</View>"""
+
+
+def label_studio_config(row: Mapping[str, Any]) -> str:
+    """The labelling interface for tasks like this line of votes.jsonl: tags of its kind of samples,
+    and the source of an edit between them."""
+    tag = "Image"  # also of an animated PNG, which a browser plays in it
+    if "a_text" in row:
+        tag = "Text"
+    elif Path(row["a"]).suffix.lower() in SOUNDS:
+        tag = "Audio"
+    source = ['  <Image name="source" value="$source_image"/>'] if row.get("source_image") else []
+    lines = [
+        "<View>",
+        '  <Header value="$prompt"/>',
+        f'  <Pairwise name="{PAIRWISE}" toName="a,b"/>',
+        f'  <{tag} name="a" value="$a"/>',
+        *source,
+        f'  <{tag} name="b" value="$b"/>',
+        f'  <Choices name="{NO_WINNER}" toName="a"><Choice value="equal"/>'
+        '<Choice value="both_bad"/></Choices>',
+        "</View>",
+    ]
+    return "\n".join(lines)
 
 
 def argilla_records(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -36,7 +63,10 @@ def argilla_records(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "id": str(number),
             "fields": _samples(row),
-            "metadata": {"rater": row["rater"], "seconds": row["seconds"], "side": row["side"]},
+            "metadata": {
+                "rater": row["rater"], "seconds": row["seconds"], "side": row["side"],
+                "kind": _kind(row),
+            },
             "suggestions": {},
             "responses": {
                 ARGILLA_QUESTION: [{"value": _winner(row), "user_id": _user(row["rater"])}]
@@ -45,7 +75,7 @@ def argilla_records(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "_server_id": None,
         }
         for number, row in enumerate(rows)
-    ]
+    ]  # fmt: skip
 
 
 def label_studio_tasks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -61,7 +91,7 @@ def label_studio_tasks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             result = {"from_name": NO_WINNER, "to_name": "a", "type": "choices", "value": value}
         annotation = {"result": [result], "was_cancelled": False, "lead_time": row["seconds"]}
         meta = {"rater": row["rater"], "side": row["side"]}
-        data = {**_samples(row), "kind": "text" if "a_text" in row else "file"}
+        data = {**_samples(row), "kind": _kind(row)}
         tasks.append({"id": number, "data": data, "annotations": [annotation], "meta": meta})
     return tasks
 
@@ -75,15 +105,24 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         samples = _samples(row)
         better, worse = ("a", "b") if row["label"] > 0.5 else ("b", "a")
         chosen = {"prompt": row["prompt"], "chosen": samples[better], "rejected": samples[worse]}
+        if "source_image" in samples:
+            chosen["source_image"] = samples["source_image"]
+        chosen["side"] = row["side"] if better == "a" else OTHER_SIDE[row["side"]]
         if "a_text" in row:  # as messages, so that a text of one word is no file's name
-            chosen |= {k: [{"role": "assistant", "content": chosen[k]}] for k in list(chosen)[1:]}
+            for name in ("chosen", "rejected"):
+                chosen[name] = [{"role": "assistant", "content": chosen[name]}]
         rows_chosen.append(chosen)
     return rows_chosen
 
 
 def _samples(row: Mapping[str, Any]) -> dict[str, str]:
     sides = {side: row[f"{side}_text"] if f"{side}_text" in row else row[side] for side in "ab"}
-    return {"prompt": row["prompt"], **sides}
+    source = {"source_image": row["source_image"]} if row.get("source_image") else {}
+    return {"prompt": row["prompt"], **sides, **source}
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    return "text" if "a_text" in row else "file"
 
 
 def _winner(row: Mapping[str, Any]) -> str:
@@ -102,7 +141,12 @@ def _argilla(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | Non
         raise UserError(f"{place}: fields and responses must be mappings, as argilla writes them")
     answers = responses.get(ARGILLA_QUESTION) or []
     labels = [_label(answer.get("value"), f"{place}, {ARGILLA_QUESTION}") for answer in answers]
-    return _judged(fields, labels, place, kind="text" if _is_text(fields) else "file")
+    metadata = row.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    kind = metadata.get("kind")
+    if kind not in ("text", "file"):  # of a data set that flowrl has not written
+        kind = "text" if _is_text(fields) else "file"
+    return _judged(fields, labels, place, kind, metadata)
 
 
 def _label_studio(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
@@ -115,12 +159,20 @@ def _label_studio(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow 
             said = value.get("selected") or next(iter(value.get("choices", ())), None)
             if result.get("type") in ("pairwise", "choices") and said is not None:
                 labels.append(_label(said, place))
-    return _judged(data, labels, place, kind=data.get("kind", "file"))
+    meta = row.get("meta")
+    meta = meta if isinstance(meta, Mapping) else {}
+    return _judged(data, labels, place, data.get("kind", "file"), meta)
 
 
 def _judged(
-    fields: Mapping[str, Any], labels: Sequence[float], place: str, kind: str
+    fields: Mapping[str, Any],
+    labels: Sequence[float],
+    place: str,
+    kind: str,
+    about: Mapping[str, Any],
 ) -> JudgedRow | None:
+    """A row of the mean of its answers. `about` may say on which side a was shown, which a fit
+    takes out."""
     missing = [name for name in ("prompt", "a", "b") if not isinstance(fields.get(name), str)]
     if missing:
         raise UserError(
@@ -130,13 +182,14 @@ def _judged(
     if not labels:
         return None
     media = [Answer(fields[side]) if kind == "text" else fields[side] for side in "ab"]
-    return JudgedRow(fields["prompt"], media, fmean(labels))
+    side = {"side": about["side"]} if about.get("side") in OTHER_SIDE else {}
+    return JudgedRow(fields["prompt"], media, fmean(labels), more=edited_source(fields) | side)
 
 
 def _is_text(fields: Mapping[str, Any]) -> bool:
-    """Whether a and b are texts rather than names of files."""
-    suffixes = (".png", ".apng", ".jpg", ".jpeg", ".webp", ".gif", ".mp4", ".webm", ".mov")
-    return not all(str(fields.get(side, "")).lower().endswith(suffixes) for side in "ab")
+    """Whether a and b are texts rather than names of files, or of pieces of images."""
+    names = [str(fields.get(side, "")).partition("#")[0].lower() for side in "ab"]
+    return not all(name.endswith(tuple(MEDIA_SUFFIXES)) for name in names)
 
 
 def _label(value: Any, place: str) -> float:

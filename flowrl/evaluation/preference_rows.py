@@ -33,3 +33,8 @@ class PreferenceLayout:
     ]  # row, dimension, place; None if there is no judgement
     dimension: str = ""  # the column with the labels, if there is a choice
     samples: str = ""  # the column of a list of samples, which may also be one sample per row
+
+
+def edited_source(row: PreferenceRow) -> dict[str, Any]:
+    """`more` of a row whose samples are edits of its `source_image`; empty for other rows."""
+    return {"source": row["source_image"]} if row.get("source_image") else {}

@@ -1,7 +1,7 @@
 """Preference data sets: human verdicts on pairs or rankings of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"; of edits, the
-             image that was edited as source_image
+             image that was edited as source_image, as in chosen
 plain_texts  prompt, a_text, b_text, label: the same, with texts as samples
 chosen       prompt, chosen, rejected: the first is better; also the binarized form of
              data-is-better-together/open-image-preferences-v1
@@ -50,7 +50,13 @@ from flowrl.errors import UserError
 from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
 from flowrl.evaluation.labelling_tools import TOOL_LAYOUTS
 from flowrl.evaluation.measure import Item
-from flowrl.evaluation.preference_rows import Answer, JudgedRow, PreferenceLayout, PreferenceRow
+from flowrl.evaluation.preference_rows import (
+    Answer,
+    JudgedRow,
+    PreferenceLayout,
+    PreferenceRow,
+    edited_source,
+)
 from flowrl.evaluation.sources import MEDIA_SUFFIXES, Source
 from flowrl.evaluation.tables import table_of
 from flowrl.prompts.chat import message_of, read_chat
@@ -84,8 +90,7 @@ def preference_label(cell: Any, place: str) -> float:
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
     label = preference_label(row[dimension], place)
-    more = {"source": row["source_image"]} if row.get("source_image") else {}
-    return JudgedRow(row["prompt"], (row["a"], row["b"]), label, more=more)
+    return JudgedRow(row["prompt"], (row["a"], row["b"]), label, more=edited_source(row))
 
 
 def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
@@ -94,7 +99,8 @@ def _plain_texts(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
 
 
 def _chosen(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
-    return JudgedRow(row["prompt"], (row["chosen"], row["rejected"]), 1.0)
+    samples = (row["chosen"], row["rejected"])
+    return JudgedRow(row["prompt"], samples, 1.0, more=edited_source(row))
 
 
 def _texts(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
@@ -277,8 +283,7 @@ def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], JudgedR
     def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
         prompt = row.get("prompt") or row.get("instruct_prompt")
         label = preference_label(row[dimension], place)
-        more = {"source": row["source_image"]} if row.get("source_image") else {}
-        return JudgedRow(prompt, (row[left], row[right]), label, more=more)
+        return JudgedRow(prompt, (row[left], row[right]), label, more=edited_source(row))
 
     return read
 
@@ -345,7 +350,11 @@ PROMPT_COLUMN_OF = {  # the others: prompt
 
 @dataclass(frozen=True)
 class Preferences:
-    """n samples of c prompts, contiguous by group, and p pairs of them."""
+    """n samples of c prompts, contiguous by group, and p pairs of them.
+
+    edited  rows of samples that are edits: their `source` is the image that was edited. Of other
+            samples a column of this name is the file's own, such as that of votes.
+    """
 
     name: str
     layout: str
@@ -358,6 +367,7 @@ class Preferences:
     rank: Float[np.ndarray, " n"] | None  # 1 is best, if whole groups were ordered
     unlabelled: int = 0  # rows without a judgement
     rows: tuple[Mapping[str, Any], ...] = ()  # [p] the file's row of each pair
+    edited: frozenset[int] = frozenset()
 
     @property
     def texts(self) -> bool:
@@ -381,6 +391,7 @@ class _Builder:
     pairs: list[tuple[int, int, float, str, int, Mapping[str, Any]]] = field(default_factory=list)
     ranks: list[float] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
+    edited: set[int] = field(default_factory=set)
 
     def add(self, judged: JudgedRow, row: PreferenceRow, folder: Path, place: str) -> None:
         checked_text(judged.prompt, place)
@@ -398,6 +409,8 @@ class _Builder:
         for i, source in enumerate(sources):
             self.items.append(Item(source, judged.prompt, group, meta))
             rows.append(len(self.items) - 1)
+            if "source" in judged.more:
+                self.edited.add(rows[-1])
             if judged.ranks:
                 self.ranks.append(judged.ranks[i])
         category = str(row.get("category") or "")
@@ -431,6 +444,7 @@ class _Builder:
             rank=np.array(self.ranks)[order] if self.ranks else None,
             unlabelled=unlabelled,
             rows=tuple(rows),
+            edited=frozenset(at[i] for i in order if i in self.edited),
         )
 
 

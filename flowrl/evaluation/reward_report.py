@@ -31,6 +31,8 @@ HEADLINE: Mapping[str, Ties] = {  # the others: excluded
     "pickapic": "half",
     "plain": "half",
     "plain_texts": "half",
+    "argilla": "half",  # votes again
+    "label_studio": "half",
     "editreward_bench": "calibrated",
     "editreward_files": "calibrated",
     "editreward_data": "calibrated",

@@ -30,7 +30,8 @@ from rewards.hub_names import names_repository
 from rewards.perception.contents import file_unlike_its_name
 from rewards.rights import NotGranted, Right, need, texts_in
 
-EVENTS, VOTES_TABLE = "events.jsonl", "votes.jsonl"  # of a folder of `flowrl vote`
+# of a folder of `flowrl vote`: its log, its table, and the folder of the copied samples
+EVENTS, VOTES_TABLE, VOTED_SAMPLES = "events.jsonl", "votes.jsonl", "samples"
 _HUB_SECONDS = 5.0
 _MOST_FILES = 5_000  # of a folder
 _DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a folder's data, which `datasets` reads
@@ -516,6 +517,12 @@ def check_not_votes(folder: Path, at: str) -> None:
         if not (folder / VOTES_TABLE).is_file():
             way = f"`flowrl vote {folder} --results` makes its table, {VOTES_TABLE}"
         raise UserError(f"{at} is a folder of votes: {way}")
+
+
+def folders_of_votes(folder: Path) -> list[Path]:
+    """Folders of votes in a folder, and in its folders `ask` and `votes`, where a run has them."""
+    logs = (log for where in ("", "ask/", "votes/") for log in folder.glob(f"{where}*/{EVENTS}"))
+    return [log.parent for log in sorted(logs)]
 
 
 def _files_of(builder: Any) -> dict[str, list[Path]]:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from flowrl.bounded_files import bounded_lines, json_object
 from flowrl.errors import UserError
 from flowrl.evaluation.agreement import MeanInterval, Resamples
-from flowrl.evaluation.labelling_tools import EXPORTS
+from flowrl.evaluation.labelling_tools import EXPORTS, label_studio_config
 from flowrl.json_text import json_text
 from flowrl.prompts.files import EVENTS, VOTES_TABLE
 from flowrl.votes.log import MOST_EVENTS, GivenVote, VoteLog
@@ -368,16 +368,45 @@ def _pair_key(row: Mapping[str, Any]) -> str:
     return json_text([row.get(name) for name in ("a", "b", "a_text", "b_text")])
 
 
-def export_votes(folder: Path, kind: str) -> Path:
-    """Write votes.jsonl again for a labelling tool, or as `chosen`; returns the file."""
+class ExportedVotes(NamedTuple):
+    """A file for a labelling tool. `interface` is what Label Studio needs beside it; empty for the
+    others."""
+
+    file: Path
+    interface: str
+
+
+def export_votes(folder: Path, kind: str) -> ExportedVotes:
+    """Write votes.jsonl again for a labelling tool, or as `chosen`. UserError without a vote."""
     log = VoteLog.read(folder, VotePlan.read(folder))
-    write_results(folder, log)
+    answer = write_results(folder, log)
+    if not answer.pairs:
+        raise UserError(f"vote: {folder}: {answer.sentences[0]}")
     name, convert = EXPORTS[kind]
-    rows = convert(table_rows(folder, log))
-    texts = [json_text(row, ensure_ascii=False) for row in rows]
+    voted_rows = table_rows(folder, log)
+    texts = [json_text(row, ensure_ascii=False) for row in convert(voted_rows)]
     whole = "".join(f"{text}\n" for text in texts)
     write_whole(folder / name, whole if name.endswith("l") else f"[{', '.join(texts)}]\n")
-    return folder / name
+    interface = label_studio_config(voted_rows[0]) if kind == "label-studio" else ""
+    return ExportedVotes(folder / name, interface)
+
+
+def testing_notes(answer: VoteAnswer) -> tuple[str, ...]:
+    """Sentences to hold a reward's accuracy on the same votes against: the raters' own consistency,
+    and what the run had recorded of these samples."""
+    c, notes = answer.consistency, list[str]()
+    if c.n:
+        interval = f", 95 % interval {c.low:.2f} to {c.high:.2f}" if c.low < c.high else ""
+        notes.append(
+            f"the raters' own consistency is {c.value:.2f} ({count_of(c.n, 'repeat')}{interval})"
+        )
+    for name, (_, right) in answer.rewards.items():
+        if right.n:
+            notes.append(
+                f"{name}, as the run recorded it, agrees with people on {_percent(right.value)} % "
+                f"of the votes ({_interval(right)}; ties half)"
+            )
+    return tuple(notes)
 
 
 def _plain(value: Any) -> Any:

@@ -12,13 +12,14 @@ were given, and so does a run that replays another one's.
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from flowrl.bounded_files import bounded_bytes, bounded_lines, parsed_json
@@ -37,7 +38,7 @@ from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_pairs
 from flowrl.votes.fit import voted_pairs
 from flowrl.votes.live_page import LivePage
 from flowrl.votes.log import VoteLog
-from flowrl.votes.plan import VotePlan
+from flowrl.votes.plan import VotePlan, first_fault
 from flowrl.votes.serve import PageAddress
 from flowrl.votes.simulated import SimulatedPerson
 from flowrl.votes.voted_table import voted_table
@@ -74,8 +75,27 @@ class UsedVote(NamedTuple):
 
     asked: int
     pair: int
-    label: float
-    side: float
+    label: Annotated[float, Field(ge=0, le=1)]
+    side: Annotated[float, Field(ge=-1, le=1)]
+
+
+@dataclass(frozen=True)
+class RecordedPairs:
+    """Pairs of an iteration, as a line of the recorded votes has them: see `AskedPairs`."""
+
+    rows: list[tuple[int, int]]
+    at_random: list[bool]
+    prompts: list[str]
+
+
+@dataclass(frozen=True)
+class RecordedVotes:
+    """A line of the recorded votes: those that an iteration's fit was the first to use, and the
+    pairs that the iteration asked about; None once the budget was spent."""
+
+    iteration: int
+    votes: list[UsedVote]
+    asked: RecordedPairs | None
 
 
 @dataclass
@@ -164,7 +184,7 @@ class RunVotes:
     reward: FittedScores
     start: FittedFolder
     earlier: VotedPairs | None
-    recorded: Mapping[int, Mapping[str, Any]]
+    recorded: Mapping[int, RecordedVotes]
     page: LivePage
     used: VotesUsed
     version: int = 0
@@ -287,10 +307,13 @@ class RunVotes:
         return log.finished
 
     def collected(self) -> list[UsedVote]:
-        """The votes on the pending pairs, on the main process."""
+        """The votes on the pending pairs, on the main process. A replay that goes on after the
+        recorded votes has shown the pairs of the last ones to nobody."""
         if self.pending is None:
             return []
         folder = self.folder / f"{self.pending.iteration:06d}"
+        if not folder.exists():
+            return []
         log = VoteLog.read(folder, VotePlan.read(folder))
         write_results(folder, log)
         return [
@@ -300,18 +323,15 @@ class RunVotes:
 
     def note(self, iteration: int, votes: Sequence[UsedVote], asked: AskedPairs | None) -> None:
         """Record the votes that an iteration's fit is the first to use, on the main process."""
-        line = {
-            "iteration": iteration,
-            "votes": [list(vote) for vote in votes],
-            "asked": None
-            if asked is None
-            else {
-                "rows": asked.rows, "at_random": asked.at_random, "prompts": asked.prompts,
-            },
-        }  # fmt: skip
+        recorded = None
+        if asked is not None:
+            recorded = RecordedPairs(asked.rows, asked.at_random, asked.prompts)
+        line = RecordedVotes(iteration, list(votes), recorded)
         lines = {**_recorded(self.folder), iteration: line}
         self.folder.mkdir(parents=True, exist_ok=True)
-        texts = [json_text(lines[number], ensure_ascii=False) + "\n" for number in sorted(lines)]
+        texts = [
+            json_text(asdict(lines[number]), ensure_ascii=False) + "\n" for number in sorted(lines)
+        ]
         write_whole(self.folder / USED, "".join(texts))
 
     def use(self, votes: Sequence[UsedVote]) -> None:
@@ -421,16 +441,20 @@ def _free(folder: Path) -> Path:
     return other
 
 
-def _recorded(folder: Path) -> dict[int, Mapping[str, Any]]:
+def _recorded(folder: Path) -> dict[int, RecordedVotes]:
     """The recorded lines of a folder of votes by iteration. UserError for a damaged one."""
     path = folder / USED
     if not path.is_file():
         return {}
+    reader = TypeAdapter(RecordedVotes)
     try:
-        lines = [parsed_json(line) for line in bounded_lines(path, MOST_USED)]
-        return {int(line["iteration"]): line for line in lines}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error})") from error
+        lines = [
+            reader.validate_python(parsed_json(line)) for line in bounded_lines(path, MOST_USED)
+        ]
+    except (OSError, ValueError) as error:
+        reason = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise UserError(f"{path} is damaged ({reason}): bring it back from a copy") from error
+    return {line.iteration: line for line in lines}
 
 
 def earlier_votes(path: Path, reward: FittedScores) -> VotedPairs:

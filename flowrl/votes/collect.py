@@ -1,7 +1,7 @@
 """A new folder of votes, from samples of any source. Its files are copies of the pixels that
 rewards score, so it can be moved, and a file says nothing of its origin."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from flowrl.errors import UserError, terminal_text
+from flowrl.evaluation.folders import EDITED
 from flowrl.evaluation.measure import Gallery, Item, unread
 from flowrl.evaluation.preferences import Preferences
 from flowrl.media.animated_png import video_bytes
 from flowrl.media.sounds import save_wav, wave_image
 from flowrl.media.videos import shown_seconds
-from flowrl.votes.plan import SAMPLES, PlannedSample, SourceKind, VotePlan, orders, pairs_within
+from flowrl.prompts.files import VOTED_SAMPLES
+from flowrl.votes.plan import PlannedSample, SourceKind, VotePlan, orders, pairs_within
 from rewards.audio import Audio
+from rewards.perception.files import open_image_cell
 from rewards.perception.media import to_pil, to_tensor
 from rewards.perception.references import read_references, reference_key
 from rewards.types import Samples
@@ -57,9 +60,11 @@ class SampleCopies:
         sound   of this one video; or this one sound, whose drawing the media are
         """
         row = len(self.planned)
-        (self.folder / SAMPLES).mkdir(exist_ok=True)
+        (self.folder / VOTED_SAMPLES).mkdir(exist_ok=True)
         whole = prompt.encode("utf-8", "replace").decode()  # halves of a character have no code
-        sample = PlannedSample(f"{SAMPLES}/{row:05d}", whole, origin, scores, self._source(source))
+        sample = PlannedSample(
+            f"{VOTED_SAMPLES}/{row:05d}", whole, origin, scores, self._source(source)
+        )
         if isinstance(media, str):
             sample = replace(sample, file=sample.file + ".txt")
             (self.folder / sample.file).write_text(media, encoding="utf-8", errors="replace")
@@ -105,8 +110,9 @@ class SampleCopies:
             return ""
         if key not in self._sources:
             (image,) = read_references("vote:", [cell])
-            file = f"{SAMPLES}/source-{len(self._sources):05d}.png" if image is not None else ""
+            file = ""
             if image is not None:
+                file = f"{VOTED_SAMPLES}/source-{len(self._sources):05d}.png"
                 to_pil(image).save(self.folder / file, "PNG", compress_level=1)
             self._sources[key] = file
         return self._sources[key]
@@ -167,7 +173,8 @@ def plan_folder(
         raise UserError(
             f"vote: {source} has no two samples of one prompt: sample each prompt twice or more"
         )
-    return _copied(folder, items, pairs, "folder", source, question)
+    edited = [row for row, item in enumerate(items) if item.meta.get(EDITED)]
+    return _copied(folder, items, pairs, "folder", source, question, edited)
 
 
 def plan_again(
@@ -176,8 +183,9 @@ def plan_again(
     """The plan of votes on the pairs of a preference file."""
     pairs = list(dict.fromkeys(zip(preferences.a.tolist(), preferences.b.tolist(), strict=True)))
     return _copied(
-        folder, preferences.items, pairs[: question.votes], "preferences", source, question
-    )
+        folder, preferences.items, pairs[: question.votes], "preferences", source, question,
+        preferences.edited,
+    )  # fmt: skip
 
 
 def _copied(
@@ -187,23 +195,46 @@ def _copied(
     kind: SourceKind,
     source: str,
     question: VoteQuestion,
+    edited: Collection[int] = (),
 ) -> VotePlan:
-    """Copy the samples of these pairs, without pairs of which one cannot be read."""
+    """Copy the samples of these pairs, without pairs of which one cannot be read. `edited`: rows of
+    samples that are edits of their `source`; without that image, people could not judge them."""
     copies, gallery = SampleCopies(folder), Gallery(items)
     rows: dict[int, int | None] = {}
+    reasons: dict[str, str] = {}  # of sources, empty for those that can be read
     for row in dict.fromkeys(row for pair in pairs for row in pair):
         media = gallery.samples([row]).media[0]
         item = items[row]
         if media is None:
             rows[row] = None
             continue
-        edited = item.meta.get("source") if kind == "preferences" else None
-        edited = edited if isinstance(edited, str) and Path(edited).is_file() else None
-        rows[row] = copies.add(media, item.prompt, item.source.name, source=edited)
+        original = str(item.meta["source"]) if row in edited else None
+        if original is not None and original not in reasons:
+            reasons[original] = _unread_source(original)
+        if original is not None and reasons[original]:
+            rows[row] = None
+            continue
+        rows[row] = copies.add(media, item.prompt, item.source.name, source=original)
     whole = [(a, b) for x, y in pairs if (a := rows[x]) is not None and (b := rows[y]) is not None]
     way = "paths begin at the folder of the table" if kind == "preferences" else ""
     if sentence := unread(gallery, [items[row] for row in rows], "vote: ", way):
         print(terminal_text(sentence))
+    if lost := [reason for reason in reasons.values() if reason]:
+        print(
+            terminal_text(
+                f"vote: {len(lost)} of {len(reasons)} images that were edited cannot be read, and "
+                f"nobody is asked about their edits: {lost[0]}"
+            )
+        )
     if not whole:
         raise UserError(f"vote: no pair of {source} has two samples that can be read")
     return plan_pairs(copies, kind, source, whole, question)
+
+
+def _unread_source(path: str) -> str:
+    """Why an image that was edited cannot be read; empty if it can."""
+    try:
+        open_image_cell(path)
+    except ValueError as error:
+        return str(error)
+    return ""

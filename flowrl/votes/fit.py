@@ -118,7 +118,12 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         raise UserError(f"fit-reward: {arguments.out} already exists: choose a new folder")
     sources = feature_sources(arguments.features)
     check_specs(parse_specs(arguments.beside, "--beside"), "--beside")
-    table, consistency = voted_table(arguments.votes, "fit-reward")
+    if arguments.reuse is not None and not (arguments.reuse / STORED_FEATURES).is_file():
+        raise UserError(
+            f"--reuse: {arguments.reuse} has no {STORED_FEATURES}, which fit-reward writes: name "
+            "the folder of an earlier fit, or leave --reuse out"
+        )
+    table, notes = voted_table(arguments.votes, "fit-reward")
     choice = ReadOptions(
         arguments.layout, images=arguments.images, columns=column_names(arguments.columns)
     )
@@ -152,7 +157,7 @@ def fit_reward_to(arguments: FitReward) -> FittedReward:
         cache = FeatureCache.of(arguments.out, arguments.reuse, columns, arguments.frames)
         pairs = voted_pairs(preferences, cache.read(gallery, arguments.chunk))
         check_differ(pairs, columns)
-        return _fitted(arguments, table, columns, pairs, consistency)
+        return _fitted(arguments, table, columns, pairs, notes)
     except BaseException:
         shutil.rmtree(arguments.out, ignore_errors=True)  # it did not exist before
         raise
@@ -222,7 +227,8 @@ class FeatureCache:
                 stored = load_file(earlier / STORED_FEATURES)
             except (OSError, ValueError, SafetensorError) as error:
                 raise UserError(
-                    f"--reuse: {earlier / STORED_FEATURES} cannot be read ({error}): leave it out"
+                    f"--reuse: {earlier / STORED_FEATURES} is damaged, or no file of fit-reward: "
+                    "leave --reuse out, and the features are computed again"
                 ) from error
             rows_kept = {name: row for name, row in stored.items() if name.startswith(stamp[:16])}
             print(f"{len(rows_kept)} of {len(stored)} stored features are of these models")
@@ -286,7 +292,7 @@ def _fitted(
     table: Path,
     columns: FeatureColumns,
     pairs: VotedPairs,
-    consistency: str,
+    notes: Sequence[str],
 ) -> FittedReward:
     """Fit, measure, and write the folder with its page."""
     assert arguments.out is not None
@@ -296,7 +302,7 @@ def _fitted(
     several = len(pairs.folds) > 1
     curve = learning_curve(pairs) if several else ()
     accuracy = curve[-1].accuracy if curve else None
-    lines = [_fit_sentence(pairs, head), *([consistency] if consistency else [])]
+    lines = [_fit_sentence(pairs, head), *notes]
     lines += _trust_sentences(accuracy, curve, prompts)
     if several:
         lines.append(more_votes_sentence(gain_of_doubling(pairs)))
@@ -327,7 +333,7 @@ def _fitted(
                 dataset=table, rewards=arguments.beside, layout=arguments.layout,
                 columns=arguments.columns, images=arguments.images, robust=arguments.robust,
                 chunk=arguments.chunk, frames=arguments.frames,
-                level=LEVEL, resamples=DRAWS, out=arguments.out / "evaluation",
+                level=LEVEL, resamples=DRAWS, ties="half", out=arguments.out / "evaluation",
             ),
             {f"{label}, held-out prompts": held_out},
             lines,

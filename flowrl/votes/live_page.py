@@ -14,7 +14,7 @@ from flowrl.votes.door import Door
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import VotePlan
 from flowrl.votes.serve import PageAddress, check_extra
-from flowrl.votes.simulated import SimulatedPerson, VotesBrowser
+from flowrl.votes.simulated import PairGone, SimulatedPerson, VotesBrowser
 
 if TYPE_CHECKING:
     import uvicorn
@@ -43,18 +43,28 @@ class LivePage:
     _thread: threading.Thread | None = None
     _link: str = ""
     _browser: VotesBrowser | None = None
+    _at_the_browser: threading.Lock = field(default_factory=threading.Lock)
     _failed: list[BaseException] = field(default_factory=list)
     _log: ExitStack = field(default_factory=ExitStack)
 
     def turn_to(self, folder: Path, place: str) -> VoteLog:
         """Show the pairs of a folder that are left; returns its log. `place` is the folder's name
-        for the simulated person's errors."""
+        for the simulated person's errors.
+
+        The log before is closed once nothing is recorded in it any more: somebody may be voting.
+        """
+        opened = ExitStack()
+        try:
+            log = opened.enter_context(VoteLog.opened(folder, VotePlan.read(folder)))
+            if self._room is None:
+                self._begin(folder, log)
+            else:
+                self._on_loop(folder, log)
+        except BaseException:
+            opened.close()
+            raise
         self._log.close()
-        log = self._log.enter_context(VoteLog.opened(folder, VotePlan.read(folder)))
-        if self._room is None:
-            self._begin(folder, log)
-        else:
-            self._on_loop(folder, log)
+        self._log = opened
         if self.person is not None and not log.finished:
             threading.Thread(target=self._vote, args=(place,), daemon=True).start()
         return log
@@ -131,10 +141,14 @@ class LivePage:
             self.check()
 
     def _vote(self, place: str) -> None:
+        """Vote on the pairs of a folder until another one is shown."""
         assert self.person is not None
         try:
-            if self._browser is None:
-                self._browser = self.person.entered(self._link)
-            self.person.vote_all(self._browser, place)
+            with self._at_the_browser:  # after the votes on the folder before
+                if self._browser is None:
+                    self._browser = self.person.entered(self._link)
+                self.person.vote_all(self._browser, place)
+        except PairGone:
+            pass  # the page has turned to other pairs, which have a thread of their own
         except Exception as error:  # shown by the thread that waits
             self._failed.append(error)

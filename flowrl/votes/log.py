@@ -9,6 +9,7 @@ A vote carries the id that the server gave its showing, so one that arrives twic
 tab or after a restart counts once. `at` is the wall clock, on which nothing depends.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flowrl.bounded_files import bounded_bytes, bounded_text, parsed_json
 from flowrl.errors import UserError
+from flowrl.evaluation.labelling_tools import EXPORTS
 from flowrl.json_text import json_text
 from flowrl.prompts.files import EVENTS
 from flowrl.session.atomic import NO_LOCKS, to_disk
@@ -99,6 +101,7 @@ class VoteLog:
         """Open a log to append to. UserError if another process has it open."""
         path = folder / EVENTS
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        log = None
         try:
             _lock(file, path)
             log = cls.read(folder, plan)
@@ -108,6 +111,8 @@ class VoteLog:
             log._file = file
             yield log
         finally:
+            if log is not None:
+                log._file = -1  # another file may have the number of a closed one
             os.close(file)
 
     def show(self, rater: str) -> str | None:
@@ -154,7 +159,9 @@ class VoteLog:
 
     def _append(self, event: Mapping[str, Any]) -> None:
         """Write an event to disk, then apply it. OSError, with the file as it was, if that fails,
-        such as on a full disk."""
+        such as on a full disk, and for a log that is closed."""
+        if self._file < 0:
+            raise OSError(errno.EBADF, "the log of votes is closed")
         line = (json_text({**event, "at": round(time.time(), 3)}) + "\n").encode()
         try:
             written = 0
@@ -173,7 +180,8 @@ class VoteLog:
         if not isinstance(showing, str):
             raise ValueError("an id is a text")
         if kind == "shown":
-            if event["turn"] != len(votes.given) or showing in votes.shown:
+            turn, turns = event["turn"], len(self.plan.turns[event["rater"]])
+            if turn != len(votes.given) or turn >= turns or showing in votes.shown:
                 raise ValueError("a pair out of turn")
             votes.shown[showing], votes.open = len(votes.given), showing
         elif kind in ("vote", SKIP):
@@ -209,14 +217,16 @@ def _lock(file: int, path: Path) -> None:
 
 
 def forget_rater(folder: Path, rater: str) -> VotePlan:
-    """Delete all that is kept of a rater: events, and turns in the plan, which is returned.
-    UserError for an unknown rater, and for the only one."""
+    """Delete all that is kept of a rater: events, turns in the plan, which is returned, and files
+    that were exported with their votes. UserError for an unknown rater, and for the only one."""
     plan = VotePlan.read(folder)
     if rater not in plan.turns:
         raise UserError(f"vote: there is no {rater!r:.50}; the raters are {', '.join(plan.turns)}")
     if len(plan.turns) == 1:
         raise UserError(f"vote: {rater} is the only rater: remove {folder} instead")
     with VoteLog.opened(folder, plan):
+        for name, _ in EXPORTS.values():
+            (folder / name).unlink(missing_ok=True)
         lines = bounded_text(folder / EVENTS, MOST_EVENTS).splitlines(keepends=True)
         lines_kept = [line for line in lines if parsed_json(line.encode())["rater"] != rater]
         # the events first: a rater without events is one who has not begun

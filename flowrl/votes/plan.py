@@ -10,17 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from flowrl.bounded_files import bounded_json
 from flowrl.errors import UserError
 from flowrl.json_text import json_text
 from flowrl.pages.plain_files import check_readable, plain_bytes
 from flowrl.pages.records import MediaKind
-from flowrl.prompts.files import VOTES_TABLE
+from flowrl.prompts.files import VOTED_SAMPLES, VOTES_TABLE
+from flowrl.prompts.prompt_set import has_half_pair
 from flowrl.whole_file import write_whole
+from rewards.perception.moving import MOST_VIDEO_FRAMES
 
 MOST_PLAN = 2**26  # bytes
 MOST_SAMPLE = 2**28  # bytes of an image, a video or a sound
@@ -31,15 +34,16 @@ ONE_REPEAT_IN = 10  # one pair in so many is shown a second time
 LEAST_GAP = 15  # pairs from the first showing of a pair to its second
 SHARED = 0.2  # part of the pairs that all of several raters see
 SourceKind = Literal["run", "runs", "base", "folder", "preferences", "asked"]
-SAMPLES = "samples"  # the folder of a plan's files
 # Names that flowrl gives. Others could lead out of the folder, whose plan anybody may have written.
-_NAME = re.compile(rf"{SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
+_NAME = re.compile(rf"{VOTED_SAMPLES}/[0-9A-Za-z-]+\.(png|apng|txt|wav)")
 KIND_OF_SUFFIX: Mapping[str, MediaKind] = {
     ".png": "image",
     ".apng": "video",
     ".wav": "sound",
     ".txt": "text",
 }
+
+CLOSED = ConfigDict(extra="forbid")  # a plan that anybody may have written
 
 
 class Showing(NamedTuple):
@@ -66,6 +70,8 @@ class PlannedSample:
     seconds  that it is shown for before it begins again
     """
 
+    __pydantic_config__ = CLOSED
+
     file: str
     prompt: str
     origin: str
@@ -73,8 +79,8 @@ class PlannedSample:
     source: str = ""
     sound: str = ""
     drawing: str = ""
-    frames: int = 1
-    seconds: float = 0.0
+    frames: Annotated[int, Field(ge=1, le=MOST_VIDEO_FRAMES)] = 1
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
     def kind(self) -> MediaKind:
@@ -96,6 +102,8 @@ class VotePlan:
     pairs  rows of the samples (a, b); with sides, a is the first side's
     turns  by rater
     """
+
+    __pydantic_config__ = CLOSED
 
     question: str
     seed: int
@@ -127,25 +135,36 @@ class VotePlan:
     def _of(cls, tree: Any) -> "VotePlan":
         if tree["format"] != PLAN_FORMAT:
             raise ValueError(f"format {tree['format']}, not {PLAN_FORMAT}")
-        samples = [PlannedSample(**sample) for sample in tree["samples"]]
-        pairs = [(int(a), int(b)) for a, b in tree["pairs"]]
-        turns = {
-            str(rater): [Showing(int(p), bool(left), bool(again)) for p, left, again in order]
-            for rater, order in tree["turns"].items()
-        }
-        if not all(_is_whole(sample) for sample in samples):
+        try:
+            plan = TypeAdapter(cls).validate_python(
+                {name: value for name, value in tree.items() if name != "format"}
+            )
+        except ValidationError as error:
+            raise ValueError(first_fault(error)) from error
+        if any(has_half_pair(text) for text in plan.texts()):
+            raise ValueError("a text with half a surrogate pair")
+        if not all(_is_whole(sample) for sample in plan.samples):
             raise ValueError("a sample of an unknown kind, or in a file outside its folder")
-        inside = all(0 <= row < len(samples) for pair in pairs for row in pair)
-        if not inside or not all(0 <= t.pair < len(pairs) for o in turns.values() for t in o):
+        inside = all(0 <= row < len(plan.samples) for pair in plan.pairs for row in pair)
+        turns = (turn for order in plan.turns.values() for turn in order)
+        if not inside or not all(0 <= turn.pair < len(plan.pairs) for turn in turns):
             raise ValueError("a pair or a turn names what is not there")
-        names = ("question", "seed", "kind", "source")
-        return cls(
-            **{name: tree[name] for name in names}, sides=tuple(tree["sides"]), samples=samples,
-            pairs=pairs, turns=turns,
-        )  # fmt: skip
+        return plan
+
+    def texts(self) -> Iterator[str]:
+        """All that is not a name of flowrl's own."""
+        yield from (self.question, self.source, *self.sides, *self.turns)
+        for sample in self.samples:
+            yield from (sample.prompt, sample.origin, *sample.scores)
 
     def prompt_of(self, pair: int) -> str:
         return self.samples[self.pairs[pair][0]].prompt
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of the values that a file has in another form than it should."""
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
 
 
 def way_back(folder: Path) -> str:

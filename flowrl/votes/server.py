@@ -97,7 +97,9 @@ def _part(folder: Path, sample: PlannedSample, part: str) -> MediaPart | None:
     if part == "sound" and sample.sound:
         return MediaPart(sample_bytes(folder, sample.sound), "audio/wav")
     if sample.kind != "text" and _NUMBER.fullmatch(part) and int(part) < sample.frames:
-        return MediaPart(_frames(folder, sample.drawing or sample.file)[int(part)])
+        frames = _frames(folder, sample.drawing or sample.file)
+        if int(part) < len(frames):  # the plan's number may not be the file's
+            return MediaPart(frames[int(part)])
     return None
 
 

@@ -18,6 +18,12 @@ from torch import Tensor
 from flowrl.errors import UserError
 from rewards.perception.media import to_tensor
 
+
+class PairGone(ConnectionError):
+    """The pair that was asked for or voted on is not shown any more: a run has put others in its
+    place."""
+
+
 HiddenTaste = Callable[[Tensor, str], float]  # an image [3 h w] in 0..1 and its prompt
 
 
@@ -131,6 +137,8 @@ def _refusal(path: str, status: int, content: bytes) -> Exception:
         said = json.loads(content)
     except ValueError:
         said = {}
+    if status in (404, 409):
+        return PairGone(f"{path}: status {status}: {content[:200]!r}")
     if status == 507 and isinstance(said.get("errno"), int):
         return OSError(said["errno"], os.strerror(said["errno"]), "the file of votes")
     if status == 500 and "detail" in said:

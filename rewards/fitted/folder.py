@@ -29,6 +29,7 @@ from rewards.perception.features import FeatureReward
 from rewards.perception.files import READER
 from rewards.perception.reachable import reachable
 from rewards.perception.weight_files import damage_of
+from rewards.serving.wire import finite_number
 from rewards.types import parts_of
 
 FITTED_FORMAT = 1
@@ -229,6 +230,7 @@ def _arrays(path: Path, digest: str) -> dict[str, np.ndarray]:
 
 
 def _real(value: Any, name: str, folder: Path) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    number = finite_number(value)
+    if number is None:
         raise ValueError(f"{folder / RECORD}: {name} must be a finite number, not {value!r:.50}")
-    return float(value)
+    return number

@@ -4,12 +4,14 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import rewards
+from flowrl.cli.vote import Vote, ask_for_votes
 from flowrl.errors import UserError
 from flowrl.pages.run_folder import RunFolder
 from flowrl.paths import CONFIGS_FOLDER
@@ -19,6 +21,7 @@ from rewards.fitted.scoring import FeatureColumns
 from rewards.perception.media import to_pil
 from tests.support import runs
 from tests.support.advice import advice
+from tests.support.voting import written_plan
 from tests.support.warm import small
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -84,19 +87,21 @@ def test_a_simulated_person_ends_where_a_pair_cannot_be_shown(tmp_path, capsys, 
 
 IGNORED = {
     "a folder of images": (("--weights", "best"), ("--steps", "2")),
-    "a table": (("--prompts", "p.txt"), ("--prompts-from", "names"), ("--steps", "2")),
-    "a folder of votes": (("--question", "Which?"), ("--raters", "2"), ("--seed", "1")),
+    "a table of preferences": (
+        ("--prompts", "p.txt"),
+        ("--prompts-from", "names"),
+        ("--steps", "2"),
+    ),
 }
 
 
 def test_an_option_that_a_source_would_ignore_is_refused(tmp_path):
-    """And read without it: the images are voted on, then the votes once more, and resumed."""
+    """And read without it: the images are voted on, then the votes once more."""
     images, votes = squares(tmp_path / "images", prompts=2), tmp_path / "votes"
     again = tmp_path / "again"
     sources = {
         "a folder of images": (images, "--out", votes, "--votes", "2"),
-        "a table": (votes / "votes.jsonl", "--out", again, "--votes", "2"),
-        "a folder of votes": (votes,),
+        "a table of preferences": (votes / "votes.jsonl", "--out", again, "--votes", "2"),
     }
     for kind, words in sources.items():
         for option in IGNORED[kind]:
@@ -121,11 +126,13 @@ def test_what_nobody_can_vote_on_is_mended_as_the_message_says(tmp_path):
         lambda: runs.ended("vote", single, *words),
         lambda: runs.ended("vote", images, *words),
     )
-    advice(
-        "vote: {} is a folder of votes, whose number and order are fixed: give it alone",
-        lambda: runs.ended("vote", votes, *VOTE, "--votes", "3"),
-        lambda: runs.ended("vote", votes, *VOTE),
-    )
+    for option in (("--votes", "3"), ("--question", "Which?"), ("--raters", "2")):
+        advice(
+            "vote: {} is a folder of votes, whose question, raters, number and order of pairs are "
+            "fixed: leave out {}",
+            lambda option=option: runs.ended("vote", votes, *VOTE, *option),
+            lambda: runs.ended("vote", votes, *VOTE),
+        )
 
 
 @pytest.mark.parametrize("rest", [(), ("--taste", "left", "--person", "simulated")])
@@ -136,7 +143,7 @@ def test_a_taste_is_of_a_simulated_person(rest, tmp_path, monkeypatch):
     monkeypatch.setattr("flowrl.cli.vote._reported", lambda folder, answer: answer)
     words = ("vote", images, "--out", tmp_path / "votes", "--votes", "2")
     advice(
-        "vote: --taste is of a simulated person: leave it out, or set --person simulated",
+        "vote: --taste is of a simulated person: add --person simulated, or leave it out",
         lambda: runs.ended(*words, "--taste", "left"),
         lambda: runs.ended(*words, *rest),
     )
@@ -166,7 +173,7 @@ def test_from_a_folder_of_images_to_a_reward(tmp_path, capsys, monkeypatch):
     assert VoteLog.read(Path("votes"), plan).finished
     assert runs.flowrl("vote", "votes") == 0, "a finished folder answers at once"
     assert runs.flowrl("vote", "votes", "--votes", "3") == 2
-    assert "whose number and order are fixed" in capsys.readouterr().err
+    assert "number and order of pairs are fixed: leave out --votes" in capsys.readouterr().err
     words = ("--features", CLIP, "--robust", "4", "--out", "taste", "--beside", "brightness")
     assert runs.flowrl("fit-reward", "votes", *words) == 0
     said = capsys.readouterr().out
@@ -276,6 +283,96 @@ def test_a_mistake_is_a_sentence_and_leaves_no_folder(
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "one"}
 
 
+OF_A_PLAN = {
+    "question": "Which has our look?",
+    "votes": 3,
+    "raters": 2,
+    "out": Path("other"),
+    "weights": "best",
+    "trust": True,
+    "steps": 3,
+    "prompts": Path("prompts.jsonl"),
+    "prompts_from": "names",
+    "seed": 1,
+}
+
+
+@pytest.fixture
+def voted(tmp_path) -> Path:
+    """A folder of votes that are all in."""
+    folder = tmp_path / "voted"
+    plan = written_plan(folder, pairs=4, raters=2)
+    with VoteLog.opened(folder, plan) as log:
+        for rater in plan.turns:
+            while (showing := log.show(rater)) is not None:
+                log.vote(rater, showing, "left", 1.0)
+    return folder
+
+
+@pytest.mark.parametrize("option", OF_A_PLAN)
+def test_an_option_that_cannot_change_begun_votes_is_refused(option, voted):
+    """It was ignored: who asks for three raters has to hear that there are two."""
+    advice(
+        "vote: {} is a folder of votes, whose question, raters, number and order of pairs are "
+        "fixed: leave out {}",
+        lambda: ask_for_votes(Vote(source=(voted,), **{option: OF_A_PLAN[option]})),
+        lambda: ask_for_votes(Vote(source=(voted,))),
+    )
+
+
+def test_votes_are_gone_on_with_alone(voted):
+    with pytest.raises(UserError, match="which is gone on with alone"):
+        ask_for_votes(Vote(source=(voted, voted)))
+
+
+NOT_OF_SOURCE = [
+    (source, option)
+    for source, options in {
+        "images": ("weights", "trust", "steps"),
+        "votes.jsonl": ("weights", "trust", "steps", "prompts", "prompts_from"),
+        "run.yaml": ("weights", "trust", "prompts_from"),
+        "run": ("prompts_from",),
+    }.items()
+    for option in options
+]
+
+
+@pytest.mark.parametrize(("source", "option"), NOT_OF_SOURCE)
+def test_an_option_of_another_source_is_refused(source, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    squares(Path("images"), prompts=2)
+    Path("votes.jsonl").write_text("{}\n")
+    Path("run").mkdir()
+    for file in (Path("run.yaml"), Path("run/run.yaml")):
+        file.write_text("recipe: {name: flow_grpo}\n")
+    out = Path("new")
+    with pytest.raises(UserError) as error:
+        ask_for_votes(Vote(source=(Path(source),), out=out, **{option: OF_A_PLAN[option]}))
+    name = option.replace("_", "-")
+    assert str(error.value).startswith(f"vote: --{name} is of a")
+    assert str(error.value).endswith(": leave it out") and not out.exists()
+
+
+def test_what_is_refused_of_a_folder_of_images_is_left_out(tmp_path):
+    source = squares(tmp_path / "images", prompts=2)
+    vote = Vote(source=(source,), votes=2, person="simulated", port=0, out=tmp_path / "new")
+    advice(
+        "vote: {} is of {}, and {} is {}: leave it out",
+        lambda: ask_for_votes(replace(vote, weights="best")),
+        lambda: ask_for_votes(vote),
+    )
+    advice(
+        "vote: --taste is of a simulated person: add --person simulated, or leave it out",
+        lambda: ask_for_votes(Vote(source=(tmp_path / "new",), taste="warm")),
+        lambda: ask_for_votes(Vote(source=(tmp_path / "new",), taste="warm", person="simulated")),
+    )
+
+
+def test_a_forgotten_rater_is_in_no_export_of_the_same_call(voted, capsys):
+    assert runs.flowrl("vote", voted, "--export", "argilla", "--forget", "rater-2") == 0
+    assert "rater-2" not in (voted / "votes.argilla.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -284,6 +381,7 @@ def test_a_mistake_is_a_sentence_and_leaves_no_folder(
         ((), "name the new folder with --out"),
         (("--out", "new", "--beside", "nobody"), "there is no reward 'nobody'"),
         (("--out", "new", "--features", "{name: clip, model: /nowhere}"), "/nowhere"),
+        (("--out", "new", "--reuse", "nowhere"), "--reuse: nowhere has no features.safetensors"),
     ],
 )
 def test_a_mistake_of_a_fit_is_a_sentence_and_leaves_no_folder(

@@ -115,7 +115,7 @@ def test_a_recipe_with_one_outcome_refuses_rewards_of_turns_before_training(mode
         check_run(run_from({**settings, "recipe": {"name": recipe, "length": 24}}, "test"))
 
 
-@pytest.mark.parametrize("reward", ["1", True, float("nan"), float("inf"), [1.0]])
+@pytest.mark.parametrize("reward", ["1", True, float("nan"), float("inf"), 10**400, [1.0]])
 def test_a_reward_that_is_no_number_is_refused(reward):
     with pytest.raises(UserError, match="must return a number as the reward, not"):
         read_reply({"reply": "a", "reward": reward}, "f")

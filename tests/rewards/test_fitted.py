@@ -268,6 +268,7 @@ def damaged(folder, tmp_path, change):
         (lambda r: r["head"].update(ridge=-1), "ridge must be above 0"),
         (lambda r: r["head"].update(ridge=0), "ridge must be above 0"),
         (lambda r: r["head"].update(ridge=True), "ridge must be a finite number"),
+        (lambda r: r["head"].update(ridge=10**30, left_side=10**400), "left_side must be a finite"),
         (lambda r: r.update(seen=[1]), "seen is not a list"),
     ],
 )

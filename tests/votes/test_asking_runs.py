@@ -63,6 +63,27 @@ def test_a_resumed_run_and_a_replay_end_at_the_same_bits(whole, tmp_path):
     assert asked(tmp_path / "replayed") == asked(whole)
 
 
+def test_votes_that_are_not_waited_for_are_replayed_and_resumed(tmp_path):
+    """Which votes have arrived by an iteration is chance; the recorded ones are used again. A
+    replay that goes on after the recorded iterations asks for itself."""
+    ask = ASK | {"wait": False, "choose": "uncertain", "votes": 8, "budget": 24}
+    file = written(tmp_path, ask=ask)
+    assert runs.flowrl("train", file, "--folder", tmp_path / "run") == 0
+    lines = asked(tmp_path / "run")
+    assert [len(line["asked"]["rows"]) for line in lines if line["asked"]] == [8, 8, 8]
+    assert sum(len(line["votes"]) for line in lines) > 0
+    again = written(tmp_path, ask=ask | {"replay": str(tmp_path / "run")})
+    part = ("train", again, "--folder", tmp_path / "part", "--train.iterations", "2")
+    assert runs.flowrl(*part) == 0
+    assert runs.flowrl("train", "--resume", tmp_path / "part", "--train.iterations", "4") == 0
+    assert not differences(tmp_path / "run", tmp_path / "part")
+    short = ("--folder", tmp_path / "short", "--train.iterations", "2")
+    assert runs.flowrl("train", written(tmp_path, ask=ask), *short) == 0
+    longer = written(tmp_path, ask=ask | {"replay": str(tmp_path / "short")})
+    assert runs.flowrl("train", longer, "--folder", tmp_path / "longer") == 0
+    assert asked(tmp_path / "longer")[:2] == asked(tmp_path / "short")
+
+
 def test_two_processes_ask_the_same_people_the_same(whole, tmp_path):
     words = ("train", written(tmp_path), "--folder", tmp_path / "two")
     done = process_runs.launch(process_runs.DDP, "-m", "flowrl", *words)

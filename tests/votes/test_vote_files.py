@@ -1,20 +1,26 @@
 """Files of a folder of votes that anybody may have made: only its own samples are ever shown."""
 
+import copy
 import json
+import math
 import os
 
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.votes.answer import table_rows
+from flowrl.votes.answer import table_rows, write_results
+from flowrl.votes.asking import USED, _recorded
+from flowrl.votes.door import Door
 from flowrl.votes.log import VoteLog
 from flowrl.votes.plan import (
     MOST_SAMPLE,
     MOST_SHOWN_TEXT,
+    PLAN,
     VotePlan,
     check_sample_files,
     sample_bytes,
 )
+from flowrl.votes.server import VotingRoom
 from tests.support.voting import written_media, written_plan
 
 OUTSIDE = ("/etc/x{}", "../x{}", "samples/../x{}", "samples/../../x{}", "x{}", "samples/a/x{}",
@@ -84,3 +90,93 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path):
     (tmp_path / plan.samples[0].file).write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"00000\.txt cannot be read.*utf-8"):
         table_rows(tmp_path, VoteLog.read(tmp_path, plan))
+
+
+WRONG = (None, 5, -1, 1.5, "x", "", [], [1], {"a": 1}, 10**30, math.nan, "\ud800")
+
+
+def places(tree, place=()):
+    """Every value of a tree, by the keys that lead to it; of a list, the first two."""
+    yield place
+    parts = tree.items() if isinstance(tree, dict) else ()
+    if isinstance(tree, list):
+        parts = enumerate(tree[:2])
+    for key, value in parts:
+        yield from places(value, (*place, key))
+
+
+def changed(tree, place, value):
+    if not place:
+        return value
+    tree = copy.deepcopy(tree)
+    inner = tree
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("image", (None, [])),
+        pytest.param("image", WRONG, marks=pytest.mark.slow),
+        pytest.param("video", WRONG, marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_with_another_value_at_any_place_is_used_or_ends_in_a_sentence(
+    kind, values, tmp_path
+):
+    """A folder of votes may be anybody's: no value of it ends in a trace."""
+    if kind == "image":
+        plan = written_plan(tmp_path, pairs=2, raters=2)
+    else:
+        plan = written_media(tmp_path, kind, pairs=1)
+    with VoteLog.opened(tmp_path, plan) as log:
+        log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+        write_results(tmp_path, log)
+    tree = json.loads((tmp_path / PLAN).read_text())
+    files = {name: (tmp_path / name).read_bytes() for name in ("events.jsonl", "votes.jsonl")}
+    refused, all_places = 0, list(places(tree))
+    for place in all_places:
+        for value in values:
+            (tmp_path / PLAN).write_text(json.dumps(changed(tree, place, value)))
+            try:
+                shown_and_counted(tmp_path)
+            except UserError:
+                refused += 1
+            for name, content in files.items():
+                (tmp_path / name).write_bytes(content)
+    assert refused > 0.4 * len(all_places) * len(values)
+
+
+def shown_and_counted(folder):
+    plan = VotePlan.read(folder)
+    with VoteLog.opened(folder, plan) as log:
+        check_sample_files(folder, plan)
+        room = VotingRoom(folder, log, Door.of(folder, list(log.raters)))
+        for rater in log.raters:
+            shown = room.state(rater)["open"]
+            if shown is not None:
+                name = shown["left"].removeprefix("/media/")
+                room.media_part(rater, name, "" if shown["kind"] == "image" else "9")
+        write_results(folder, log)
+
+
+def test_recorded_votes_with_another_value_at_any_place_are_damaged(tmp_path):
+    asked = {"rows": [[0, 1], [2, 3]], "at_random": [True, False], "prompts": ["a", "b"]}
+    line = {"iteration": 3, "votes": [[3, 0, 1.0, -1.0], [3, 1, 0.5, 1.0]], "asked": asked}
+    file = tmp_path / USED
+    file.write_text(json.dumps(line) + "\n")
+    (found,) = _recorded(tmp_path).values()
+    assert (found.votes[1].pair, found.votes[1].label, found.asked.rows[1]) == (1, 0.5, (2, 3))
+    refused = 0
+    for place in places(line):
+        for value in WRONG:
+            file.write_text(json.dumps(changed(line, place, value)) + "\n")
+            try:
+                _recorded(tmp_path)
+            except UserError as error:
+                assert str(error).startswith(f"{file} is damaged (")
+                refused += 1
+    assert refused > 100

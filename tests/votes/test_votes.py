@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
+from flowrl.evaluation.reward_report import headline
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.media.animated_png import video_bytes
 from flowrl.prompts.files import EVENTS
@@ -27,7 +29,7 @@ from flowrl.votes.answer import (
     table_rows,
     write_results,
 )
-from flowrl.votes.collect import VoteQuestion, plan_again
+from flowrl.votes.collect import SampleCopies, VoteQuestion, plan_again, plan_pairs
 from flowrl.votes.log import NotShown, VoteLog, forget_rater
 from flowrl.votes.plan import LEAST_GAP, VotePlan, orders, pairs_within
 from tests.support.advice import advice
@@ -343,21 +345,104 @@ def test_a_still_video_keeps_its_frames(tmp_path):
     assert video.shape == (5, 3, 4, 6) and (video - 0.4).abs().max() < 0.5 / 255 + 1e-6
 
 
-@pytest.mark.parametrize("kind", ["image", "text"])
-@pytest.mark.parametrize("tool", ["argilla", "label-studio", "chosen"])
+KINDS = ("image", "video", "sound", "text", "edit")
+TOOLS = ("argilla", "label-studio", "chosen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_what_is_written_for_labelling_tools_is_read_back(tool, kind, tmp_path):
-    plan = written_media(tmp_path, kind) if kind == "text" else written_plan(tmp_path, pairs=4)
+    """Each kind of sample as it was, edits with their source, and ties by the rule of votes."""
+    is_plain = kind == "image"
+    plan = written_plan(tmp_path, pairs=4) if is_plain else written_media(tmp_path, kind)
     with VoteLog.opened(tmp_path, plan) as log:
         for verdict in ("left", "equal", "both_bad", "right"):
             log.vote("rater-1", log.show("rater-1"), verdict, 1.0)
         write_results(tmp_path, log)
     votes = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
-    found = load_preferences(export_votes(tmp_path, tool), ReadOptions())
+    exported = export_votes(tmp_path, tool)
+    found = load_preferences(exported.file, ReadOptions())
     assert verdicts_of(found) == {
         pair: label
         for pair, label in verdicts_of(votes).items()
         if tool != "chosen" or label != 0.5
     }
+    assert left_of(found).items() <= left_of(votes).items() and left_of(found)
+    assert {item.source.kind for item in found.items} == {item.source.kind for item in votes.items}
+    assert sources_of(found).items() <= sources_of(votes).items()
+    assert len(sources_of(found)) == (len(found.items) if kind == "edit" else 0)
+    assert tool == "chosen" or headline(found, None) == headline(votes, None) == "half"
+    assert bool(exported.interface) == (tool == "label-studio")
+
+
+TAGS = {"image": "Image", "video": "Image", "sound": "Audio", "text": "Text", "edit": "Image"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_interface_of_label_studio_has_the_tags_of_the_samples(kind, tmp_path):
+    is_plain = kind == "image"
+    plan = written_plan(tmp_path, pairs=4) if is_plain else written_media(tmp_path, kind)
+    with VoteLog.opened(tmp_path, plan) as log:
+        log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+    exported = export_votes(tmp_path, "label-studio")
+    interface = ElementTree.fromstring(exported.interface)
+    samples = {tag.get("name"): tag for tag in interface if tag.get("value", "").startswith("$")}
+    assert samples["a"].tag == samples["b"].tag == TAGS[kind]
+    (task,) = json.loads(exported.file.read_text())
+    for tag in samples.values():
+        assert task["data"][tag.get("value")[1:]], "the interface shows what the tasks have"
+    assert ("source" in samples) == (kind == "edit")
+
+
+def test_a_folder_without_a_vote_is_not_exported(tmp_path):
+    written_plan(tmp_path, pairs=4)
+    with pytest.raises(UserError, match="no vote so far"):
+        export_votes(tmp_path, "argilla")
+
+
+def test_the_exports_of_a_forgotten_rater_are_gone(tmp_path):
+    plan = written_plan(tmp_path, pairs=10, raters=2)
+    with VoteLog.opened(tmp_path, plan) as log:
+        for rater in plan.turns:
+            log.vote(rater, log.show(rater), "left", 1.0)
+    exported = [export_votes(tmp_path, tool).file for tool in TOOLS]
+    assert any("rater-2" in file.read_text() for file in exported)
+    forget_rater(tmp_path, "rater-2")
+    assert not any(file.exists() for file in exported)
+
+
+def test_the_source_of_votes_is_no_image_that_was_edited(tmp_path):
+    """Its column `source` says what was voted on, which may be an image's file too."""
+    first = tmp_path / "first"
+    copies = SampleCopies(folder_of(first))
+    for i in range(4):
+        copies.add(torch.full((3, 8, 8), i / 8), "a cat", f"file {i}")
+    source = first / "samples" / "00000.png"
+    plan_pairs(copies, "folder", str(source), [(0, 1), (2, 3)], VoteQuestion("Which?"))
+    plan = VotePlan.read(first)
+    with VoteLog.opened(first, plan) as log:
+        for _ in range(2):
+            log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+        write_results(first, log)
+    found = load_preferences(first / "votes.jsonl", ReadOptions())
+    again = plan_again(folder_of(tmp_path / "again"), found, "votes", VoteQuestion("Which?"))
+    assert not any(sample.source for sample in again.samples)
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_nobody_is_asked_about_edits_of_an_image_that_cannot_be_read(how, tmp_path, capsys):
+    plan = written_media(tmp_path, "edit")
+    with VoteLog.opened(tmp_path, plan) as log:
+        for _ in range(4):
+            log.vote("rater-1", log.show("rater-1"), "left", 1.0)
+        write_results(tmp_path, log)
+    found = load_preferences(tmp_path / "votes.jsonl", ReadOptions())
+    lost = tmp_path / plan.samples[0].source
+    lost.write_bytes(b"no image") if how == "damaged" else lost.unlink()
+    again = plan_again(folder_of(tmp_path / "again"), found, "votes", VoteQuestion("Which?"))
+    assert len(again.pairs) == 3 and all(sample.source for sample in again.samples)
+    said = capsys.readouterr().out
+    assert "1 of 4 images that were edited cannot be read" in said and lost.name in said
 
 
 def verdicts_of(given):
@@ -367,3 +452,22 @@ def verdicts_of(given):
         names = [given.items[row].source.text or given.items[row].source.name for row in (a, b)]
         found[tuple(sorted(names))] = label if names[0] < names[1] else 1 - label
     return found
+
+
+def left_of(preferences):
+    """The sample that was shown on the left of each pair."""
+    shown = {}
+    for a, b, row in zip(preferences.a, preferences.b, preferences.rows, strict=True):
+        left, right = (a, b) if row["side"] == "left" else (b, a)
+        items = [preferences.items[each].source for each in (left, right)]
+        names = [item.text or item.name for item in items]
+        shown[tuple(sorted(names))] = names[0]
+    return shown
+
+
+def sources_of(preferences):
+    """The image that each edit is of, by the edit's name."""
+    return {
+        preferences.items[row].source.name: Path(preferences.items[row].meta["source"]).name
+        for row in preferences.edited
+    }

@@ -2,15 +2,19 @@
 a reward is not tested on prompts that it was fitted to votes on."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rewards
 from flowrl.api.scoring import evaluate_rewards
 from flowrl.cli import vote
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import find_items
+from flowrl.evaluation.reward_evaluation import EvaluateRewards
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.prompts import PromptSet
 from flowrl.prompts.files import VOTES_TABLE
@@ -18,10 +22,14 @@ from flowrl.prompts.source import DataSource
 from flowrl.session import given_file
 from flowrl.settings.sections.given import GivenSettings
 from flowrl.votes.answer import write_results
+from flowrl.votes.collect import VoteQuestion, plan_folder
 from flowrl.votes.fit import FitReward, fit_reward_to
 from flowrl.votes.log import VoteLog
-from flowrl.votes.voted_table import voted_table
+from flowrl.votes.voted_table import report_rewards_on_votes, voted_table
 from rewards.fitted.scoring import KnowsPrompts
+from rewards.perception.files import open_image_cell
+from rewards.perception.media import to_pil, to_tensor
+from tests.support.advice import advice
 from tests.support.voting import written_plan
 
 CLIP = "{name: clip, model: flowrl/demo/shapes-clip}"
@@ -43,7 +51,9 @@ def voted(tmp_path: Path) -> Path:
 def evaluated(folder: Path) -> int:
     out = folder.parent / "evaluation"
     found = evaluate_rewards(folder, ["brightness"], out=out, robust=0, resamples=10)
-    assert any("own consistency is 1.00" in line for line in found.results["sentences"])
+    said = found.results["sentences"]
+    assert any("own consistency is 1.00 (1 repeat, 95 % interval 0.03" in line for line in said)
+    assert any(line.startswith("size, as the run recorded it, agrees with") for line in said)
     return found.results["dataset"]["pairs"]
 
 
@@ -119,6 +129,121 @@ def test_the_files_of_a_folder_of_votes_are_not_scored_under_their_names(voted):
     sentence = f"`flowrl evaluate-rewards {voted}` scores its samples"
     with pytest.raises(UserError, match=sentence):
         find_items(voted, None, "auto")
+
+
+def fit(folder: Path) -> int:
+    out = folder.parent / "new"
+    return fit_reward_to(FitReward(votes=folder, features=(CLIP,), out=out, robust=0)).pairs
+
+
+ABOVE_VOTES = {
+    "evaluate-rewards": lambda folder: report_rewards_on_votes(
+        EvaluateRewards(dataset=folder, rewards=("brightness",), out=folder.parent / "evaluation")
+    ),
+    "fit-reward": fit,
+    "ask.earlier": lambda folder: voted_table(folder, "ask.earlier"),
+}
+
+
+@pytest.mark.parametrize("command", ABOVE_VOTES)
+def test_a_folder_above_votes_is_told_from_one(command, voted):
+    """A run that was voted on, a run that was not, and a folder of several votes: their other files
+    are no table of votes."""
+    run, several = voted.parent / "run", voted.parent / "several"
+    (run / "votes").mkdir(parents=True)
+    (run / "run.yaml").write_text("")
+    (run / "metrics.jsonl").write_text('{"iteration": 1}\n')
+    with pytest.raises(UserError) as error:
+        ABOVE_VOTES[command](run)
+    assert str(error.value) == (
+        f"{command}: {run} is a run without votes: `flowrl vote {run}` collects them"
+    )
+    several.mkdir()
+    copied = [shutil.copytree(voted, place) for place in (run / "votes/vote-0001", several / "b")]
+    for folder, inside, of in (
+        (run, copied[0], "a run, with votes"),
+        (run / "votes", copied[0], "no folder of votes, but has some"),
+        (several, copied[1], "no folder of votes, but has some"),
+    ):
+        with pytest.raises(UserError) as error:
+            ABOVE_VOTES[command](folder)
+        assert str(error.value) == f"{command}: {folder} is {of}: name one, such as {inside}"
+
+
+def test_copies_of_voted_samples_are_no_samples(voted):
+    """Below a folder of images they would be scored again, under the names that blind them."""
+    with pytest.raises(UserError, match="is part of a folder of votes, and its files"):
+        find_items(voted / "samples", None, "auto")
+    with pytest.raises(UserError) as error:
+        find_items(voted.parent, None, "auto")
+    assert str(error.value).endswith(f"name one of its folders of votes, such as {voted}")
+    shutil.copy(voted / "samples" / "00000.png", voted.parent / "a_red_circle.png")
+    (item,) = find_items(voted.parent, None, "auto").items
+    assert item.prompt == "a red circle"
+
+
+def test_prompts_from_elsewhere_than_their_table_are_refused(tmp_path):
+    file = tmp_path / "a_red_circle.png"
+    to_pil(torch.zeros(3, 8, 8)).save(file)
+    table = tmp_path / "table.jsonl"
+    table.write_text(json.dumps({"file": file.name, "prompt": "a dot"}) + "\n")
+    found = advice(
+        "--prompts names the table {}, and --prompts-from {} reads none: leave one of them out",
+        lambda: find_items(tmp_path, table, "names"),
+        lambda: (find_items(tmp_path, table, "auto"), find_items(tmp_path, None, "names")),
+    )
+    assert [each.items[0].prompt for each in found] == ["a dot", "a red circle"]
+
+
+def test_edits_of_a_folder_are_shown_with_their_source(tmp_path):
+    """Its table names the image that was edited, inside the folder that brought the table along."""
+    folder, outside = tmp_path / "edits", tmp_path / "outside.png"
+    (folder / "originals").mkdir(parents=True)
+    for name, level in (("0", 0.1), ("1", 0.2), ("originals/x", 0.9)):
+        to_pil(torch.full((3, 8, 8), level)).save(folder / f"{name}.png")
+    to_pil(torch.zeros(3, 8, 8)).save(outside)
+    table = folder / "prompts.jsonl"
+
+    def written(original: object) -> None:
+        rows = [{"file": f"{i}.png", "prompt": "p", "source_image": original} for i in range(2)]
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    written("originals/x.png")
+    found = find_items(folder, None, "auto")
+    assert found.origin == f"prompts from {table}", "the originals are no samples that are left out"
+    (tmp_path / "votes").mkdir()
+    plan = plan_folder(tmp_path / "votes", found.items, str(folder), VoteQuestion("Which?"))
+    assert {sample.source for sample in plan.samples} == {"samples/source-00000.png"}
+    copy = to_tensor(open_image_cell(tmp_path / "votes" / "samples" / "source-00000.png"))
+    assert copy.mean().item() == pytest.approx(0.9, abs=0.01)
+    written("../outside.png")
+    with pytest.raises(UserError, match="outside the folder that brought the table along"):
+        find_items(folder, None, "auto")
+    assert len(find_items(folder, table, "auto").items) == 2, "named by the user, it is theirs"
+    written(["a"])
+    with pytest.raises(UserError, match="source_image must name a file of the folder"):
+        find_items(folder, None, "auto")
+
+
+def test_features_are_taken_again_from_a_fit_alone(voted):
+    fit = FitReward(votes=voted, features=(CLIP,), robust=0)
+    taken = replace(fit, out=voted.parent / "second", reuse=voted)
+    advice(
+        "--reuse: {} has no {}, which fit-reward writes: name the folder of an earlier fit, or "
+        "leave --reuse out",
+        lambda: fit_reward_to(taken),
+        lambda: fit_reward_to(replace(fit, out=voted.parent / "first")),
+    )
+    stored = voted.parent / "first" / "features.safetensors"
+    stored.write_bytes(b"damaged")
+    advice(
+        "--reuse: {} is damaged, or no file of fit-reward: leave --reuse out, and the features are "
+        "computed again",
+        lambda: fit_reward_to(replace(taken, reuse=stored.parent)),
+        lambda: fit_reward_to(replace(taken, reuse=None)),
+    )
+    card = (voted.parent / "second" / "README.md").read_text()
+    assert "size, as the run recorded it, agrees with people on 100 % of the votes" in card
 
 
 def test_of_several_tables_one_is_named(tmp_path):

@@ -4,7 +4,6 @@ scored: see flowrl/votes/asking.py."""
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.iteration.records import Sampled, Scored
 from flowrl.iteration.stages import Score, Stages
 from flowrl.session.session import ASKING, Session
-from flowrl.votes.asking import AskedPairs, RunVotes, UsedVote
+from flowrl.votes.asking import AskedPairs, RecordedVotes, RunVotes, UsedVote
 from rewards import Samples
 
 BEAT = 0.5  # seconds between two looks at the votes, in which all processes take part
@@ -53,7 +52,7 @@ class AskedScore:
         self.fit(iteration, votes, pairs)
 
     def chosen(
-        self, samples: Sampled, local_samples: Samples, recorded: Mapping[str, Any] | None
+        self, samples: Sampled, local_samples: Samples, recorded: RecordedVotes | None
     ) -> AskedPairs | None:
         """The pairs of this iteration, the same on all processes: as recorded, or as chosen by the
         main process."""
@@ -77,27 +76,23 @@ class AskedScore:
         """The new votes: on this iteration's pairs, or, if they are not waited for, those that are
         in on the pairs before. Collective."""
         asking, parallel = self.asking, self.session.parallel
-        votes = list[UsedVote]()
-        if not asking.settings.wait:
-            with parallel.together():
-                votes = asking.collected() if parallel.main else []
-            asking.use(parallel.every(votes)[0])
-        media = self.media(samples, local_samples, pairs)
+        votes, media = list[UsedVote](), self.media(samples, local_samples, pairs)
         if pairs is not None:
-            asking.pending, asking.asked = pairs, asking.asked + len(pairs.rows)
+            asking.asked += len(pairs.rows)
             with parallel.together():
                 if parallel.main:
                     asking.show(pairs, media)
-        elif not asking.settings.wait:
-            asking.pending = None
         if asking.settings.wait and pairs is not None:
+            asking.pending = pairs
             self.wait()
+        if not asking.settings.wait or pairs is not None:
+            # the page shows other pairs by now, so that no vote comes too late to be counted
             with parallel.together():
                 votes = asking.collected() if parallel.main else []
             votes = parallel.every(votes)[0]
             asking.use(votes)
-            asking.pending = None
-        return parallel.every(votes)[0]
+            asking.pending = None if asking.settings.wait else pairs
+        return votes
 
     def media(
         self, samples: Sampled, local_samples: Samples, pairs: AskedPairs | None
@@ -125,10 +120,10 @@ class AskedScore:
             if not all_in:
                 time.sleep(BEAT)
 
-    def again(self, pairs: AskedPairs | None, recorded: Mapping[str, Any]) -> list[UsedVote]:
+    def again(self, pairs: AskedPairs | None, recorded: RecordedVotes) -> list[UsedVote]:
         """Use recorded votes in place of asking."""
         asking = self.asking
-        votes = [UsedVote(int(a), int(p), float(x), float(s)) for a, p, x, s in recorded["votes"]]
+        votes = recorded.votes
         if not asking.settings.wait:
             asking.use(votes)
         if pairs is not None:
@@ -154,24 +149,25 @@ class AskedScore:
 
 
 def _as_recorded(
-    recorded: Mapping[str, Any],
+    recorded: RecordedVotes,
     iteration: int,
     prompts: list[str],
     group: int,
     features: np.ndarray,
 ) -> AskedPairs | None:
-    record = recorded["asked"]
+    record = recorded.asked
     if record is None:
         return None
-    rows = [(int(a), int(b)) for a, b in record["rows"]]
-    prompts_asked = [prompts[a // group] for a, _ in rows if a < len(features)]
-    if prompts_asked != record["prompts"]:
+    flat = [row for pair in record.rows for row in pair]
+    prompts_asked = list[str]()
+    if all(0 <= row < len(features) for row in flat):
+        prompts_asked = [prompts[a // group] for a, _ in record.rows]
+    if prompts_asked != record.prompts or len(record.at_random) != len(record.rows):
         raise UserError(
             f"ask: the recorded votes of iteration {iteration} are on samples of other prompts: "
             "replay them with the settings and prompts of their run"
         )
-    flat = [row for pair in rows for row in pair]
-    return AskedPairs(iteration, rows, list(record["at_random"]), prompts_asked, features[flat])
+    return AskedPairs(iteration, record.rows, record.at_random, prompts_asked, features[flat])
 
 
 def wrap(stages: Stages, session: Session) -> Stages:

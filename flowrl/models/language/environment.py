@@ -1,6 +1,5 @@
 """Replies of a user's environment to a language model, as tokens after the model's turn."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_tem
 from flowrl.settings import EnvironmentSettings
 from rewards.sandbox.templates import TemplateRefused
 from samplers.dialogue import EnvironmentReply, state_id
+from samplers.number_ranges import is_finite
 
 KEYS = ("reply", "state", "reward")  # of a mapping that the function returns
 
@@ -174,9 +174,9 @@ def read_reply(result: Any, name: str) -> tuple[str | None, str, float | None] |
         raise UserError(f"model.environment: {name} returned no 'reply'; None would end the text")
     reply, reward = parts["reply"], parts.get("reward")
     number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    if reward is not None and not (number and math.isfinite(reward)):
+    if reward is not None and not (number and is_finite(reward)):
         raise UserError(
-            f"model.environment: {name} must return a number as the reward, not {reward!r}"
+            f"model.environment: {name} must return a number as the reward, not {reward!r:.50}"
         )
     if reply is None:
         return None if reward is None else (None, "", float(reward))
