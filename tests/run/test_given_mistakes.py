@@ -15,6 +15,7 @@ from flowrl.session.given_check import check_given, described_given
 from flowrl.session.given_file import GivenFile
 from flowrl.settings.read import dump, override, read_run, run_from
 from tests.evaluation.test_preferences import write
+from tests.support.advice import advice
 
 DPO = {"name": "dpo", "steps": 4}
 
@@ -94,7 +95,17 @@ def test_a_pair_of_one_sample_twice_teaches_nothing(folder, form) -> None:
     file = GivenFile.read(run_from(settings, "run.yaml"))
     assert (len(file.rows), file.left_out) == (1, 1)
     write(folder, "pairs.jsonl", [row, row])
-    assert "all pairs are ties, or name one sample twice" in refused(settings)
+
+    def told() -> GivenFile:
+        write(folder, "pairs.jsonl", [ROW, row])
+        return GivenFile.read(run_from(settings, "run.yaml"))
+
+    read = advice(
+        "all pairs are ties, or name one sample twice, which teaches nothing",
+        lambda: check_given(run_from(settings, "run.yaml")),
+        told,
+    )
+    assert len(read.rows) == 1
 
 
 @pytest.mark.parametrize("other", ["a.png#xywh=0,0,4,4", "b.png", "missing.png"])
