@@ -63,6 +63,10 @@ def early(choice):
         (put(token_ids=[]), "an answer has no whole text"),
         (put(finish_reason="abort"), r"an answer has no whole text \(abort\)"),
         (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
+        (
+            lambda choice: (early(choice), choice.update(finish_reason="stop")),
+            "is not a stop token here",
+        ),
         (lambda choice: (early(choice), choice.update(finish_reason="length")), "max-model-len"),
     ],
 )
@@ -89,6 +93,7 @@ def test_a_server_that_tokenizes_anew_is_started_without_its_templates(model, tm
         )
 
 
+@pytest.mark.slow
 def test_a_stop_token_of_the_server_is_one_of_the_run_or_none(model, tmp_path):
     def stopped(choice):
         early(choice)
