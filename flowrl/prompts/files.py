@@ -619,8 +619,11 @@ def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
     """The chosen rows of a folder or a hub data set, read by `datasets`."""
     from datasets import load_dataset  # slow to import
 
+    from rewards.perception.hub_cache import CachedRepository
+
     at = f"{place}: {data.source}"
-    way = f"; run `hf download --repo-type dataset {name}` on a machine with a network"
+    command = CachedRepository(name, "dataset", revision=data.revision).command()
+    way = f"; run {command} on a machine with a network"
     # the cache recognizes a file by its time alone, and two runs may start at once
     on_hub = "" if Path(name).is_dir() else name
     with _reading(at, way if on_hub else "", on_hub), TemporaryDirectory() as cache:
@@ -659,11 +662,11 @@ def _downloaded_alone(name: str, data: DataSource, at: str, way: str) -> Path | 
             raise
         if answer_of_hub(error, name) is not None:
             return None
-        repository = CachedRepository(name, "dataset", whole=True)
+        repository = CachedRepository(name, "dataset", whole=True, revision=data.revision)
         if (fault := repository.fault()) is not None:
             raise UserError(f"{at} cannot be read: {fault.words}") from error
         folder = repository.snapshot()
-        if isinstance(folder, Path) and data.revision in (None, "main", folder.name):
+        if isinstance(folder, Path):
             return folder
         reason = f"the hub cannot be reached: {type(error).__name__}: {_short(error)}"
         raise UserError(f"{at} cannot be read ({reason}){way}") from error

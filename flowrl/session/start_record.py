@@ -413,12 +413,10 @@ def _files(before: StartRecord, now: StartRecord, run: RunSettings, folder: Path
     commits = now.revisions or {}
     for name, place in (before.revisions or {}).items():
         if commits.get(name, place) != place:
-            repository, _, commit = place.rpartition("@")
             raise UserError(
                 f"the {name} of {run.model.source} is not the one that {folder} was started with: "
-                f"{commits[name]} now, {place} before; name a copy of that commit in the index "
-                f"(`hf download {repository} --revision {commit} --local-dir FOLDER`), or start a "
-                "new run"
+                f"{commits[name]} now, {place} before; start a new run, with revision: "
+                f"{place.rpartition('@')[2]} for it in the index to train the earlier one"
             )
     changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
     if changed:

@@ -34,6 +34,7 @@ from rewards.perception.weight_files import (
 
 RepositoryKind = Literal["model", "dataset"]
 _COMMIT = re.compile(r"[\w.-]+")
+_WHOLE_COMMIT = re.compile(r"[0-9a-f]{40}")
 _CHECKED = (*LOADED_TEXTS, *WEIGHT_SUFFIXES, ".yaml")
 _INDICES = ("model_index.json", "modular_model_index.json")
 _MOST_INDEX = 2**20  # bytes
@@ -62,14 +63,16 @@ class CacheFault:
 class CachedRepository:
     """A repository's place in the hub's cache.
 
-    file   of its files, the one that is read; None for those that a loader of models reads
-    whole  whether all of its files are read
+    file      of its files, the one that is read; None for those that a loader of models reads
+    whole     whether all of its files are read
+    revision  the branch, tag or commit that is read; None: the main branch
     """
 
     name: str
     kind: RepositoryKind = "model"
     file: str | None = None
     whole: bool = False
+    revision: str | None = None
 
     @property
     def folder(self) -> Path:
@@ -90,11 +93,14 @@ class CachedRepository:
         """The command that downloads it, or one of its files; `force` for a file that is there."""
         of_kind = "" if self.kind == "model" else f"--repo-type {self.kind} "
         file, force_option = f" {file}" if file else "", " --force-download" if force else ""
-        return f"`hf download {of_kind}{self.name}{file}{force_option}`"
+        revision = "" if self.revision is None else f" --revision {self.revision}"
+        return f"`hf download {of_kind}{self.name}{file}{revision}{force_option}`"
 
     def snapshot(self) -> Path | CacheFault | None:
-        """The folder with the files of its main branch; None if nothing of it is in the cache."""
-        ref = self.folder / "refs" / "main"
+        """The folder with the files of its revision; None if nothing of it is in the cache."""
+        if _WHOLE_COMMIT.fullmatch(self.revision or ""):
+            return self._of_commit(str(self.revision))
+        ref = self.folder / "refs" / (self.revision or "main")
         for folder in (self.root, self.folder, ref.parent):
             if (fault := fault_of(folder)) is not None:
                 return None if is_absent(fault) else self._locked(folder, fault)
@@ -116,6 +122,14 @@ class CachedRepository:
             f"was removed: run {self.command()}",
             fetched=True,
         )
+
+    def _of_commit(self, commit: str) -> Path | CacheFault | None:
+        """The same of a commit, which no file of the cache need name."""
+        snapshots = self.folder / "snapshots"
+        for folder in (self.root, self.folder, snapshots, snapshots / commit):
+            if (fault := fault_of(folder)) is not None:
+                return None if is_absent(fault) else self._locked(folder, fault)
+        return snapshots / commit
 
     def fault(self) -> CacheFault | None:
         """The fault of its files, those first that the hub's client does not fetch again;

@@ -110,6 +110,10 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
     said = capsys.readouterr().err
     assert "SD3Transformer2DModel's layers in kohya's tools are not known" in said
     assert not (tmp_path / "a").exists()
+    said_way = ("--formats", "diffusers")  # the message names it
+    assert " ".join(said_way) in said
+    assert flowrl("export", run[0], *said_way, "--out", tmp_path / "a") == 0
+    capsys.readouterr()
     assert flowrl("export", run[0], "--out", tmp_path / "b") == 0
     said = capsys.readouterr().out
     assert "not in comfyui's format, since" in said and "not in kohya's format, since" in said

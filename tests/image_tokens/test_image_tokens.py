@@ -22,6 +22,7 @@ from flowrl.settings.model.image_tokens import ImageTokenSettings
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
 from tests.support import tiny_image_tokens as tiny
+from tests.support.advice import advice
 
 PROMPTS = ["a b", "abcdefgh", "cc"]
 SETTINGS = {
@@ -275,8 +276,20 @@ def test_prompts_without_room_and_chats_without_a_template_are_refused(policies,
         janus.open(PROMPTS, [], 6)
     chat = Chat("a", [{"role": "user", "content": "a"}], "p.jsonl: row 1")
     assert janus.encode(chat) == janus.encode("a")
-    with pytest.raises(UserError, match=r"p.jsonl: row 1: .* name a column of texts"):
-        emu3.encode(chat)
+    advice(
+        "the prompt is a list of chat messages, but Emu3 writes images of a text: name a column "
+        "of texts (prompts.column)",
+        lambda: emu3.encode(chat),
+        lambda: emu3.encode("a"),
+    )
+    plain = opened(folders, "janus")
+    plain.family.processor.chat_template = None
+    advice(
+        "the prompt is a list of chat messages, but the processor of model.language has no chat "
+        "template: name a column of texts (prompts.column)",
+        lambda: plain.encode(chat),
+        lambda: plain.encode("a"),
+    )
     pictured = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
     with pytest.raises(UserError, match="the prompt has images"):
         janus.encode(Chat("a", pictured, "p.jsonl: row 1"))

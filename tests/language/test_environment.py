@@ -12,9 +12,11 @@ from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from samplers.completions import Completions
 from samplers.token_support import TokenSupport
+from tests.support.advice import advice
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 
 
@@ -211,8 +213,22 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
     policy.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(UserError, match="leaves out the model's turns"):
         Replies(how, policy.tokenizer, (1,))
-    with pytest.raises(UserError, match="no token ends a turn"):
-        Replies(how, policy.tokenizer, ())
+
+
+def test_a_model_without_an_end_of_its_own_gets_a_stop_token(tmp_path):
+    policy = made(tmp_path)
+    policy.model.generation_config.eos_token_id = policy.tokenizer.eos_token = None
+
+    def opened(stop):
+        use = replace(policy.use, stop=stop)
+        return CausalPolicy(policy.model, policy.tokenizer, use=use).environment
+
+    replies = advice(
+        "model.environment: no token ends a turn of this model; add a stop token to model.stop",
+        lambda: opened(()),
+        lambda: opened(("<end>",)),
+    )
+    assert replies.stop == (1,)
 
 
 FAILING = """

@@ -85,7 +85,6 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
         ("broken", r"guess.py:broken failed after turn 1 of the prompt 'bead :': KeyError"),
         ("leaves", r"guess.py:leaves failed after turn 1 of the prompt '.*': SystemExit: 0"),
         ("number", "must return a text or None, not 7"),
-        ("nothing", "which has no tokens; return None"),
     ],
 )
 def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, message):
@@ -93,6 +92,19 @@ def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, me
     with pytest.raises(UserError, match=message):
         for iteration in range(3):
             collect(kept, iteration)
+
+
+def test_a_reply_without_tokens_is_none_instead(model, tmp_path):
+    def collected(function):
+        (folder := tmp_path / function).mkdir()
+        kept = session(model, folder, function)
+        return [collect(kept, iteration) for iteration in range(3)]
+
+    advice(
+        "model.environment: {} returned {}, which has no tokens; return None to end the text",
+        lambda: collected("nothing"),
+        lambda: collected("at_once"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from flowrl.models.language.completion_answers import CompletionChoice, Completi
 from flowrl.models.language.served_adapters import fingerprint, served
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs
+from tests.support.advice import advice
 from tests.support.completion_servers import (
     GRPO,
     PROMPTS,
@@ -56,7 +57,6 @@ def early(choice):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (put(prompt_token_ids=[2, 2, 3]), "prompt of .* tokens differently"),
         (put(logprobs=None), "no log-probabilities"),
         (short, "log-probabilities instead of 1 to 4"),
         *((said(value), f"gives {value!r} as the log-probability") for value in (5.0, "-1", True)),
@@ -75,6 +75,51 @@ def test_answers_that_cannot_be_trained_on_are_told(model, tmp_path, spoil, mess
         kept = opened(tree(server, tmp_path), tmp_path)
         with pytest.raises(UserError, match=message):
             collect(kept, 0)
+
+
+def test_a_server_that_tokenizes_anew_is_started_without_its_templates(model, tmp_path):
+    with CompletionsServer(model, spoil=put(prompt_token_ids=[2, 2, 3])) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+
+        def of_plain_tokens():
+            server.spoil = None
+            return collect(kept, 0)
+
+        advice(
+            "model.server: the server tokenized a prompt of {} tokens differently; it must accept "
+            "token ids unchanged: switch off its templates and special tokens",
+            lambda: collect(kept, 0),
+            of_plain_tokens,
+        )
+
+
+@pytest.mark.slow
+def test_a_stop_token_of_the_server_is_one_of_the_run_or_none(model, tmp_path):
+    def stopped(choice):
+        early(choice)
+        choice["finish_reason"] = "stop"
+
+    with CompletionsServer(model, spoil=stopped) as server:
+        settings = tree(server, tmp_path)
+        kept = opened(settings, tmp_path)
+
+        def stopping():
+            word = kept.learner.policy.tokenizer.decode([5])
+            model_settings = settings["model"] | {"stop": [word]}
+            return collect(opened(settings | {"model": model_settings}, tmp_path / "other"), 0)
+
+        def plain():
+            server.spoil = None
+            return collect(kept, 0)
+
+        for follow in (stopping, plain):
+            advice(
+                "model.server: a completion ended ({}) at token {}, which is not a stop token "
+                "here; add it to model.stop, or start the server without its own stop tokens "
+                "(vLLM: --generation-config vllm)",
+                lambda: collect(kept, 0),
+                follow,
+            )
 
 
 def test_ids_are_read_from_either_place_and_words_are_refused(model, tmp_path):

@@ -26,6 +26,7 @@ from flowrl.models.language.served_check import (
     token_gap,
 )
 from flowrl.paths import PROJECT
+from tests.support.advice import advice
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, tree, weighty
 from tests.support.iterations import collect
 from tests.support.runs import flowrl, lines, opened, start, write
@@ -213,11 +214,21 @@ def test_left_weights_are_refused_and_each_way_out_works(model, tmp_path, few):
         again = opened(weighty(server, tmp_path), tmp_path / "first").learner.policy
         assert "samples completions" in again.proofs(PROMPTS, 4)[-1], "its own weights are no error"
         again.server.owner.release(given_back=False)
-        for words in str(told.value).partition("back: ")[2].split("; "):
-            *_, body, url = shlex.split(words)
-            httpx.post(url, content=body, headers={"Content-Type": "application/json"})
-        assert same_base(server) and server.version == "default"
-        assert "samples completions" in policy.proofs(PROMPTS, 4)[-1]
+
+        def given_back():
+            for words in str(told.value).partition("back: ")[2].split("; "):
+                *_, body, url = shlex.split(words)
+                httpx.post(url, content=body, headers={"Content-Type": "application/json"})
+            assert same_base(server) and server.version == "default"
+            return policy.proofs(PROMPTS, 4)
+
+        sentences = advice(
+            "model.server: {} holds the weights {} of {}: {}restart the server, or give it its "
+            "own weights back: {}",
+            lambda: policy.proofs(PROMPTS, 4),
+            given_back,
+        )
+        assert "samples completions" in sentences[-1]
         policy.close()
 
 
@@ -233,15 +244,28 @@ def test_a_server_that_says_nothing_is_no_error(model, tmp_path, few):
 def test_a_run_that_replaces_weights_needs_the_server_for_itself(
     model, tmp_path, few, first, second
 ):
-    with CompletionsServer(model) as server:
+    with CompletionsServer(model) as server, CompletionsServer(model) as another:
         made = {"weights": weighty, "lora": tree}
         owner = opened(made[first](server, tmp_path), tmp_path / "owner").learner.policy
         guest = opened(made[second](server, tmp_path), tmp_path / "guest").learner.policy
         owner.proofs(PROMPTS, 4)
         with pytest.raises(UserError, match=f"is used by the run {tmp_path / 'owner'}"):
             guest.proofs(PROMPTS, 4)
-        owner.close()
-        assert "samples completions" in guest.proofs(PROMPTS, 4)[-1]
+        elsewhere = opened(made[second](another, tmp_path), tmp_path / "elsewhere").learner.policy
+
+        def after_its_end():
+            owner.close()
+            return guest.proofs(PROMPTS, 4)
+
+        for follow in (lambda: elsewhere.proofs(PROMPTS, 4), after_its_end):
+            sentences = advice(
+                "replaces its weights (sync: weights): wait until it has ended, or start another "
+                "server",
+                lambda: guest.proofs(PROMPTS, 4),
+                follow,
+            )
+            assert "samples completions" in sentences[-1]
+        elsewhere.close()
         guest.close()
 
 

@@ -26,6 +26,7 @@ from flowrl.session.progress import Progress
 from flowrl.settings.read import check_run, run_from
 from samplers.completions import Completions
 from tests.support import runs, text_runs, tiny_lm, tiny_vlm
+from tests.support.advice import advice
 from tests.support.iterations import collect, iterate
 from tests.support.runs import flowrl, lines, same_weights, write
 from tests.support.tiny_vlm import picture
@@ -203,6 +204,33 @@ def test_a_placeholder_behind_the_heads_rows_cannot_be_sampled_and_is_left():
 def test_what_cannot_be_placed_or_read_is_one_sentence(policies, prompt, row, message):
     with pytest.raises(UserError, match=message):
         policies["llava"].open([prompt], [row], 4)
+
+
+def places(*parts: str) -> Chat:
+    """A message whose content is a list of parts: texts, and "" for an image."""
+    content = [{"type": "text", "text": part} if part else {"type": "image"} for part in parts]
+    return Chat("a", [{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("fewer", "enough"),
+    [
+        ("a<image>b", "a<image>b<image>"),
+        (Chat("a", [{"role": "user", "content": "a<image>b"}]),
+         Chat("a", [{"role": "user", "content": "a<image>b<image>"}])),
+        (places("a", "", "b<image>"), places("a", "", "b", "")),
+    ],
+    ids=["a text", "a message", "a list of parts"],
+)  # fmt: skip
+def test_an_image_without_a_place_gets_one(policies, fewer, enough):
+    row, encode = {"images": [picture(0), picture(1)]}, policies["llava"].vision.encode
+    found, _ = advice(
+        "the row has {} images, but its prompt has places for {}: add {} to the prompt where each "
+        "belongs, and to a list of parts",
+        lambda: encode(fewer, row, None, {}),
+        lambda: encode(enough, row, None, {}),
+    )
+    assert found == ids("u:a@b@ a:")
 
 
 def test_processors_of_another_kind_are_refused(policies):

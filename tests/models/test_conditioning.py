@@ -1,5 +1,7 @@
 """Rows of prompts, whatever encode_prompt returns."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +9,10 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.inputs.conditioning import Conditioning, learn
+from flowrl.models.diffusers.call.rows.encoding_cache import EncodingCache
+from flowrl.models.diffusers.call.rows.row_calls import encoded_in_calls
 from flowrl.models.diffusers.policy import PipelinePolicy
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS, policy
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, qwen_image, sd3
 
@@ -63,10 +68,34 @@ def test_learn_takes_lists_and_refuses_what_has_no_rows() -> None:
     def unmasked(prompts: Any) -> tuple[Any, ...]:
         return (torch.zeros(len(prompts), max(len(p) for p in prompts), 3),)
 
+
+def test_lengths_without_a_mask_need_one_call_or_one_length() -> None:
+    """Calls of one row are those of a small train.rows_per_call, and of model.encodings."""
+
+    def unmasked(prompts: Any) -> tuple[Any, ...]:
+        return (torch.zeros(len(prompts), max(len(p) for p in prompts), 3),)
+
     layout = learn(unmasked, "Some")
-    parts = [Conditioning(layout, unmasked([p]), (p,)) for p in ("a", "bc")]
-    with pytest.raises(UserError, match="no mask"):
-        Conditioning.cat(parts)
+
+    def encode(prompts: Sequence[str], _: Any) -> Conditioning:
+        return Conditioning(layout, unmasked(prompts), tuple(prompts))
+
+    def encoded(prompts: list[str], rows: int | None) -> Conditioning:
+        if rows is None:
+            kept = EncodingCache("cpu", 2**20)
+            return kept.encode(encode, prompts, (), torch.device("cpu"))
+        return encoded_in_calls(encode, prompts, (), rows)
+
+    for rows in (1, None):
+        for follow in (partial(encoded, ["a", "bc"], 2), partial(encoded, ["ab", "bc"], rows)):
+            (values,) = advice(
+                "tokens, and the pipeline returns no mask: encode them in one call (raise "
+                "train.rows_per_call, and leave model.encodings out), or give prompts of one "
+                "length in tokens",
+                partial(encoded, ["a", "bc"], rows),
+                follow,
+            ).values
+            assert values.shape == (2, 2, 3)
 
 
 def test_rows_behind_one_another_are_taken_from_both_parts() -> None:

@@ -16,6 +16,7 @@ from flowrl.models.adapters import ADAPTER
 from flowrl.models.diffusers.lora.given_adapters import merge_adapters
 from flowrl.models.diffusers.lora.lora import LORA_FILE
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
+from flowrl.models.diffusers.lora.teacher_weights import teacher_weights
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.merged import MergedAdapters
 from flowrl.models.own.lora import add_own_lora
@@ -25,6 +26,7 @@ from flowrl.settings.model.adapters import FrozenAdapter
 from flowrl.settings.read import run_from
 from tests.models.test_lora_everywhere import built, velocity
 from tests.support import runs, text_runs, tiny_lm
+from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
 
 CPU = torch.device("cpu")
@@ -134,6 +136,26 @@ def test_a_run_and_its_export(tmp_path: Path) -> None:
     )
     pairs = zip(merged.parameters(), base.bfloat16().parameters(), strict=True)
     assert sum(not torch.equal(a.bfloat16(), b) for a, b in pairs) > 10
+    folder = tmp_path / "run" / "adapter"
+    advice(
+        "DoRA has no counterpart in kohya's tools, and ComfyUI divides by the lengths of the "
+        "base's rows instead of the changed ones: export with --formats diffusers, or the whole "
+        "model with --merged",
+        lambda: read_adapter(folder / LORA_FILE),
+        lambda: PipelinePolicy.load(
+            str(tmp_path / "p"), dtype=torch.float32, device="cpu", call={}
+        ).load_weights(tmp_path / "out"),
+    )
+    student: Any = load_policy(
+        run_from(settings | {"model": settings["model"] | {"lora": None}}, "test"), CPU
+    )
+    weights = advice(
+        "{} has adapters of DoRA, whose change of a weight is no product: write the whole model "
+        "with `flowrl export --merged`, and name that with model.lora: null",
+        lambda: teacher_weights(student, folder, "train.teachers, 1"),
+        lambda: teacher_weights(student, tmp_path / "out" / "merged", "train.teachers, 1"),
+    )
+    assert any(not torch.equal(weights[name], p) for name, p in student.trainable().items())
 
 
 def test_a_text_run_begins_from_pefts_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Adapters of somebody else: merged into the base, and as the start of training."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,22 @@ def test_what_is_more_than_a_low_rank_update_is_refused(pipeline: Path, tmp_path
                 loaded(pipeline, tmp_path, **model)
 
 
+@pytest.mark.slow
+def test_what_is_more_is_merged_into_the_model_that_a_run_names(
+    pipeline: Path, tmp_path: Path
+) -> None:
+    merged = of_peft(pipeline, tmp_path / "more", bias="lora_only", modules_to_save=["proj_out"])
+    folder = shutil.copytree(pipeline, tmp_path / "merged")
+    merged.transformer.save_pretrained(folder / "transformer")
+    made = advice(
+        "is not a LoRA alone (bias, modules_to_save): merge it into the model's weights, and name "
+        "that model",
+        lambda: loaded(pipeline, tmp_path, adapters=[str(tmp_path / "more")], lora=None),
+        lambda: loaded(Path(folder), tmp_path, lora=None),
+    )
+    assert torch.equal(image(made.pipe), image(merged))
+
+
 def test_text_adapters_of_peft_begin_a_run(tmp_path: Path) -> None:
     source = tiny_lm.write(tmp_path / "lm")
     torch.manual_seed(0)
@@ -282,6 +299,45 @@ def unfit(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         save_file(tensors, folder / f"{name}.safetensors")
     paths = {name.upper(): str(folder / f"{name}.safetensors") for name in files}
     return paths | {"GIVEN": str(folder / "given")}
+
+
+@pytest.mark.slow
+def test_a_damaged_adapter_is_downloaded_again(
+    pipeline: Path, tmp_path: Path, unfit: dict[str, str]
+) -> None:
+    file = tmp_path / "style.safetensors"
+
+    def begun(source: str) -> Any:
+        shutil.copyfile(source, file)
+        return loaded(pipeline, tmp_path, adapters=[str(file)], lora=None)
+
+    whole = f"{unfit['GIVEN']}/pytorch_lora_weights.safetensors"
+    advice("{} lacks {}: download it again", lambda: begun(unfit["HALF"]), lambda: begun(whole))
+    advice(
+        "{} has NaN or infinity in {}: download it again",
+        lambda: begun(unfit["NAN"]),
+        lambda: begun(whole),
+    )
+
+
+@pytest.mark.slow
+def test_whole_weights_load_before_adapters_are_added(pipeline: Path) -> None:
+    def policy() -> PipelinePolicy:
+        return PipelinePolicy.load(str(pipeline), dtype=torch.float32, device="cpu", call={})
+
+    made = policy()
+    made.add_lora(rank=2, alpha=4, targets=None, seed=0)
+
+    def before() -> None:
+        other = policy()
+        other.load_weights(pipeline)
+        other.add_lora(rank=2, alpha=4, targets=None, seed=0)
+
+    advice(
+        "{} holds full weights: load them before adapters are added",
+        lambda: made.load_weights(pipeline),
+        before,
+    )
 
 
 @pytest.mark.parametrize(

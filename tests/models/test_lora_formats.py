@@ -14,7 +14,7 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.models.adapters import in_order
 from flowrl.models.description import public_model
-from flowrl.models.diffusers.lora import lora, lora_formats
+from flowrl.models.diffusers.lora import lora, lora_formats, lora_keys
 from flowrl.models.diffusers.lora.lora_formats import (
     AdapterLayers,
     check_written,
@@ -25,6 +25,7 @@ from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.file.inherit import read_tree
+from tests.support.advice import advice
 from tests.support.tiny_pipelines import NAMED
 
 DOUBLE = [
@@ -223,15 +224,52 @@ def test_a_part_without_an_adapter_is_zeros(tmp_path):
 def test_what_is_not_known_is_refused_by_name(tmp_path):
     made = trained("LTX-Video", tmp_path)
     adapter = read_adapter(tmp_path / lora.LORA_FILE)
-    known = "LTX-Video is not a model of kohya's tools: export with --formats diffusers"
-    with pytest.raises(UserError, match=known):
-        write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya")
-    made = trained("SD3", tmp_path / "sd3", ["norm1.linear"])
-    adapter = read_adapter(tmp_path / "sd3" / lora.LORA_FILE)
-    with pytest.raises(
-        UserError, match=r"norm1\.linear of SD3Transformer2DModel has no known name"
-    ):
-        write_adapter(tmp_path / "x", adapter, plain(made)[1], "comfyui")
+    advice(
+        "{} is not a model of {}: export with --formats diffusers",
+        lambda: write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya"),
+        lambda: diffusers_reads("LTX-Video", tmp_path),
+    )
+    folder = tmp_path / "sd3"
+    other = trained("SD3", folder, ["norm1.linear"])
+    adapter = read_adapter(folder / lora.LORA_FILE)
+    advice(
+        "the adapted layer {} of {} has no known name in {}: export with --formats diffusers",
+        lambda: write_adapter(tmp_path / "x", adapter, plain(other)[1], "comfyui"),
+        lambda: diffusers_reads("SD3", folder),
+    )
+
+
+def diffusers_reads(family: str, folder: Path) -> None:
+    """`--formats diffusers` copies the file that training saved: diffusers loads all of it."""
+    pipe = NAMED[family].build()
+    pipe.load_lora_weights(folder, weight_name=lora.LORA_FILE)
+    denoiser = pipe.unet if "unet" in pipe.components else pipe.transformer
+    assert lora.has_lora({"": denoiser})
+
+
+def test_layers_outside_the_attention_blocks_of_a_unet_are_diffusers_alone(tmp_path: Path) -> None:
+    made = trained("SDXL", tmp_path, ["time_embedding.linear_1"])
+    adapter = read_adapter(tmp_path / lora.LORA_FILE)
+    advice(
+        "the adapted layer {} is in no attention block, but for ComfyUI's and kohya's formats "
+        "only names of attention blocks are known: export with --formats diffusers",
+        lambda: write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya"),
+        lambda: diffusers_reads("SDXL", tmp_path),
+    )
+
+
+def test_models_without_a_map_of_names_are_diffusers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trained("SD3", tmp_path)
+    adapter = read_adapter(tmp_path / lora.LORA_FILE)
+    monkeypatch.setattr(lora_keys, "RULES", {"comfyui": {}, "kohya": {}})
+    advice(
+        "the names of {}'s layers in {} are not known, only those of the models of flowrl's "
+        "configurations (docs/export.md): export with --formats diffusers",
+        lambda: write_adapter(tmp_path / "x", adapter, plain(made)[1], "kohya"),
+        lambda: diffusers_reads("SD3", tmp_path),
+    )
 
 
 def test_reading_back_sees_a_wrong_file(tmp_path, monkeypatch: pytest.MonkeyPatch):

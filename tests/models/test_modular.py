@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from flowrl.models.diffusers.replay.own_call import record
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.recipes import RECIPES
 from flowrl.settings import PipelineSettings
+from flowrl.settings.model.form import MODULAR_INDEX
 from tests.support.advice import advice
 from tests.support.driving import PROMPTS, STEPS, learn, noise
 from tests.support.tiny_modular import MODULAR, MODULAR_CALLS, TWINS, twin
@@ -368,6 +370,36 @@ def test_a_guider_is_driven_by_its_settings(
     assert guider_passes(made.pipe, 4.5, STEPS) == each
     assert guider_passes(made.pipe, made.scale("none"), STEPS) == [1] * STEPS
     assert "rows of several sigmas are grouped" in str(proof) or way == "pinned"
+
+
+def test_a_component_that_the_index_lacks_is_added_to_it(folder: Path, tmp_path: Path) -> None:
+    less = tmp_path / "less"
+    changed(folder, less, lambda index: index.pop("vae"))
+
+    def added() -> Any:
+        (less / MODULAR_INDEX).write_text((folder / MODULAR_INDEX).read_text())
+        return ModularSource(str(less)).load(torch.float32)
+
+    for follow in (lambda: ModularSource(str(folder)).load(torch.float32), added):
+        pipe = advice(
+            "model.pipeline: {} has no {} ({}), which {} needs: add it to {}, or give a whole "
+            "folder",
+            lambda: ModularSource(str(less)).load(torch.float32),
+            follow,
+        )
+        assert pipe.vae is not None
+
+
+def test_a_guider_is_one_for_all_or_one_for_each_component(folder: Path) -> None:
+    guider = {"name": "ClassifierFreeGuidance", "start": 0.5}
+    for wrong in ({"guidance": guider}, {"guider": "ClassifierFreeGuidance"}):
+        for right in (guider, {"guider": guider}):
+            pipe = advice(
+                "model.guider: give {name: CLASS, ...settings}, or such for each of",
+                partial(skeleton, str(folder), guider=wrong),
+                partial(skeleton, str(folder), guider=right),
+            )
+            assert pipe.guider.config.start == 0.5
 
 
 def test_a_plan_counts_the_passes_of_each_step(folder: Path) -> None:

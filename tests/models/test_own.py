@@ -1,5 +1,6 @@
 """Models of one's own: their checks at load, and laws of the flow of points."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,115 @@ REFUSED = {
 def test_a_model_that_cannot_be_trained_is_refused(kind):
     with pytest.raises(UserError, match=REFUSED[kind]):
         OwnPolicy(kind()).proofs(["a", "bcdefgh"], 4)
+
+
+class Falling(Good):
+    """A published flow: from noise at t = 0 to samples at t = 1."""
+
+    def velocity(self, x, t):
+        return x + 0 * self.linear(x)  # x0 - noise grows with the noise's part of it, in its sign
+
+    def forward(self, x, sigma, encoded):
+        return -self.velocity(x, 1 - sigma)
+
+
+class Mended(Falling):
+    def forward(self, x, sigma, encoded):
+        return -super().forward(x, sigma, encoded)
+
+
+class Ragged(Good):
+    """Texts of their own lengths, padded to the longest of the call."""
+
+    longest = 0
+
+    def encode(self, prompts, rows):
+        width = self.longest or max(map(len, prompts))
+        return torch.tensor([[1.0] * len(p) + [0.0] * (width - len(p)) for p in prompts])
+
+    def forward(self, x, sigma, encoded):
+        return super().forward(x, sigma, encoded.sum(1, keepdim=True))
+
+
+class Padded(Ragged):
+    longest = 16
+
+
+class Sampled(Good):
+    prediction = "sample"
+
+
+class Preserving(Good):
+    prediction = "v_prediction"
+
+
+class PreservingLevels(Preserving):
+    alphas_cumprod = (0.9, 0.5, 0.1)
+
+
+class NoisyLevels(Noisy):
+    alphas_cumprod = (0.9, 0.5, 0.1)
+
+    def forward(self, x, sigma, encoded):
+        return x + 0 * self.linear(x)
+
+
+def proofs(kind: type[Good], **more: Any) -> list[str]:
+    return OwnPolicy(kind(), **more).proofs(["a", "bcdefgh"], 3)
+
+
+def test_a_refused_model_passes_after_what_the_sentence_says() -> None:
+    advice(
+        "its velocity falls as the noise grows (slope {}), while noise - x0 grows with it (slope "
+        "1): for a flow from noise to samples, return minus its velocity at t = 1 - sigma",
+        lambda: proofs(Falling),
+        lambda: proofs(Mended),
+    )
+    advice(
+        ".encode: {} for {} prompts, but {} for one: pad prompts to one length",
+        lambda: proofs(Ragged),
+        lambda: proofs(Padded),
+    )
+    advice(
+        "it predicts the noise, but starts at pure noise, where this does not determine the "
+        "sample: predict sample or velocity, or start lower (model.sigmas for a flow, "
+        "alphas_cumprod above 0 for a diffusion)",
+        lambda: proofs(Noisy),
+        lambda: [proofs(Sampled), proofs(Good), proofs(NoisyLevels)],
+    )
+    advice(
+        "v_prediction is alpha noise - s x0 of a variance-preserving process: add alphas_cumprod, "
+        "or predict the velocity noise - x0",
+        lambda: proofs(Preserving),
+        lambda: [proofs(PreservingLevels), proofs(Good)],
+    )
+
+
+def test_adapters_and_whole_weights_of_a_module(tmp_path: Path) -> None:
+    def adapted() -> OwnPolicy:
+        made = OwnPolicy(Good())
+        made.add_lora(rank=2, alpha=4, targets=None, seed=0)
+        return made
+
+    def whole() -> OwnPolicy:
+        made = OwnPolicy(Good())
+        made.load_weights(tmp_path)
+        made.add_lora(rank=2, alpha=4, targets=None, seed=0)
+        return made
+
+    made, plain = adapted(), OwnPolicy(Good())
+    plain.train_all()
+    plain.save(tmp_path)
+    advice(
+        "the model already has adapters: call add_lora once, on a model without any",
+        lambda: made.add_lora(rank=2, alpha=4, targets=None, seed=0),
+        adapted,
+    )
+    advice(
+        "{} holds full weights: load them before adding adapters",
+        lambda: made.load_weights(tmp_path),
+        whole,
+    )
 
 
 def test_a_sound_model_passes_with_a_sentence():

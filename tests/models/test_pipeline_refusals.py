@@ -21,7 +21,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.drive.received import Received
 from flowrl.models.diffusers.call.inputs import columns
-from flowrl.models.diffusers.call.results.proof_checks import check_states
+from flowrl.models.diffusers.call.results.proof_checks import check_states, refuse_weights
 from flowrl.models.diffusers.call.traits import checks
 from flowrl.models.diffusers.call.traits.verdicts import refuse_known
 from flowrl.models.diffusers.lora import lora
@@ -221,8 +221,17 @@ def test_experts_without_a_file_for_each(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_refused_pipelines() -> None:
     pipe = flux()
     pipe.transformer.enable_cache(FirstBlockCacheConfig())
-    with pytest.raises(UserError, match="disable_cache"):
-        PipelinePolicy(pipe, call=SQUARE)
+
+    def uncached() -> PipelinePolicy:
+        pipe.transformer.disable_cache()
+        return PipelinePolicy(pipe, call=SQUARE)
+
+    advice(
+        "keeps a cache between calls, so velocities would depend on earlier calls: call "
+        "pipe.{}.disable_cache()",
+        lambda: PipelinePolicy(pipe, call=SQUARE),
+        uncached,
+    )
 
     class NoPrompt(StableDiffusion3Pipeline):
         def __call__(self, latents: Any, num_inference_steps: int, output_type: str) -> None: ...
@@ -377,6 +386,25 @@ def test_a_weight_that_is_not_finite_is_named(part: str, value: float) -> None:
         PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 
+@pytest.mark.slow
+def test_a_weight_beyond_half_precision_is_finite_in_another_dtype(tmp_path: Path) -> None:
+    pipe = sd3()
+    with torch.no_grad():
+        pipe.transformer.proj_out.bias[0] = 1e5  # float16 ends at 65504
+    pipe.save_pretrained(tmp_path)
+
+    def weights(dtype: torch.dtype) -> None:
+        made = PipelinePolicy.load(str(tmp_path), dtype=dtype, device="cpu", call=SQUARE)
+        refuse_weights("P", made.pipe.components)
+
+    advice(
+        "the tensor {} has NaN or infinity: load the model's files again, in another dtype if it "
+        "was converted",
+        lambda: weights(torch.float16),
+        lambda: [weights(dtype) for dtype in (torch.float32, torch.bfloat16)],
+    )
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_pixel_that_is_not_finite_is_no_white(
     value: float, monkeypatch: pytest.MonkeyPatch
@@ -418,6 +446,26 @@ def test_numbers_that_overflow_have_another_dtype_or_less_guidance() -> None:
         lambda: proven(torch.float32, 1e38),
         lambda: proven(torch.float32, 4.5),
     )
+
+
+def test_a_decoder_beyond_half_precision_decodes_in_float32() -> None:
+    pipe = sd3()
+    with torch.no_grad():
+        pipe.vae.decoder.conv_out.bias += 6e4
+        pipe.vae.decoder.conv_out.weight *= 6e4 / pipe.vae.decoder.conv_out.weight.abs().max()
+
+    def media(dtype: torch.dtype) -> torch.Tensor:
+        made = PipelinePolicy(pipe.to(dtype), call=SQUARE)
+        x, rows = noise(made), made.encode(PROMPTS)
+        return made.decode(x, rows, steps=STEPS, guidance=1.0)
+
+    pixels = advice(
+        "its decoder {} outputs NaN or infinity, which would be white or black: lower train.lr, "
+        "or decode in float32 (model.dtype: float32)",
+        lambda: media(torch.float16),
+        lambda: media(torch.float32),
+    )
+    assert pixels.isfinite().all()
 
 
 def test_encodings_in_place_of_prompts_are_refused_without_their_numbers() -> None:

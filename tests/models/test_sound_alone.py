@@ -1,7 +1,9 @@
 """Pipelines of sound alone: driven by their own calls, whole samples compared as waveforms."""
 
 import copy
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -11,7 +13,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerOutput
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import MediaBatch
-from flowrl.models.diffusers.call.results.decoder import Decoded
+from flowrl.models.diffusers.call.results.decoder import Decoded, rate_alone
 from flowrl.models.diffusers.call.results.made import made_kind
 from flowrl.models.diffusers.call.traits.verdicts import refused_because
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -20,6 +22,7 @@ from flowrl.recipes import RECIPES
 from flowrl.run.evaluate.start_checks import made_form
 from samplers import Chain, ConstantSDE
 from tests.models.test_modular_densities import exact, log_density
+from tests.support.advice import advice
 from tests.support.driving import PROMPTS
 from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.pipelines import tiny
@@ -128,6 +131,27 @@ def test_what_a_class_makes_is_read_of_its_code() -> None:
     assert made_kind(diffusers.WanPipeline) == made_kind(diffusers.LTX2Pipeline) == "video"
     assert refused_because("MusicLDMPipeline") is not None
     assert all(refused_because(name) is None for name in EXACT)
+
+
+def test_a_rate_that_no_configuration_has_is_added_to_one(tmp_path: Path) -> None:
+    """Also to one whose class has no such entry: diffusers keeps it."""
+    pipe = tiny(diffusers.AudioLDM2Pipeline, SPECIALS | SOUND_SPECIALS, SIZES).pipe
+    pipe.vocoder = None  # those of transformers always have a rate
+    pipe.vae.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+
+    def added() -> int | None:
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 800}))
+        pipe.vae = type(pipe.vae).from_pretrained(tmp_path)
+        return rate_alone(pipe)
+
+    rate = advice(
+        "makes sound, but no configuration of its components has its rate: add {} (Hz) to the "
+        "one of its decoder or vocoder",
+        lambda: rate_alone(pipe),
+        added,
+    )
+    assert rate == 800
 
 
 class Seeded(diffusers.EDMDPMSolverMultistepScheduler):

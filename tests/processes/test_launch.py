@@ -8,14 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.processes import launch
+from flowrl.processes import launch, sharding
 from flowrl.processes.launch import LaunchOptions, launch_options
 from flowrl.processes.sharding import Sharding
 from flowrl.session import signals
@@ -103,9 +105,6 @@ def test_what_the_launch_asks_for_is_what_comes(world):
     [
         ("accelerate launch --num_processes 4 x.py", {}, {}, "given 4 processes, but .* has 2"),
         ("accelerate launch --use_fsdp x.py", {}, {}, "given FSDP, but the worker"),
-        (None, {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, but this run has 2"),
-        (None, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "16"}, {"num_processes": 1},
-         "srun started 16 tasks without a common process group"),
         (None, FSDP | {"FSDP_VERSION": "1"}, {}, "FSDP version 1.*fsdp_version: 2"),
         (None, FSDP | {"WORLD_SIZE": "1"}, {"num_processes": 1}, "several processes, not one"),
         (None, FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "gradient_checkpointing"),
@@ -214,6 +213,46 @@ def test_what_accelerate_is_not_asked_for_is_removed(world, tmp_path):
             lambda: start_of(world, "--multi_gpu", "--num_processes", "8", **deep),
             lambda file=file: start_of(world, "--config_file", file),
         )
+
+
+def started(world, processes, **environment):
+    world(**environment)
+    return launch.sharding(state(num_processes=processes))
+
+
+def test_processes_that_nobody_joined_are_launched(world):
+    """torchrun and accelerate launch set WORLD_SIZE to the number of processes that a run then has;
+    the script of `flowrl launch slurm` starts one task on each of two machines here."""
+    advice(
+        "WORLD_SIZE is {}, but this run has {} processes: launch it with accelerate launch or "
+        "torchrun, which set LOCAL_RANK and the other variables",
+        lambda: started(world, 1, WORLD_SIZE="8"),
+        lambda: started(world, 8, WORLD_SIZE="8", LOCAL_RANK="0"),
+    )
+    advice(
+        "srun started {} tasks without a common process group: start one task per node that runs "
+        "accelerate launch, as `flowrl launch slurm` does",
+        lambda: started(world, 1, WORLD_SIZE="1", SLURM_STEP_NUM_TASKS="16"),
+        lambda: started(world, 16, WORLD_SIZE="16", SLURM_STEP_NUM_TASKS="2"),
+    )
+
+
+def test_a_model_without_blocks_is_launched_without_fsdp(world, monkeypatch):
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(sharding.dist, "get_world_size", lambda: 2)
+    how = Sharding(reshard=True, offload=False)
+
+    def of_ddp():
+        args = parsed(["--config_file", str(PROJECT / "configs/accelerate/ddp.yaml"), "x.py"])
+        assert args.multi_gpu and not args.use_fsdp
+        return started(world, 2)
+
+    said = advice(
+        "FSDP2: {} ({}) has no list of blocks to shard; launch with configs/accelerate/ddp.yaml",
+        lambda: sharding.shard({"model": nn.Linear(2, 2)}, how, torch.device("cpu")),
+        of_ddp,
+    )
+    assert said is None, "every process holds the whole model"
 
 
 def test_what_a_launcher_passes_on_is_no_second_signal(monkeypatch):

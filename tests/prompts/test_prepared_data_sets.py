@@ -163,6 +163,22 @@ def test_a_download_is_read_without_a_network_as_its_advice_says(cached: Cached)
     refusal()
 
 
+@pytest.mark.parametrize("revision", ["v1", "1" * 40])
+def test_the_command_downloads_the_revision_that_is_asked_for(
+    revision: str, cached: Cached
+) -> None:
+    """The main branch is there already: the plain command would fetch it again, in vain."""
+    main = downloaded(cached)
+    command = f"run `hf download --repo-type dataset owner/name --revision {revision}` on a machine"
+    assert command in refusal(revision=revision)
+    shutil.copytree(main, main.with_name("1" * 40))
+    if revision == "v1":  # the hub's client notes the commit of a name, and no commit's own
+        (main.parents[1] / "refs" / revision).write_text("1" * 40)
+    assert len(read(revision=revision)) == ROWS
+    shutil.rmtree(main)
+    assert len(read(revision=revision)) == ROWS, "nothing of the main branch is read"
+
+
 @pytest.mark.parametrize("place", ["/etc/passwd", "../../outside.jsonl", "http://x.test/a.jsonl"])
 def test_a_download_names_no_files_but_its_own(place: str, cached: Cached) -> None:
     card = f"---\nconfigs:\n- config_name: default\n  data_files: {place}\n---\n"

@@ -20,6 +20,7 @@ from flowrl.session import atomic
 from flowrl.session.atomic import write_folder
 from flowrl.session.progress import Progress
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.disks import mounted
 from tests.support.warm import small
 
@@ -156,12 +157,17 @@ def test_folders_that_cannot_be_synced_are_written_all_the_same(tmp_path, monkey
 )
 def test_a_file_where_a_folder_belongs_is_refused_before_training(tmp_path, name, found):
     (tmp_path / name).touch() if found == "file" else (tmp_path / name).mkdir()
-    with (
-        pytest.raises(UserError, match=rf"{name} is a {found}, but a run writes a \w+ there: move"),
-        atomic.held(tmp_path),
-    ):
-        pass
-    assert (tmp_path / name).exists()
+
+    def held() -> None:
+        with atomic.held(tmp_path):
+            pass
+
+    def moved() -> None:
+        assert (tmp_path / name).exists()
+        (tmp_path / name).rename(tmp_path / "elsewhere")
+        held()
+
+    advice("{} is a {}, but a run writes a {} there: move it away", held, moved)
 
 
 def test_a_broken_disk_is_no_file_system_without_sync(tmp_path, monkeypatch):

@@ -25,8 +25,9 @@ from flowrl.prompts.prompt_set import PromptRow
 from flowrl.run.watch.start_check import check_start, refusals
 from flowrl.settings import LanguageSettings, PipelineSettings
 from flowrl.settings.checks.machine import check_model
-from flowrl.settings.read import override, read_run
-from tests.support import tiny_lm
+from flowrl.settings.read import override, read_run, run_from
+from tests.support import runs, tiny_lm
+from tests.support.advice import advice
 
 CPU = torch.device("cpu")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
@@ -119,6 +120,35 @@ def test_missing_weights_of_a_language_model_are_not_random_numbers(tmp_path: Pa
     with pytest.raises(UserError, match=f"would be random: {missing}"):
         CausalPolicy.load(str(source), dtype=torch.float32, device=CPU)
     assert AutoModelForCausalLM.from_pretrained(source) is not None, "transformers accepts it"
+
+
+def test_weights_of_another_model_are_replaced_by_the_models_own(
+    copied: Path, tmp_path: Path
+) -> None:
+    file = weights(copied, "transformer")
+    right, state = file.read_bytes(), load_file(file)
+    name = next(key for key in state if key.endswith("proj_out.weight"))
+    save_file(state | {name: state[name].repeat(2, 1)}, file, metadata={"format": "pt"})
+    run = run_from(runs.tree(copied, tmp_path, runs.FLOW_GRPO), "test")
+    advice(
+        "it belongs to another model; download the folder again",
+        lambda: check_start(run),
+        lambda: (file.write_bytes(right), check_start(run)),
+    )
+
+
+def test_a_configuration_of_no_class_is_replaced_by_the_models_own(
+    copied: Path, tmp_path: Path
+) -> None:
+    file = copied / "transformer" / "config.json"
+    right = file.read_text()
+    file.write_text(json.dumps(json.loads(right) | {"_class_name": "NoSuchTransformer"}))
+    run = run_from(runs.tree(copied, tmp_path, runs.FLOW_GRPO), "test")
+    advice(
+        "/config.json names no class of diffusers {} (_class_name): download it again",
+        lambda: check_start(run),
+        lambda: (file.write_text(right), check_start(run)),
+    )
 
 
 def test_other_errors_while_loading_are_sentences(copied: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from flowrl.errors import UserError
 from flowrl.session.session import on_cpu, open_accelerator
@@ -33,3 +34,18 @@ def test_a_process_keeps_to_its_first_device(monkeypatch, tmp_path):
     tree["model"] |= {"device": "cuda"}
     with pytest.raises(UserError, match=r"model\.device: cuda, but .* set this process up for cpu"):
         open_accelerator(run_from(tree, "test"), tmp_path)
+    tree["model"] |= {"device": "cpu"}
+    monkeypatch.setattr(PartialState(), "device", torch.device("cuda"))
+
+    def in_a_new_process() -> str:
+        for shared in (PartialState, AcceleratorState, GradientState):
+            monkeypatch.setattr(shared, "_shared_state", {})  # which a process begins with
+        return open_accelerator(run_from(tree, "test"), tmp_path).device.type
+
+    kind = advice(
+        "model.device: {}, but accelerate has set this process up for {}, and keeps to it; start "
+        "a process for each device",
+        lambda: open_accelerator(run_from(tree, "test"), tmp_path),
+        in_a_new_process,
+    )
+    assert kind == "cpu"

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from flowrl.errors import UserError
 from flowrl.models.diffusers.modular import revisions
 from flowrl.models.diffusers.modular.folder import ModularSource, check_components, skeleton
+from flowrl.session.start_record import StartRecord
+from flowrl.settings.read import read_run
 from tests.support.advice import advice
 from tests.support.runs import flowrl
 from tests.support.tiny_modular import twin
@@ -209,13 +211,81 @@ def test_the_commits_of_components_are_known_before_they_load(
             follow,
         )
     source = ModularSource(str(place), ["network"])
-    with pytest.raises(UserError, match=r"the vae of .* is in acme/parts, which is neither on"):
-        source.load(torch.float32)
-    at_commit(repositories, FIRST, folders["modular"] / "vae")
-    assert source.revisions() == {"vae": f"acme/parts@{FIRST}"}
+
+    def downloaded() -> dict[str, str]:
+        at_commit(repositories, FIRST, folders["modular"] / "vae")
+        return source.revisions()
+
+    commits = advice(
+        "{} is in {}, which is neither on the hub nor in its cache ({}): download it with",
+        lambda: source.load(torch.float32),
+        downloaded,
+    )
+    assert commits == {"vae": f"acme/parts@{FIRST}"}
     assert source.load(torch.float32).vae is not None
     at_commit(repositories, SECOND, folders["modular"] / "vae")
     assert source.revisions() == {"vae": f"acme/parts@{FIRST}"}  # asked for once a process
+
+
+@pytest.mark.parametrize("revision", [FIRST, "v1"])
+def test_a_revision_that_the_index_names_is_in_the_command(
+    revision: str, folders: dict[str, Path], tmp_path: Path, repositories: Path
+) -> None:
+    """The main branch is in the cache already; the plain command would fetch it again."""
+    place = of_acme(folders["modular"], tmp_path / "wan")
+    named_in(place, revision=revision)
+    at_commit(repositories, SECOND, folders["modular"] / "vae")
+    source = ModularSource(str(place), ["network"])
+    with pytest.raises(UserError, match=f"`hf download acme/parts --revision {revision}`"):
+        source.load(torch.float32)
+
+    def downloaded() -> Any:
+        at_commit(repositories, FIRST, folders["modular"] / "vae")
+        (repositories / "models--acme--parts/refs/v1").write_text(FIRST)
+        return source.load(torch.float32)
+
+    if revision == FIRST:
+        pipe = advice(
+            "whose commit {} is not in the hub's cache, and the hub {}: download it with",
+            lambda: source.load(torch.float32),
+            downloaded,
+        )
+    else:
+        pipe = downloaded()
+    assert pipe.vae is not None
+
+
+def named_in(place: Path, **entries: str) -> None:
+    """Change where the index says that the VAE is."""
+    file = place / "modular_model_index.json"
+    index = json.loads(file.read_text())
+    index["vae"][2].update(entries)
+    file.write_text(json.dumps(index))
+
+
+def test_a_folder_that_a_repository_lacks_is_corrected_in_the_index(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = of_acme(folders["modular"], tmp_path / "wan")
+    monkeypatch.setattr(revisions, "hub_silence", lambda _: None)
+    monkeypatch.setattr(revisions, "_files", lambda *_: ("vae/config.json",))
+
+    def checked(folder: Path) -> None:
+        spec = skeleton(str(folder))._component_specs["vae"]
+        spec.revision = FIRST
+        revisions.check_listed("vae", spec, str(folder))
+
+    def corrected() -> None:
+        named_in(place, subfolder="vae")
+        checked(place)
+
+    named_in(place, subfolder="decoder")
+    for follow in (lambda: checked(folders["modular"]), corrected):
+        advice(
+            "and {} has none at {}: correct the index, or give a whole folder",
+            lambda: checked(place),
+            follow,
+        )
 
 
 @pytest.mark.slow
@@ -233,10 +303,29 @@ def test_a_resume_refuses_another_commit_of_a_component(
     at_commit(repositories, SECOND, folders["modular"] / "vae")
     revisions.commit.cache_clear()
     capsys.readouterr()
-    assert flowrl(*words) == 2
-    said = capsys.readouterr().err
-    assert f"the vae of {place} is not the one" in said
-    assert f"hf download acme/parts --revision {FIRST} --local-dir FOLDER" in said
+
+    def resumed() -> None:
+        capsys.readouterr()
+        if flowrl(*words) != 0:
+            raise UserError(capsys.readouterr().err)
+
+    def anew() -> dict[str, str] | None:
+        index = (place / "modular_model_index.json").read_text()
+        named_in(place, revision=FIRST)
+        assert flowrl("train", file, "--folder", tmp_path / "new") == 0
+        record = StartRecord.of(read_run(tmp_path / "new" / "run.yaml"), 1)
+        (place / "modular_model_index.json").write_text(index)
+        return record.revisions
+
+    with pytest.raises(UserError, match=rf"the vae of {place} .* with revision: {FIRST} for it in"):
+        resumed()
+    commits = advice(
+        "the {} of {} is not the one that {} was started with: {} now, {} before; start a new "
+        "run, with revision: {} for it in the index to train the earlier one",
+        resumed,
+        anew,
+    )
+    assert commits == {"vae": f"acme/parts@{FIRST}"}
     (repositories / "models--acme--parts/refs/main").write_text(FIRST)
     revisions.commit.cache_clear()
-    assert flowrl(*words) == 0
+    resumed()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from flowrl.run.train import Result
 from flowrl.session.notices import Notices, configured_receiver, open_notices
 from rewards.configuration import CONFIGURATION_VARIABLE, configuration_file
 from tests.support import process_runs, runs
+from tests.support.advice import advice
 
 KEPT = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"  # a notice per line
 
@@ -196,7 +198,6 @@ def test_a_webhook_that_does_not_work_is_one_warning_without_its_address(
 MISTAKES = {
     'command = ["a"]\nurl = "https://a.org/b"': "write one of",
     "": "write one of",
-    "command = []": "command is empty",
     'command = "a b"': "command must be a list of words",
     'command = ["a", 1]': "command must be a list of words",
     'command = ["a"]\nwhen = 1': "no key 'when', but command, url",
@@ -226,6 +227,20 @@ def test_a_section_of_another_form_is_a_warning_and_hinders_no_run(
     warned: list[str] = []
     assert open_notices(tmp_path, warned.append) is None
     assert len(warned) == 1 and "no notice of this run is sent" in warned[0]
+
+
+def test_an_empty_command_is_written_as_the_sentence_shows(tmp_path, monkeypatch) -> None:
+    def configured(line: str) -> object:
+        configure(tmp_path, monkeypatch, f"[notify]\n{line}")
+        return configured_receiver()
+
+    for line in ('command = ["my-program"]', 'url = "https://example.org/a"'):
+        receiver = advice(
+            "[notify] command is empty: write {}",
+            lambda: configured("command = []"),
+            partial(configured, line),
+        )
+        assert receiver is not None
 
 
 def test_a_configuration_that_others_may_write_sends_nothing(tmp_path, monkeypatch) -> None:

@@ -204,7 +204,8 @@ def _placed(
     if left := len(list(row_images)):
         raise UserError(
             f"{at}: the row has {len(images)} images, but its prompt has places for "
-            f"{len(images) - left}: add {MARK} to the prompt where each belongs"
+            f"{len(images) - left}: add {MARK} to the prompt where each belongs, and to a list of "
+            'parts {"type": "image"}'
         )
     return [
         {**turn, "content": turn_parts} for turn, turn_parts in zip(turns, parts, strict=True)

@@ -47,7 +47,7 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
         repository = str(spec.pretrained_model_name_or_path)
         if Path(repository).is_dir():
             continue
-        stored = CachedRepository(repository, whole=True)
+        stored = CachedRepository(repository, whole=True, revision=spec.revision)
         place = f"model.pipeline: the {name} of {source}"
         with from_hub(place, stored, UserError):
             try:
@@ -60,7 +60,7 @@ def pin(parts: Iterable[tuple[str, Any]], source: str) -> dict[str, str]:
                 reason = " ".join(str(error).split())[:200]
                 raise UserError(
                     f"{place} is in {repository}, which is neither on the hub nor in its cache "
-                    f"({reason}): download it with `hf download {repository}`"
+                    f"({reason}): download it with {stored.command()}"
                 ) from error
         pinned[name] = f"{repository}@{spec.revision}"
     return pinned
@@ -94,13 +94,14 @@ def load_component(name: str, spec: Any, source: str, **arguments: Any) -> Any:
     if Path(repository).is_dir():
         return spec.load(**arguments)
     place = f"model.pipeline: the {name} of {source}"
-    with from_hub(place, CachedRepository(repository, whole=True), UserError):
+    stored = CachedRepository(repository, whole=True, revision=revision)
+    with from_hub(place, stored, UserError):
         if (silence := hub_silence(repository)) is None:
             return spec.load(**arguments)
         if (folder := snapshot(f"{repository}@{revision}")) is None:
             raise UserError(
                 f"{place} is in {repository}, whose commit {revision} is not in the hub's cache, "
-                f"and the hub {silence}: download it with `hf download {repository}`"
+                f"and the hub {silence}: download it with {stored.command()}"
             )
         component = spec.load(pretrained_model_name_or_path=str(folder), revision=None, **arguments)
         # the index of a pipeline that is saved names the repository

@@ -310,7 +310,8 @@ def _join(slot: Slot, column: Sequence[Any], tokens: Sequence[int | None], parts
     if len(set(sizes)) > 1 and not parts[0].layout.masked:
         raise UserError(
             f"prompts were encoded to {sorted(set(sizes))} tokens, and the pipeline returns no "
-            "mask: encode them in one call (a larger rows_per_call)"
+            "mask: encode them in one call (raise train.rows_per_call, and leave model.encodings "
+            "out), or give prompts of one length in tokens"
         )
     return torch.cat([_pad(v, slot.length, max(sizes)) for v in column], slot.axis)
 
