@@ -38,6 +38,7 @@ from flowrl.settings.read import run_from
 PIPELINES = (DiffusionPipeline, ModularPipeline)
 STORAGE_HOOKS = ("group_offloading", "lazy_prefetch", "layer_execution", "layerwise_casting")
 LANGUAGE_INDEX = "config.json"
+TRACES = ("lora_scale",)  # numbers that diffusers leaves at a model: fuse_lora(), for unfuse_lora()
 
 
 def model_settings(
@@ -198,8 +199,8 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
         raise UserError(
             f"{made_call()}: a run trains a copy that is loaded from files, which do not contain "
             f"all parts of this pipeline ({'; '.join(lost[:3])}): remove them "
-            "(pipe.disable_freeu(), "
-            "pipe.unload_ip_adapter(), set_default_attn_processor(), remove the hooks)"
+            "(pipe.disable_freeu(), pipe.unload_ip_adapter(), set_attn_processor() with the class "
+            "that the model's files have, reset_attention_backend(), remove the hooks)"
         )
     _refuse_own_class(pipe)
     if isinstance(pipe, ModularPipeline):  # whose index says where each part came from
@@ -261,8 +262,23 @@ def beyond_files(part: Any) -> list[str]:
             additions.append(f"{type(module).__name__} at {at}")
             continue
         ours, fresh = _numbers(module), _numbers(other)
-        additions += [f"{key} of {at}" for key in sorted(ours) if ours[key] != fresh.get(key)]
+        additions += [
+            _changed(key, ours[key], fresh.get(key), at)
+            for key in sorted(ours)
+            if ours[key] != fresh.get(key)
+        ]
     return additions
+
+
+def _changed(key: str, value: Any, stored: Any, at: str) -> str:
+    """What differs at a module: for an attention processor also the class that its files have,
+    since diffusers' `set_default_attn_processor` does not replace a user's own."""
+    if key != "processor" or stored is None:
+        return f"{key} of {at}"
+    (kind, _), (kind_of_files, _) = value, stored
+    if kind is kind_of_files:
+        return f"attention backend of {at}"
+    return f"processor {kind.__name__} of {at}, not {kind_of_files.__name__}"
 
 
 def _hooked(module: nn.Module, fresh: nn.Module | None) -> bool:
@@ -289,7 +305,11 @@ def _hooks(module: nn.Module) -> list[str]:
 def _numbers(module: nn.Module) -> dict[str, Any]:
     """A module's own numbers and the kind of its attention processor."""
     values = vars(module)
-    numbers = {k: v for k, v in values.items() if type(v) in (int, float) and k[0] != "_"}
+    numbers = {
+        k: v
+        for k, v in values.items()
+        if type(v) in (int, float) and k[0] != "_" and k not in TRACES
+    }
     processor = values.get("processor")
     if processor is not None:
         numbers["processor"] = type(processor), getattr(processor, "_attention_backend", None)
