@@ -271,8 +271,8 @@ def beyond_files(part: Any) -> list[str]:
 
 
 def _changed(key: str, value: Any, stored: Any, at: str) -> str:
-    """What differs at a module: for an attention processor also the class that its files have,
-    since diffusers' `set_default_attn_processor` does not replace a user's own."""
+    """A difference of a module, in words: for an attention processor also the class that its files
+    have, since diffusers' `set_default_attn_processor` does not replace a user's own."""
     if key != "processor" or stored is None:
         return f"{key} of {at}"
     (kind, _), (kind_of_files, _) = value, stored

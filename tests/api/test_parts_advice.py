@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from diffusers import SD3Transformer2DModel
 from diffusers.models.attention_processor import AttnProcessor2_0
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_model
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -19,6 +19,7 @@ import flowrl
 from flowrl.api.adapters import lora_section
 from flowrl.api.given import Given
 from flowrl.api.models import model_settings
+from flowrl.settings.read import dump
 from tests.api.test_api_live import OwnPipeline
 from tests.run.test_own_runs import tree
 from tests.support import tiny_lm
@@ -261,4 +262,4 @@ def test_a_quantized_model_is_named_by_its_folder(pipeline: Path, tmp_path: Path
         lambda: Given(model=pipe, **rest).start(tmp_path),
         lambda: Given(model=str(pipeline), **rest, settings=fewer_bits).start(tmp_path),
     )
-    assert run.model.quantization.bits == 4
+    assert dump(run)["model"]["quantization"]["bits"] == 4
