@@ -236,6 +236,7 @@ def test_restarts_need_a_folder(tmp_path: Path) -> None:
     assert run.done
 
 
+@pytest.mark.slow
 def test_a_callback_is_a_function_of_an_event_that_asks_by_it(tmp_path: Path) -> None:
     settings = tree(tmp_path, iterations=3)
     seen, without_event = list[str](), cast(Any, lambda: None)
@@ -281,6 +282,7 @@ def test_samples_are_steered_by_a_named_reward_and_drawn_by_plans_of_media() -> 
     assert len(plan.x0) == 2
 
 
+@pytest.mark.slow
 def test_a_smaller_call_follows_one_that_is_out_of_memory(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

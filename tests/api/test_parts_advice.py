@@ -72,6 +72,7 @@ class Wide(Points):
 """
 
 
+@pytest.mark.slow
 def test_a_model_with_arguments_is_passed_by_its_file_and_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_reward_that_scores_nothing_is_fixed_and_the_run_goes_on(tmp_path: Pat
     assert json.loads(recorded[-1])["iteration"] == 3
 
 
+@pytest.mark.slow
 def test_a_reward_of_turns_that_scores_none_is_fixed(tmp_path: Path) -> None:
     """In its file, in the process that has read it: a notebook goes on with its next cell."""
     settings = process_tree(tiny_lm.write(tmp_path / "lm"), tmp_path, self_test="off")
