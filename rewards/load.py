@@ -354,8 +354,13 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
     raise ValueError(f"there is no reward {name!r}{guess}")
 
 
+# size, time and number of the file that each module of a user's file was made from
+_VERSIONS: dict[str, tuple[int, int, int]] = {}
+
+
 def _imported(named: OwnName) -> ModuleType:
-    """Import a user's file as a module, once. Errors name the file and the line. NotGranted for a
+    """Import a user's file as a module, and again only after it was changed: a notebook's process
+    goes on after its user has repaired a file. Errors name the file and the line. NotGranted for a
     file of a folder from elsewhere without the right to code."""
     path = named.path
     if limits() is not None:  # what is checked is what runs, whatever becomes of a link
@@ -365,14 +370,17 @@ def _imported(named: OwnName) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"no such file: {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
-    if name in sys.modules:
+    now = path.stat()
+    version = now.st_size, now.st_mtime_ns, now.st_ino
+    if name in sys.modules and _VERSIONS.get(name) == version:
         return sys.modules[name]
     if (damage := file_unlike_its_name(path)) is not None:
         raise ValueError(f"{path}: it {damage}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    # before it runs: dataclasses look their module up, and a file may name itself
+    sys.modules[name], _VERSIONS[name] = module, version
     whole = False
     try:
         spec.loader.exec_module(module)

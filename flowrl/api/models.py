@@ -205,8 +205,9 @@ def _pipeline_name(pipe: Any, files: Path) -> str:
             f"{made_call()}: a run trains a copy that is loaded from files, which do not contain "
             f"all parts of this pipeline ({'; '.join(lost[:3])}): take the pipeline as "
             "from_pretrained loads it, or undo what was changed (pipe.disable_freeu(), "
-            "pipe.unload_ip_adapter(), pipe.disable_attention_slicing(), remove() of a hook's "
-            "handle)"
+            "pipe.unload_ip_adapter(), pipe.disable_attention_slicing(), set_attn_processor() with "
+            "the class that the model's files have, reset_attention_backend(), remove() of a "
+            "hook's handle)"
         )
     _refuse_own_class(pipe)
     if isinstance(pipe, ModularPipeline):  # whose index says where each part came from
@@ -268,8 +269,23 @@ def beyond_files(part: Any) -> list[str]:
             additions.append(f"{type(module).__name__} at {at}")
             continue
         ours, fresh = _numbers(module), _numbers(other)
-        additions += [f"{key} of {at}" for key in sorted(ours) if ours[key] != fresh.get(key)]
+        additions += [
+            _changed(key, ours[key], fresh.get(key), at)
+            for key in sorted(ours)
+            if ours[key] != fresh.get(key)
+        ]
     return additions
+
+
+def _changed(key: str, value: Any, stored: Any, at: str) -> str:
+    """A difference of a module, in words: for an attention processor also the class that its files
+    have, since diffusers' `set_default_attn_processor` does not replace a user's own."""
+    if key != "processor" or stored is None:
+        return f"{key} of {at}"
+    (kind, _), (kind_of_files, _) = value, stored
+    if kind is kind_of_files:
+        return f"attention backend of {at}"
+    return f"processor {kind.__name__} of {at}, not {kind_of_files.__name__}"
 
 
 def _hooked(module: nn.Module, fresh: nn.Module | None) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rewards.catalogue as catalogue
 from rewards import Samples, Scores, check_reward, load, score_all
-from rewards.load import names
+from rewards.load import names, reward_module
 
 
 def samples(n: int, group: int = 1) -> Samples:
@@ -125,3 +125,20 @@ def test_slips_are_told_without_loading(toy, name, settings, message):
     for act in (lambda: check_reward(name, settings), lambda: load(name, **settings)):
         with pytest.raises(ValueError, match=message):
             act()
+
+
+def test_a_users_file_is_read_again_only_after_a_change(tmp_path: Path) -> None:
+    """A notebook's process goes on after a repair; an unchanged file keeps its classes."""
+    file = tmp_path / "mine.py"
+    samples = Samples(torch.zeros(2, 3, 4, 4), ["a"] * 2, torch.zeros(2, dtype=torch.long))
+    file.write_text("def mine(samples):\n    return [1.0] * len(samples.media)\n")
+    assert list(load(f"{file}:mine")(samples)) == [1.0, 1.0]
+    before = reward_module(f"{file}:mine")[0]
+    assert reward_module(f"{file}:mine")[0] is before
+    file.write_text("def mine(samples):\n    return [20.0] * len(samples.media)\n")
+    assert list(load(f"{file}:mine")(samples)) == [20.0, 20.0]
+    file.write_text("def mine(samples:\n")
+    with pytest.raises(ValueError, match=r"mine\.py, line 1: "):
+        load(f"{file}:mine")
+    file.write_text("def mine(samples):\n    return [3.0] * len(samples.media)\n")
+    assert list(load(f"{file}:mine")(samples)) == [3.0, 3.0]
