@@ -123,7 +123,10 @@ def _judged(
 ) -> JudgedRow | None:
     missing = [name for name in ("prompt", "a", "b") if not isinstance(fields.get(name), str)]
     if missing:
-        raise UserError(f"{place}: there is no {missing[0]}: name the two samples a and b")
+        raise UserError(
+            f"{place}: there is no {missing[0]}: name the prompt `prompt` and the two samples `a` "
+            "and `b`, each a text"
+        )
     if not labels:
         return None
     media = [Answer(fields[side]) if kind == "text" else fields[side] for side in "ab"]
