@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import flowrl
 from flowrl.evaluation.folders import find_items
 from flowrl.evaluation.outputs import check_output_file, make_output_folder
@@ -66,10 +67,13 @@ def test_a_file_whose_name_is_no_text_is_renamed(tmp_path: Path) -> None:
         os.rename(strange, tmp_path / "d.png")
         return len(find_items(tmp_path, None, "names").items)
 
-    assert 1 == advice(
-        "{}: the name of this file is not UTF-8: rename it",
-        lambda: find_items(tmp_path, None, "names"),
-        rename,
+    assert (
+        advice(
+            "{}: the name of this file is not UTF-8: rename it",
+            lambda: find_items(tmp_path, None, "names"),
+            rename,
+        )
+        == 1
     )
 
 
@@ -249,10 +253,13 @@ def test_a_video_is_named_whole(tmp_path: Path) -> None:
             raise ValueError(said)
         return len(read.media[0])
 
-    assert 3 == advice(
-        "a part of a video cannot be read: name the whole file",
-        lambda: frames("a.mp4#xywh=0,0,4,4"),
-        lambda: frames("a.mp4"),
+    assert (
+        advice(
+            "a part of a video cannot be read: name the whole file",
+            lambda: frames("a.mp4#xywh=0,0,4,4"),
+            lambda: frames("a.mp4"),
+        )
+        == 3
     )
 
 
