@@ -204,7 +204,8 @@ def _beside(name: str, folder: Path) -> Path | None:
 
 
 def _not_here(name: str) -> UserError:
-    """To import the file itself would lose the options of the command."""
+    """A command's file is absent. The command is mended rather than its file imported alone, which
+    would lose the command's options."""
     return UserError(
         f"{name}: the file is not here: write the path that it has on this machine into the command"
     )

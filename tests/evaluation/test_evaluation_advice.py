@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import flowrl
 from flowrl.evaluation.folders import find_items
@@ -251,7 +252,9 @@ def test_a_video_is_named_whole(tmp_path: Path) -> None:
         read = read_media([Source.of(cell, tmp_path, "line 1")])
         for said in read.broken.values():
             raise ValueError(said)
-        return len(read.media[0])
+        (video,) = read.media
+        assert isinstance(video, torch.Tensor)
+        return len(video)
 
     assert (
         advice(
