@@ -204,8 +204,8 @@ def _beside(name: str, folder: Path) -> Path | None:
 
 
 def _not_here(name: str) -> UserError:
-    """A command's file is absent. The command is mended rather than its file imported alone, which
-    would lose the command's options."""
+    """The error of a command whose file is not here: an import of the file alone would lose the
+    options of the command."""
     return UserError(
         f"{name}: the file is not here: write the path that it has on this machine into the command"
     )
