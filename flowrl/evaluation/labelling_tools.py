@@ -176,8 +176,8 @@ def _judged(
     missing = [name for name in ("prompt", "a", "b") if not isinstance(fields.get(name), str)]
     if missing:
         raise UserError(
-            f"{place}: there is no {missing[0]}: call the prompt `prompt`, and the two samples `a` "
-            "and `b`"
+            f"{place}: there is no {missing[0]}: name the prompt `prompt` and the two samples `a` "
+            "and `b`, each a text"
         )
     if not labels:
         return None

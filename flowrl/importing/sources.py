@@ -144,9 +144,12 @@ def _leaves(input_text: str, named: Peer | None) -> tuple[Leaves, Peer | None, l
         raise UserError(f"{_short(input_text)}: no such file; a command line goes into quotes")
     if file.suffix == ".py":
         if named is FLOW_GRPO or (named is None and "ConfigDict" in source_text(file)):
-            names = ", ".join(n for n in config_functions(file) if n != "get_config")
+            names = config_functions(file)
+            if not names:
+                raise UserError(f"{file}: no configuration: it has no function without arguments")
             raise UserError(
-                f"{file}: name one of its functions, such as {file}:NAME; it has {names}"
+                f"{file}: name one of its functions, such as {file}:{names[0]}; it has "
+                f"{', '.join(names)}"
             )
         return _script(file, {}, [])
     if file.suffix in (".yaml", ".yml", ".json"):
@@ -200,6 +203,14 @@ def _beside(name: str, folder: Path) -> Path | None:
         except OSError:
             return None
     return None
+
+
+def _not_here(name: str) -> UserError:
+    """The error of a command whose file is not here: an import of the file alone would lose the
+    options of the command."""
+    return UserError(
+        f"{name}: the file is not here: write the path that it has on this machine into the command"
+    )
 
 
 def _configuration(file: Path, function: str) -> tuple[Leaves, Peer | None, list[str]]:
@@ -300,10 +311,10 @@ def _of_program(
     if kind == "flow_factory":
         files = [w for w in rest if w.endswith((".yaml", ".yml"))]
         path = _beside(files[0], folder) if files else None
+        if not files:
+            raise UserError("ff-train: the command names no file: give one, ff-train FILE.yaml")
         if path is None:
-            raise UserError(
-                f"{files[0] if files else 'ff-train'}: the file is not here: import it itself"
-            )
+            raise _not_here(files[0])
         more, words_left = options([w for w in rest if w != files[0]])
         return {**flattened(read_yaml(path)), **more}, FLOW_FACTORY, _nameless(words_left)
     if kind == "flow_grpo":
@@ -334,7 +345,7 @@ def _flow_grpo_command(words: Sequence[str], folder: Path) -> tuple[Leaves, Peer
     match = next(m for word in words if (m := re.search(r"([^\s=]+\.py):(\w+)", word)))
     path = _beside(match.group(1), folder)
     if path is None:
-        raise UserError(f"{match.group(0)}: the file is not here: import {match.group(0)} itself")
+        raise _not_here(match.group(1))
     leaves, peer, notes = _configuration(path, match.group(2))
     arguments, rest = options(words)
     replaced = {

@@ -953,8 +953,8 @@ def _rewards(d: RunDraft) -> None:
         named = sorted({str(d.value(n)) for n in d.under("rewards") if n.endswith("reward_model")})
         raise UserError(
             f"rewards: flowrl has none of {', '.join(named) or 'nothing'}: "
-            "name another in the file, or a "
-            "function of yours in run.yaml (docs/own_rewards.md)"
+            "name another in the file, such as PickScore; a function of yours takes its place in "
+            "the run.yaml that the import writes (docs/own_rewards.md)"
         )
     d.tree["rewards"] = trained
     held_out = _reward_list(d, "eval_rewards")

@@ -342,8 +342,9 @@ def _rewards(d: RunDraft) -> None:
             d.lose(f"reward_fn.{name}", "flowrl has no such reward: wrap it, docs/own_rewards.md")
     if not specs:
         raise UserError(
-            f"reward_fn: {', '.join(scores) or 'none'}: flowrl "
-            "has none of them: see docs/own_rewards.md"
+            f"reward_fn: flowrl has none of {', '.join(scores) or 'nothing'}: name another in the "
+            "file, such as pickscore; a function of yours takes its place in the run.yaml that the "
+            "import writes (docs/own_rewards.md)"
         )
     d.tree["rewards"] = specs
 

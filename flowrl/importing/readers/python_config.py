@@ -89,9 +89,11 @@ def python_tree(path: Path) -> ast.Module:
 
 
 def config_functions(path: Path) -> list[str]:
-    """The functions of a file that take no arguments."""
+    """The functions of a file that take no arguments, and may so be a configuration each; the base
+    that they begin with, get_config, only if it is the sole one."""
     tree = python_tree(path)
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not _arguments(n)]
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not _arguments(n)]
+    return [name for name in names if name != "get_config"] or names
 
 
 def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
@@ -102,7 +104,7 @@ def evaluated_config(path: Path, function: str) -> tuple[Fields, list[str]]:
     reader = _Evaluator()
     module = reader.module(path)
     if function not in module.functions:
-        names = ", ".join(name for name in module.functions if name != "get_config")
+        names = ", ".join(config_functions(path)) or "none without arguments"
         raise UserError(f"{path}: no function {function}; it has {names}")
     value = reader.call(module, module.functions[function], {})
     if not isinstance(value, Fields):
