@@ -322,7 +322,7 @@ def test_a_fitted_reward_has_a_new_folder_and_what_it_reuses_is_whole(
     stored = tmp_path / "taste" / "features.safetensors"
     stored.write_bytes(stored.read_bytes()[:100])
     advice(
-        "--reuse: {} cannot be read ({}): leave it out",
+        "--reuse: {} is damaged, or no file of fit-reward: leave --reuse out",
         lambda: fitted("again", "--reuse", tmp_path / "taste"),
         lambda: fitted("again"),
     )

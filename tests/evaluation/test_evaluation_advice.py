@@ -126,8 +126,8 @@ def test_columns_of_other_names_are_named(tmp_path: Path) -> None:
     path = write(pictures(tmp_path), "odd.jsonl", rows)
     columns = column_names(["prompt=caption,chosen=best,rejected=other"])
     found = advice(
-        "{}: the columns {} match no known layout ({}); name them with --columns (given.columns), "
-        "such as prompt=caption,chosen=best,rejected=other",
+        "{}: the columns {} match no known layout ({}); name them with --columns, such as "
+        "prompt=caption,chosen=best,rejected=other",
         lambda: load_preferences(path, ReadOptions()),
         lambda: load_preferences(path, ReadOptions(columns=columns)),
     )

@@ -370,7 +370,7 @@ ROWS = [
         lambda folder: unnamed(folder, b"a.png"),
     ),
     CallAdvice(
-        "{}: there is no {}: call the prompt `prompt`, and the two samples `a` and `b`",
+        "{}: there is no {}: name the prompt `prompt` and the two samples `a` and `b`",
         lambda folder: read(folder, STUDIO | {"data": {"text": "p", "a": "a0.png"}}),
         lambda folder: read(folder, STUDIO | {"annotations": JUDGED}),
     ),

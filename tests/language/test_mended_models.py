@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from flowrl.models.language.lora import load_text_weights
 from flowrl.models.language.policy import CausalPolicy
 from tests.support import tiny_lm
 from tests.support.advice import advice
@@ -54,18 +52,4 @@ def test_adapters_are_added_once(source: Path) -> None:
         "the model already has adapters: call add_lora once, on a model without any",
         lambda: made.add_lora(rank=2, alpha=4, targets=None, seed=0),
         lambda: adapted(source),
-    )
-
-
-def test_whole_weights_load_before_adapters_are_added(source: Path) -> None:
-    made, plain = adapted(source), AutoModelForCausalLM.from_pretrained(source)
-
-    def before() -> None:
-        load_text_weights(plain, source)
-        CausalPolicy(plain, made.tokenizer).add_lora(rank=2, alpha=4, targets=None, seed=0)
-
-    advice(
-        "{} holds full weights: load them before adding adapters",
-        lambda: load_text_weights(made.model, source),
-        before,
     )

@@ -320,26 +320,6 @@ def test_a_damaged_adapter_is_downloaded_again(
     )
 
 
-@pytest.mark.slow
-def test_whole_weights_load_before_adapters_are_added(pipeline: Path) -> None:
-    def policy() -> PipelinePolicy:
-        return PipelinePolicy.load(str(pipeline), dtype=torch.float32, device="cpu", call={})
-
-    made = policy()
-    made.add_lora(rank=2, alpha=4, targets=None, seed=0)
-
-    def before() -> None:
-        other = policy()
-        other.load_weights(pipeline)
-        other.add_lora(rank=2, alpha=4, targets=None, seed=0)
-
-    advice(
-        "{} holds full weights: load them before adapters are added",
-        lambda: made.load_weights(pipeline),
-        before,
-    )
-
-
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [

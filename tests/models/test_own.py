@@ -235,11 +235,6 @@ def test_adapters_and_whole_weights_of_a_module(tmp_path: Path) -> None:
         lambda: made.add_lora(rank=2, alpha=4, targets=None, seed=0),
         adapted,
     )
-    advice(
-        "{} holds full weights: load them before adding adapters",
-        lambda: made.load_weights(tmp_path),
-        whole,
-    )
 
 
 def test_a_sound_model_passes_with_a_sentence():
