@@ -79,7 +79,7 @@ def sample_prompts(
     prompts = with_image(prompts, image)
     named = bool(specs)  # by the user
     specs = specs or chosen.judges
-    _refuse(arguments, bool(specs))
+    _refuse(arguments, chosen, bool(specs))
     if not from_python.writes:
         selects = arguments.steer != "no" or arguments.optimise != "no" or arguments.rewrite > 1
         rewards = _loaded(specs, named, chosen, from_python) if selects else {}
@@ -250,9 +250,8 @@ def best_rewritings(
 ) -> TrialSamples:
     """The best of `tries` rewritings' images for each sample of the trial, by the weighted sum of
     the rewards. Prints a line for each, with its rewriting. An unscored image is only chosen if all
-    images are unscored. UserError for a run without a rewriter."""
-    if not isinstance(policy, RewrittenPolicy):
-        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
+    images are unscored."""
+    assert isinstance(policy, RewrittenPolicy)  # of the recipe joint
     wide = replace(trial, group=trial.group * tries)
     batch = policy.open(*wide.prompts.take(wide.rows), wide.steps)
     plan = policy.plain(wide.group)
@@ -276,10 +275,15 @@ def with_known_rows(trial: Trial, rows_by_prompt: Mapping[str, Mapping[str, Any]
     return replace(trial, prompts=replace(prompts, meta=rows))
 
 
-def _refuse(arguments: SampleArguments, rewards: bool) -> None:
-    """UserError for options that exclude each other, or need rewards."""
+def _refuse(arguments: SampleArguments, chosen: GivenModel, rewards: bool) -> None:
+    """UserError for options that exclude each other, or need rewards or a rewriter."""
+    lacking = "--model has none" if chosen.folder is None else "the run's are not loaded"
+    if arguments.rewrite > 1 and chosen.run.joint is None:
+        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
     if arguments.rewrite > 1 and not rewards:
-        raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
+        raise UserError(
+            f"sample: --rewrite needs rewards for the selection, and {lacking}: add --rewards"
+        )
     if arguments.rewrite > 1 and (
         arguments.steer != "no" or arguments.optimise != "no" or arguments.base_steps
     ):
@@ -289,10 +293,12 @@ def _refuse(arguments: SampleArguments, rewards: bool) -> None:
         )
     if arguments.steer != "no" and not rewards:
         raise UserError(
-            "sample: --steer needs rewards for the selection, and --model has none: add --rewards"
+            f"sample: --steer needs rewards for the selection, and {lacking}: add --rewards"
         )
     if arguments.optimise != "no" and not rewards:
-        raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
+        raise UserError(
+            f"sample: --optimise needs rewards for the selection, and {lacking}: add --rewards"
+        )
     if arguments.optimise != "no" and (arguments.steer != "no" or arguments.base_steps):
         raise UserError(
             "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"
