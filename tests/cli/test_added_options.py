@@ -12,6 +12,7 @@ from flowrl.cli import drill
 from flowrl.cli.given_model import model_run
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
+from flowrl.settings.trust import remember
 from tests.support import runs, tiny_lm
 from tests.support.advice import advice
 
@@ -124,6 +125,7 @@ def test_an_evaluation_has_a_subject_rewards_and_prompts(
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.yaml").write_text(yaml.safe_dump(tree))
+    remember(run, tree)
     for refused in (("--rewards", "brightness"), (run, *model)):
         said = advice(
             "give either a run's folder or, with --model, the folder or hub name of a pipeline",
@@ -154,7 +156,8 @@ def test_an_adapter_with_a_damaged_description_is_copied_again(tmp_path: Path, k
     whole = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     file = adapter / "adapter_config.json"
     file.write_text(json.dumps({name: value for name, value in whole.items() if name != key}))
-    save_file({"a.lora_A.weight": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
+    halves = {f"a.lora_{half}.weight": torch.ones(2, 2) for half in "AB"}
+    save_file(halves, adapter / "adapter_model.safetensors")
 
     def copied() -> object:
         file.write_text(json.dumps(whole))
