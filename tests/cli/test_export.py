@@ -10,8 +10,8 @@ from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
 import huggingface_hub
+import pytest
 import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import HfApi, ModelCard
