@@ -5,18 +5,22 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from flowrl.cli import serve
 from flowrl.cli.vote import Vote, ask_for_votes
+from flowrl.media.tensors import drawn
 from flowrl.paths import PROJECT
 from flowrl.votes.collect import SampleCopies
 from flowrl.votes.fit import FitReward, FittedReward, fit_reward_to
 from flowrl.votes.live_page import LivePage
 from flowrl.votes.plan import VotePlan, check_sample_files, sample_bytes
 from flowrl.votes.serve import PageAddress, check_extra
+from rewards import Samples
 from rewards.perception.media import to_pil
 from tests.support.advice import advice
 from tests.support.voting import written_plan
@@ -35,8 +39,8 @@ def images(folder: Path, prompts: tuple[str, ...]) -> Path:
     return folder
 
 
-def simulated(*source: Path, **words: object) -> Path:
-    return ask_for_votes(Vote(list(source), person="simulated", port=0, **words))[0]
+def simulated(*source: Path, **words: Any) -> Path:
+    return ask_for_votes(Vote(source, person="simulated", port=0, **words))[0]
 
 
 @pytest.mark.slow
@@ -68,13 +72,18 @@ def test_votes_have_a_source_with_pairs(tmp_path: Path) -> None:
 
 def test_tensors_are_voted_on_as_the_models_own_drawings(tmp_path: Path) -> None:
     copies = SampleCopies(tmp_path)
-    numbers = torch.zeros(2)
-    row = advice(
+    points = Samples(torch.zeros(2, 2), ["a point"] * 2, torch.arange(2))
+
+    def image(sample: torch.Tensor) -> Image.Image:
+        return Image.new("RGB", (8, 8), (int(sample[0]), 0, 255))
+
+    rows = advice(
         "give your model an `image` function that draws its samples",
-        lambda: copies.add(numbers, "a point", "trained"),
-        lambda: copies.add(numbers[:, None, None].expand(2, 8, 8)[[0, 1, 0]], "a point", "trained"),
+        lambda: copies.add_all(points, "trained"),
+        lambda: copies.add_all(drawn(points, image), "trained"),
     )
-    assert (tmp_path / copies.planned[row].file).is_file()
+    for row in rows:
+        assert Image.open(tmp_path / copies.planned[row].file).getpixel((0, 0)) == (0, 0, 255)
 
 
 def table(folder: Path, labels: tuple[float, ...]) -> Path:
