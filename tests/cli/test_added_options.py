@@ -99,6 +99,13 @@ def test_the_best_rewriting_has_rewards_to_be_chosen_by(tmp_path: Path, commands
         lambda: commands.run(*words, *rewritten, "--rewards", "brightness"),
     )
     assert "'a scarlet block': '" in said
+    rewritten = ("--rewrite", "2", "--rewards", "brightness", "--out", tmp_path / "more")
+    said = advice(
+        "--rewrite cannot be combined with --steer, --optimise or --base-steps: leave them out",
+        lambda: commands.run(*words, *rewritten, "--steer", "best"),
+        lambda: commands.run(*words, *rewritten),
+    )
+    assert "'a scarlet block': '" in said
 
 
 @pytest.mark.parametrize("more", [(), ("--rewards", "brightness")])
