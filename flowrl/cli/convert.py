@@ -10,10 +10,9 @@ from diffusers.loaders.single_file import FromSingleFileMixin
 from diffusers.loaders.single_file_model import FromOriginalModelMixin
 
 from flowrl.cli.out_folder import out_folder, whole_or_empty
-from flowrl.cli.single_file import first_dtype, write_single_file
+from flowrl.cli.single_file import denoiser_names, first_dtype, write_single_file
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import removed_if_empty
-from flowrl.models.diffusers.call.drive.driver import DENOISERS
 from flowrl.models.diffusers.call.drive.scheduler_standin import FAILURES
 from flowrl.models.diffusers.call.traits.checks import absent_parts, pipeline_class
 from flowrl.models.out_of_memory import raise_memory
@@ -102,7 +101,7 @@ def _whole(file: Path, folder: Path) -> Any:
 def _with_denoiser(file: Path, folder: Path) -> Any:
     """The folder's pipeline with the denoiser of a file."""
     index = pipeline_index(folder)
-    names = [name for name in DENOISERS if (folder / name).is_dir()]
+    names = denoiser_names(folder)
     if len(names) != 1:
         raise UserError(
             f"convert: {folder} has {len(names)} denoisers, and a file is read as the only one: "

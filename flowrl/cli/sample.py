@@ -91,7 +91,7 @@ def _drawn_samples(
     prompts = with_image(prompts, image)
     named = bool(specs)  # by the user
     specs = specs or chosen.judges
-    _refuse(arguments, bool(specs), run)
+    _refuse(arguments, chosen, bool(specs))
     if not from_python.writes:
         selects = arguments.steer != "no" or arguments.optimise != "no" or arguments.rewrite > 1
         rewards = _loaded(specs, named, chosen, from_python) if selects else {}
@@ -264,6 +264,7 @@ def best_rewritings(
     """The best of `tries` rewritings' images for each sample of the trial, by the weighted sum of
     the rewards. Prints a line for each, with its rewriting. An unscored image is only chosen if all
     images are unscored."""
+    assert isinstance(policy, RewrittenPolicy)  # of the recipe joint
     wide = replace(trial, group=trial.group * tries)
     batch = policy.open(*wide.prompts.take(wide.rows), wide.steps)
     plan = policy.plain(wide.group)
@@ -287,8 +288,15 @@ def with_known_rows(trial: Trial, rows_by_prompt: Mapping[str, Mapping[str, Any]
     return replace(trial, prompts=replace(prompts, meta=rows))
 
 
-def _refuse(arguments: SampleArguments, rewards: bool, run: RunSettings) -> None:
-    """UserError for options that exclude each other, are of another run, or need rewards."""
+def _refuse(arguments: SampleArguments, chosen: GivenModel, rewards: bool) -> None:
+    """UserError for options that exclude each other, or need rewards or a rewriter."""
+    lacking = "--model has none" if chosen.folder is None else "the run's are not loaded"
+    if arguments.rewrite > 1 and chosen.run.joint is None:
+        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
+    if arguments.rewrite > 1 and not rewards:
+        raise UserError(
+            f"sample: --rewrite needs rewards for the selection, and {lacking}: add --rewards"
+        )
     if arguments.rewrite > 1 and (
         arguments.steer != "no" or arguments.optimise != "no" or arguments.base_steps
     ):
@@ -296,14 +304,14 @@ def _refuse(arguments: SampleArguments, rewards: bool, run: RunSettings) -> None
             "sample: --rewrite cannot be combined with --steer, --optimise or --base-steps: leave "
             "them out"
         )
-    if arguments.rewrite > 1 and run.prompt_writer is None:
-        raise UserError("sample: --rewrite is for runs of the recipe joint: leave it out")
-    if arguments.rewrite > 1 and not rewards:
-        raise UserError("sample: --rewrite needs rewards for the selection: add --rewards")
     if arguments.steer != "no" and not rewards:
-        raise UserError("sample: --steer needs rewards for the selection: add --rewards")
+        raise UserError(
+            f"sample: --steer needs rewards for the selection, and {lacking}: add --rewards"
+        )
     if arguments.optimise != "no" and not rewards:
-        raise UserError("sample: --optimise needs rewards: add --rewards")
+        raise UserError(
+            f"sample: --optimise needs rewards for the selection, and {lacking}: add --rewards"
+        )
     if arguments.optimise != "no" and (arguments.steer != "no" or arguments.base_steps):
         raise UserError(
             "sample: --optimise cannot be combined with --steer or --base-steps: leave them out"

@@ -172,14 +172,20 @@ def original_state(kind: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: weight.contiguous() for key, weight in renamed.items()}
 
 
+def denoiser_names(folder: Path) -> list[str]:
+    """The names of the denoisers in a pipeline's folder. UserError if it has none."""
+    names = [name for name in DENOISERS if (folder / name).is_dir()]
+    if not names:
+        raise UserError(f"convert: {folder} has no folder of a denoiser: name a pipeline's folder")
+    return names
+
+
 def write_single_file(folder: Path, out: Path) -> list[Path]:
     """Write each denoiser of a pipeline's folder as a safetensors file, the second one as
     NAME_2.safetensors, and read it back. UserError, and no file, where diffusers' reader does not
     find every weight as it was."""
     index = pipeline_index(folder)
-    names = [name for name in DENOISERS if (folder / name).is_dir()]
-    if not names:
-        raise UserError(f"convert: {folder} has no folder of a denoiser: name a pipeline's folder")
+    names = denoiser_names(folder)
     files = [out, *(out.with_name(f"{out.stem}_{n}{out.suffix}") for n in range(2, len(names) + 1))]
     if existing := next((file for file in files if file.exists()), None):
         raise UserError(f"convert: {existing} exists: name another file, or remove it")

@@ -131,11 +131,6 @@ COMMANDS = [
         "sample {images} 'a ball' --out {new}",
     ),
     CommandAdvice(
-        "--rewrite cannot be combined with --steer, --optimise or --base-steps",
-        "sample {images} 'a ball' --rewrite 2 --steer best --out {new}",
-        "sample {images} 'a ball' --steer best --particles 2 --out {new}",
-    ),
-    CommandAdvice(
         "--optimise cannot be combined with --steer or --base-steps",
         "sample {images} 'a ball' --optimise best --base-steps 1 --out {new}",
         "sample {images} 'a ball' --optimise best --rounds 1 --out {new}",

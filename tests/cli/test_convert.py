@@ -276,3 +276,108 @@ def test_a_file_that_is_not_read_back_is_not_left(
         with pytest.raises(UserError, match=why):
             convert_file(Convert(tmp_path / family, tmp_path / "one.safetensors"))
         assert not (tmp_path / "one.safetensors").exists()
+
+
+def test_the_right_kind_of_file_and_of_place_is_named(folder: Path) -> None:
+    file, _ = single(folder)
+    other = folder.parent / "notes.txt"
+    other.write_text("no weights")
+    read = advice(
+        "is no safetensors file: name one",
+        lambda: convert_file(Convert(other, folder.parent / "a", folder)),
+        lambda: convert_file(Convert(file, folder.parent / "a", folder)),
+    )
+    assert (read / "model_index.json").is_file()
+    for out in ("b", "b.bin"):
+        written = advice(
+            "is no name of a safetensors file, which {} becomes: end it with .safetensors",
+            lambda name=out: convert_file(Convert(folder, folder.parent / name)),
+            lambda name=out: convert_file(Convert(folder, folder.parent / f"{name}.safetensors")),
+        )
+        assert load_file(written)
+
+    def made() -> Path:
+        (folder.parent / "new").mkdir()
+        return convert_file(Convert(folder, folder.parent / "new" / "one.safetensors"))
+
+    assert load_file(
+        advice(
+            "convert: --out: there is no folder {}: make it first",
+            lambda: convert_file(Convert(folder, folder.parent / "new" / "one.safetensors")),
+            made,
+        )
+    )
+
+
+@pytest.mark.parametrize("turned", ["into a file", "into a folder"])
+def test_a_folder_without_a_denoiser_is_no_pipelines_folder(folder: Path, turned: str) -> None:
+    file, _ = single(folder)
+    lacking = folder.parent / "lacking"
+    lacking.mkdir()
+    (lacking / "model_index.json").write_bytes((folder / "model_index.json").read_bytes())
+
+    def converted(pipeline: Path) -> Path:
+        if turned == "into a file":
+            return convert_file(Convert(pipeline, folder.parent / "two.safetensors"))
+        return convert_file(Convert(file, folder.parent / "two", pipeline))
+
+    advice(
+        "has no folder of a denoiser: name a pipeline's folder",
+        lambda: converted(lacking),
+        lambda: converted(folder),
+    )
+
+
+def test_weights_in_another_form_are_saved_as_safetensors_first(tmp_path: Path) -> None:
+    pipe = NAMED["Z-Image"].build()
+    pipe.save_pretrained(tmp_path / "base", safe_serialization=False)
+
+    def saved() -> Path:
+        ZImagePipeline.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "safe")
+        return convert_file(Convert(tmp_path / "safe", tmp_path / "one.safetensors"))
+
+    written = advice(
+        "has no safetensors files: save its pipeline with them",
+        lambda: convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors")),
+        saved,
+    )
+    assert load_file(written)
+
+
+def test_a_model_whose_original_names_are_not_known_is_shared_as_a_folder(tmp_path: Path) -> None:
+    pipe = NAMED["Sana"].build()
+    pipe.save_pretrained(tmp_path / "base")
+    read = advice(
+        "weights in its original code are not known, only those of {}: share the folder, which",
+        lambda: convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors")),
+        lambda: type(pipe).from_pretrained(tmp_path / "base"),
+    )
+    states = (made.transformer.state_dict() for made in (pipe, read))
+    one, other = states
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_of_two_denoisers_diffusers_writes_the_folder(tmp_path: Path) -> None:
+    pipe = NAMED["Wan 2.2"].build()
+    states = with_other_weights(pipe)
+    pipe.save_pretrained(tmp_path / "base")
+    file = convert_file(Convert(tmp_path / "base", tmp_path / "one.safetensors"))
+
+    def by_diffusers() -> Path:
+        first = type(pipe.transformer).from_single_file(
+            str(file), config=str(tmp_path / "base"), subfolder="transformer", local_files_only=True
+        )
+        whole = type(pipe).from_pretrained(tmp_path / "base", transformer=first)
+        whole.save_pretrained(tmp_path / "out")
+        return tmp_path / "out"
+
+    out = advice(
+        "denoisers, and a file is read as the only one: write its folder with diffusers",
+        lambda: convert_file(Convert(file, tmp_path / "new", tmp_path / "base")),
+        by_diffusers,
+    )
+    read = type(pipe).from_pretrained(out)
+    for name, state in states.items():
+        found = getattr(read, name).state_dict()
+        assert all(torch.equal(found[key], weight) for key, weight in state.items())

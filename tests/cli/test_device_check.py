@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from flowrl.cli import device_check
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from tests.support import runs
+from tests.support.advice import advice
 from tests.support.pretended_cuda import compiled
 
 PRETENDED = """
@@ -111,3 +113,29 @@ def test_the_demo_trains_on_two_processes(tmp_path):
     config = "configs/accelerate/fsdp2_cpu_2.yaml"
     found = device_check.sharded(config, "cpu", tmp_path / "shared")
     assert re.fullmatch(r"an iteration of [0-9.]+ s, gradient norm [0-9.e-]+", found), found
+
+
+@pytest.mark.slow
+def test_a_larger_model_has_a_peak_that_can_be_compared(monkeypatch, tmp_path):
+    """The counter of the device's memory is set to what each run is planned to take."""
+    peaks: list[int] = []
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: peaks[-1])
+
+    def compared(chosen):
+        trial = device_check.DeviceTrial("cuda", chosen, tmp_path)
+        vars(trial)["kept"] = SimpleNamespace(turn=lambda: None)
+        planned = device_check.estimate(trial.run)
+        assert planned is not None
+        peaks.append(planned.total)
+        try:
+            return device_check.memory(trial)
+        except device_check.NotRun as error:
+            raise RuntimeError(str(error)) from error
+
+    said = advice(
+        "too small to compare; use --run with a larger model",
+        lambda: compared(None),
+        lambda: compared("models/sd35_medium"),
+    )
+    assert said.endswith("1.00 of the peak")

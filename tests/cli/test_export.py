@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
+import huggingface_hub
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -23,8 +24,10 @@ from flowrl.cli import export
 from flowrl.models.diffusers.lora.lora import LORA_FILE
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
 from flowrl.pages.charts import Chart, Curve, chart_sheet
-from flowrl.settings.read import run_of
+from flowrl.settings.read import run_from, run_of
 from tests.support import runs
+from tests.support.advice import advice
+from tests.support.hub.cache import cache
 from tests.support.runs import flowrl
 
 PROMPT = "a red ball"
@@ -324,3 +327,23 @@ def test_a_sheet_of_charts_is_one_drawing_and_empty_ones_are_refused():
     assert [each.text for each in sheet.iter() if each.text == "a <b>"] == ["a <b>"] * 3
     with pytest.raises(ValueError, match="no curve has a value"):
         chart_sheet([Chart("c", [])])
+
+
+def test_a_configuration_that_is_downloaded_is_there(tmp_path, pipeline, monkeypatch):
+    """A run's folder on a machine without its model: what `hf download` puts into the hub's cache
+    is found."""
+    root = tmp_path / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root))
+    tree = runs.tree(Path("owner/tiny"), tmp_path, runs.NFT)
+    own_run = run_from(tree, "test")
+
+    def downloaded():
+        cache(pipeline, root, "owner/tiny")
+        return export._denoisers(own_run)
+
+    (denoiser,) = advice(
+        "is not on this machine; download it with `hf download {}`",
+        lambda: export._denoisers(own_run),
+        downloaded,
+    )
+    assert type(denoiser).__name__ == "SD3Transformer2DModel"

@@ -151,3 +151,54 @@ def test_refusals_name_the_way_out(scorer, pipeline, tmp_path, capsys):
     words = ("sample", "--model", pipeline, "--optimise", "best")
     assert flowrl(*words, "a red ball") == 2
     assert "--optimise needs rewards" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_other_prompts_or_another_reward_give_scores(scorer):
+    bright = scorer.rewards["brightness"]
+    unscored = scorer.trial.prompts.texts[:2]
+    others = replace(scorer.trial, rows=(2, 3))
+
+    def of_other_prompts(samples):
+        scores = bright(samples).tolist()
+        pairs = zip(samples.prompts, scores, strict=True)
+        return [None if prompt in unscored else score for prompt, score in pairs]
+
+    def optimised(rewards, trial):
+        how = NoiseSearch("best", rounds=1)
+        return optimised_samples(replace(scorer, rewards=rewards, trial=trial), how)
+
+    abstaining = {"brightness": of_other_prompts}
+    for rewards, trial in ((abstaining, others), ({"brightness": bright}, scorer.trial)):
+        _, told = advice(
+            "no reward applies to any of the first samples ({} returned None for each): give other "
+            "prompts, or name a reward that returns a score for them",
+            lambda: optimised(abstaining, scorer.trial),
+            lambda working=rewards, rows=trial: optimised(working, rows),
+        )
+        assert "nan" not in told
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_is_mended_or_set_otherwise(scorer):
+    """One that scores only images that are large enough, as its setting says."""
+    bright = scorer.rewards["brightness"]
+
+    def of_images_above(least):
+        def scores(samples):
+            if samples.media.shape[-1] < least:
+                return [math.nan] * len(samples.prompts)
+            return bright(samples)
+
+        return {"brightness": scores}
+
+    def steered(least):
+        how = SteeredSampler("best", particles=2)
+        return steered_samples(replace(scorer, rewards=of_images_above(least)), how)
+
+    samples, _ = advice(
+        "--steer: the reward {} scored none of the {} samples to which it applies; fix the reward",
+        lambda: steered(10_000),
+        lambda: steered(1),
+    )
+    assert len(samples.prompts) == 4
