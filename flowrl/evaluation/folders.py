@@ -93,8 +93,8 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
     if not rows and (votes_there := folders_of_votes(folder)):
         raise UserError(
-            f"{folder} has no images or videos but those of votes: name one of its folders of "
-            f"votes, such as {votes_there[-1]}"
+            f"{folder} has no images or videos but those of votes: `flowrl evaluate-rewards "
+            f"{votes_there[-1]}` scores them"
         )
     if not rows:
         raise UserError(f"{folder} has no images or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")

@@ -145,8 +145,8 @@ class RunDraft:
         word = self.given.get(name, self.defaults.get(name))
         if isinstance(word, Unresolved | Secret):
             return words[str(self.defaults[name])]
-        if str(word) not in words:
-            raise UserError(f"{name}: {word} is not one of {', '.join(words)}: write one of them")
+        if str(word) not in words:  # null, where the library has no default
+            raise self._not_one_of(name, word, tuple(words))
         return words[str(word)]
 
     def check_choice(self, name: str, words: Sequence[str]) -> None:
@@ -156,7 +156,10 @@ class RunDraft:
         self._asked.add(name)
         if value is None or isinstance(value, Unresolved | Secret) or str(value) in words:
             return
-        raise UserError(
+        raise self._not_one_of(name, value, words)
+
+    def _not_one_of(self, name: str, value: Any, words: Sequence[str]) -> UserError:
+        return UserError(
             f"{name}: {str(value)[:100]!r} is not one of {', '.join(words)}, the words of "
             f"{self.peer}: write one of them"
         )

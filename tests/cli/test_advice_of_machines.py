@@ -456,16 +456,6 @@ COMMANDS = [
         ("runs {run}", "runs {run}/.."),
     ),
     CommandAdvice(
-        "sample: --steer needs rewards for the selection: add --rewards",
-        f"{SAMPLED} --steer best",
-        (f"{SAMPLED} --steer best --particles 2 {REWARD}",),
-    ),
-    CommandAdvice(
-        "sample: --optimise needs rewards: add --rewards",
-        f"{SAMPLED} --optimise best",
-        (f"{SAMPLED} --optimise best --rounds 1 {REWARD}",),
-    ),
-    CommandAdvice(
         "vote: give a run's folder, two of them, a folder of images or a table",
         "vote --question 'Which?'",
         ("vote configs/preferences/pairs.jsonl --out {new} --votes 2 --person simulated --port 0",),

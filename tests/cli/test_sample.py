@@ -135,7 +135,7 @@ def test_rewritings_of_a_run_from_elsewhere_are_chosen_by_rewards_that_are_named
     shutil.copytree(joint, tmp_path / "run")
     words = ("--count", "1", "--out", tmp_path / "out", "--rewrite", "2")
     advice(
-        "sample: --rewrite needs rewards for the selection: add --rewards",
+        "sample: --rewrite needs rewards for the selection, and {}: add --rewards",
         lambda: runs.ended("sample", tmp_path / "run", "a scarlet block", *words),
         lambda: runs.ended(
             "sample", tmp_path / "run", "a scarlet block", *words, "--rewards", "brightness"

@@ -121,8 +121,3 @@ def in_one_line(text: str) -> str:
 def fixed_parts(says: str) -> list[str]:
     """The parts of a message around what is filled in."""
     return [part.strip() for part in re.split(r"\{[^}]*\}|\"\n", says) if part.strip()]
-
-
-def beginning(file: str, text: str) -> str:
-    """A message's line in the list of untried ones."""
-    return f"{file.removeprefix('flowrl/')}: {in_one_line(text)[:70].strip()}"

@@ -13,6 +13,7 @@ from PIL import Image
 
 from flowrl.cli import serve
 from flowrl.cli.vote import Vote, ask_for_votes
+from flowrl.errors import UserError
 from flowrl.media.tensors import drawn
 from flowrl.paths import PROJECT
 from flowrl.votes.collect import SampleCopies
@@ -59,15 +60,13 @@ def test_votes_have_a_source_with_pairs(tmp_path: Path) -> None:
     )
     for words in ({"votes": 3}, {"out": tmp_path / "b"}):
         advice(
-            "is a folder of votes, whose number and order are fixed: give it alone",
+            "is a folder of votes, whose question, raters, number and order of pairs are fixed: "
+            "leave out",
             lambda more=words: simulated(tmp_path / "votes", **more),
             lambda: simulated(tmp_path / "votes"),
         )
-    advice(
-        "is a folder of votes, whose number and order are fixed: give it alone",
-        lambda: simulated(tmp_path / "votes", once),
-        lambda: simulated(tmp_path / "votes"),
-    )
+    with pytest.raises(UserError, match="is a folder of votes, which is gone on with alone"):
+        simulated(tmp_path / "votes", once)
 
 
 def test_tensors_are_voted_on_as_the_models_own_drawings(tmp_path: Path) -> None:

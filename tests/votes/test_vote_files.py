@@ -21,6 +21,7 @@ from flowrl.votes.plan import (
     sample_bytes,
 )
 from flowrl.votes.server import VotingRoom
+from tests.support.advice import advice
 from tests.support.voting import written_media, written_plan
 
 OUTSIDE = ("/etc/x{}", "../x{}", "samples/../x{}", "samples/../../x{}", "x{}", "samples/a/x{}",
@@ -180,3 +181,18 @@ def test_recorded_votes_with_another_value_at_any_place_are_damaged(tmp_path):
                 assert str(error).startswith(f"{file} is damaged (")
                 refused += 1
     assert refused > 100
+
+
+def test_recorded_votes_are_brought_back_from_a_copy(tmp_path):
+    file, copy = tmp_path / USED, tmp_path / "copy"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(
+        json.dumps({"iteration": 3, "votes": [[3, 0, 1.0, -1.0]], "asked": None}) + "\n"
+    )
+    file.write_bytes(copy.read_bytes()[:-20])
+    (found,) = advice(
+        "{} is damaged ({}): bring it back from a copy",
+        lambda: _recorded(tmp_path),
+        lambda: (file.write_bytes(copy.read_bytes()), _recorded(tmp_path))[1].values(),
+    )
+    assert found.asked is None

@@ -170,13 +170,24 @@ def test_a_folder_above_votes_is_told_from_one(command, voted):
         assert str(error.value) == f"{command}: {folder} is {of}: name one, such as {inside}"
 
 
+def test_of_several_folders_of_votes_one_is_named(voted):
+    several = voted.parent / "several"
+    named = shutil.copytree(voted, several / "b")
+    assert advice(
+        "{}: {} is {}: name one, such as {}",
+        lambda: voted_table(several, "ask.earlier"),
+        lambda: voted_table(named, "ask.earlier"),
+    )
+
+
 def test_copies_of_voted_samples_are_no_samples(voted):
     """Below a folder of images they would be scored again, under the names that blind them."""
     with pytest.raises(UserError, match="is part of a folder of votes, and its files"):
         find_items(voted / "samples", None, "auto")
     with pytest.raises(UserError) as error:
         find_items(voted.parent, None, "auto")
-    assert str(error.value).endswith(f"name one of its folders of votes, such as {voted}")
+    assert str(error.value).endswith(f"of votes: `flowrl evaluate-rewards {voted}` scores them")
+    ABOVE_VOTES["evaluate-rewards"](voted)
     shutil.copy(voted / "samples" / "00000.png", voted.parent / "a_red_circle.png")
     (item,) = find_items(voted.parent, None, "auto").items
     assert item.prompt == "a red circle"
