@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 
+def is_number(value: Any) -> bool:
+    """Whether Python takes a value for a number: no text and no other part."""
+    return isinstance(value, SupportsFloat)
+
+
 def is_finite(value: float) -> bool:
     """Whether a number is one as a float too, which an integer of more than 308 digits is not."""
     try:
@@ -31,7 +36,7 @@ class NumberRange:
         values stands for a setting that is left out, and is never refused."""
         if value is None:
             return None
-        if not isinstance(value, SupportsFloat):  # from Python: a text, another part
+        if not is_number(value):
             return f"{setting} must be {f'a number {self.words}'.strip()}, not {value!r}"
         if is_finite(value) and self.holds(value):
             return None

@@ -79,7 +79,7 @@ ROWS = (
     ("prompt-alone", "flowrl/models/diffusers/call/rows/prompt_alone.py", "weight * (prediction - prediction.detach())", "prediction - prediction.detach()",
      f"{THROUGH}::test_the_gradient_is_that_of_a_detached_prediction[SD3-first_half]"),
     ("prompt-line", "flowrl/models/diffusers/call/traits/neutral.py", "if float(away.abs().max()) > bound:", "if False:",
-     f"{THROUGH}::test_guidance_of_another_kind_is_refused"),
+     f"{THROUGH}::test_guidance_of_another_kind_flows_through_all_of_it_where_the_setting_is_left_out"),
     ("guider-passes", "flowrl/models/diffusers/modular/guiders.py", "guider.set_state(step, steps, None)",
      "guider.set_state(0, steps, None)", "models/test_modular.py::test_a_plan_counts_the_passes_of_each_step"),
     ("beginning-size", "flowrl/models/diffusers/call/drive/image_to_image.py", "CleanPart(nothing * (sigma / size),",

@@ -137,7 +137,7 @@ ROWS = (
      "models/test_user_levels.py"),
     ("level-plan", "flowrl/settings/read.py", "algorithm.planned(run.levels(algorithm.steps), 0, run.train.seed)",
      "run.levels(algorithm.steps)", "models/test_user_levels.py"),
-    ("plan-levels", "flowrl/run/evaluate/start_checks.py", "    check_levels(session)\n    check_drawn", "    check_drawn",
+    ("plan-levels", "flowrl/run/evaluate/start_checks.py", "    check_levels(session)\n    if session", "    if session",
      "recipes/test_levels.py"),
     ("api-nodes", "flowrl/api/sampling.py", "leaves // (group // nodes)", "leaves // nodes",
      "api/test_api_parts.py::test_a_tree_is_sampled_alone"),
