@@ -1,5 +1,6 @@
 """Runs of several turns through the loop of all runs, and what is refused."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def test_recomputed_log_probabilities_make_the_ratio_exactly_one(model, tmp_path
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
+def test_an_asynchronous_environment_replies_as_another(model, tmp_path):
+    """Also where the thread already runs an event loop, as in a notebook."""
+
+    def sampled(function: str) -> list[str]:
+        (folder := tmp_path / function).mkdir(exist_ok=True)
+        return list(collect(session(model, folder, function), 0).samples.media)
+
+    async def in_a_notebook() -> list[str]:
+        return sampled("later")
+
+    plain = sampled("reply")
+    assert sampled("later") == plain
+    assert asyncio.run(in_a_notebook()) == plain
+
+
 @pytest.mark.slow
 def test_guesses_get_better(model, tmp_path):
     kept = session(model, tmp_path, lr=2e-2, rows_per_call=64)
@@ -114,7 +130,7 @@ def test_a_reply_without_tokens_is_none_instead(model, tmp_path):
         ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe samples trees"),
         ({"name": "no_file.py:reply"}, "model.environment: no such file: no_file.py"),
         ({"name": "reply"}, "names no function"),
-        ({"function": "later"}, "later is asynchronous, and its call must return the reply"),
+        ({"function": "streams"}, "streams yields, and its call must return the reply"),
         ({"function": "yields"}, "yields yields, and its call must return the reply"),
         ({"function": "short"}, r"must take \(prompt, meta, turns\)"),
         ({"function": "replay"}, "did you mean 'reply'"),
@@ -139,15 +155,6 @@ def test_environments_are_rewritten_as_their_messages_say(model, tmp_path):
             settings["model"]["environment"]["name"] = name
         check_run(run_from(settings, "test"))
 
-    inside = (
-        "import asyncio\n\n\nasync def slow():\n    return None\n\n\n"
-        "def later(prompt, meta, turns):\n    return asyncio.run(slow())\n"
-    )
-    advice(
-        "is asynchronous, and its call must return the reply: write `def`, and asyncio.run",
-        lambda: check("later"),
-        lambda: check("later", inside),
-    )
     advice(
         "{} yields, and its call must return the reply: write `return`",
         lambda: check("yields"),

@@ -15,6 +15,8 @@ from tests.support import text_runs, tiny_lm
 GUESS = '''
 """Guess a letter: the model's last letter is its guess."""
 
+import asyncio
+
 
 def reply(prompt, meta, turns, secret="e", low="dig ", high="hi "):
     guess = turns[-1].strip()[-1:]
@@ -43,7 +45,12 @@ def leaves(prompt, meta, turns):
 
 
 async def later(prompt, meta, turns):
-    return None
+    await asyncio.sleep(0)
+    return reply(prompt, meta, turns)
+
+
+async def streams(prompt, meta, turns):
+    yield None
 
 
 def yields(prompt, meta, turns):

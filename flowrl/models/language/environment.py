@@ -10,6 +10,7 @@ from flowrl.errors import UserError
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.turns import ANSWERED, ASKED, TurnTemplate, turn_template
 from flowrl.settings import EnvironmentSettings
+from rewards.guard import completed
 from rewards.sandbox.templates import TemplateRefused
 from samplers.dialogue import EnvironmentReply, state_id
 from samplers.number_ranges import is_finite
@@ -143,7 +144,7 @@ class Conversation:
         how, call = self.by.how, (self.prompts[prompt], self.meta[prompt])
         for left in reversed(range(how.tries)):
             try:
-                return self.by.function(*call, list(texts), **how.settings)
+                return completed(self.by.function(*call, list(texts), **how.settings))
             except (Exception, SystemExit) as error:  # exit(0) would end the run as if it were done
                 if left:
                     continue

@@ -24,7 +24,7 @@ ONE_CREDIT = (
 
 
 class EnvironmentSettings(Settings):
-    """A user's function, `reply(prompt, meta, turns, **settings)`.
+    """A user's function, `reply(prompt, meta, turns, **settings)`, `async` or not.
 
     `meta` is the prompt's row of the file, `turns` are the model's texts so far.
     It returns the reply, or None to end the text, and must be deterministic.
@@ -67,12 +67,7 @@ class EnvironmentSettings(Settings):
             ) from error
         except ValueError as error:
             raise UserError(f"model.environment: {error}") from error
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise UserError(
-                f"model.environment: {self.name} is asynchronous, and its call must return the "
-                "reply: write `def`, and asyncio.run(...) inside"
-            )
-        if inspect.isgeneratorfunction(function):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UserError(
                 f"model.environment: {self.name} yields, and its call must return the reply: write "
                 "`return`"
