@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 
-def is_number(value: Any) -> bool:
+def counts_as_number(value: Any) -> bool:
     """Whether Python takes a value for a number: no text and no other part."""
     return isinstance(value, SupportsFloat)
 
@@ -36,7 +36,7 @@ class NumberRange:
         values stands for a setting that is left out, and is never refused."""
         if value is None:
             return None
-        if not is_number(value):
+        if not counts_as_number(value):
             return f"{setting} must be {f'a number {self.words}'.strip()}, not {value!r}"
         if is_finite(value) and self.holds(value):
             return None

@@ -245,7 +245,7 @@ def test_plans_take_the_schedulers_numbers_in_all_steps() -> None:
     with pytest.raises(UserError, match="samples with the steps of its own scheduler"):
         policy.fitted(Ode(1)(sigmas, 0, 0), STEPS)
     flash = Window(Scheduler(), 3, 1, flash=Flash())(sigmas, 0, 0)
-    with pytest.raises(UserError, match="leave out the solver DPM2M"):
+    with pytest.raises(UserError, match=r"leave out what changes them \(such as flash\)"):
         policy.fitted(flash, STEPS)
 
 

@@ -43,6 +43,7 @@ from rewards.serving.workers import Worker
 from rewards.types import Reward
 from tests.rewards.test_external_sandbox import configure
 from tests.support.advice import advice
+from tests.support.imports import forget_module
 from tests.support.reward_contract import sounding, videos
 from tests.support.servers import pictures
 from tests.support.tiny_qwen import base_folder, whole_tokenizer
@@ -372,7 +373,7 @@ def test_open_clip_is_imported_and_its_weights_are_named(
         "raise RuntimeError('operator torchvision::nms does not exist')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "open_clip", raising=False)
+    forget_module(monkeypatch, "open_clip")
 
     def matched() -> Any:
         """As with a torchvision for this torch."""

@@ -253,7 +253,7 @@ def test_12_float32_is_float32_everywhere(pipeline, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as a launcher's settings may say
     AcceleratorState._reset_state(True)
     try:
-        with pytest.raises(UserError, match=r"mixed_precision: no .*model\.dtype: bfloat16"):
+        with pytest.raises(UserError, match=r'mixed_precision: "no" .*model\.dtype: bfloat16'):
             runs.opened(small(pipeline, tmp_path), tmp_path)
     finally:
         AcceleratorState._reset_state(True)

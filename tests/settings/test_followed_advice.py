@@ -30,6 +30,7 @@ from flowrl.settings.sections.data import IN_PYTHON
 from tests.run.test_own_runs import GRPO, tree
 from tests.support import runs, text_runs, tiny_lm
 from tests.support.advice import advice
+from tests.support.imports import forget_module
 
 
 def planned(settings: dict[str, Any]) -> RunSettings:
@@ -210,7 +211,7 @@ def test_a_damaged_tracker_is_repaired_or_left_out(
 ) -> None:
     monkeypatch.setattr(accelerate.tracking, "get_available_trackers", lambda: ["wandb"])
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    forget_module(monkeypatch, "wandb")
     library = tmp_path / "wandb.py"
     library.write_text("raise AttributeError('of another version')")
 

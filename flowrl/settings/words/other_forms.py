@@ -113,6 +113,7 @@ OTHER_FORMS: tuple[tuple[str, str], ...] = (
     ),
     ("num_mini_batches", "optimizer steps per pass are train.updates"),
     ("stop_token stop_token_id", "texts that end a completion are model.stop"),
+    ("test_split_size", "the prompts of evaluations are prompts.held_out"),
     ("dataset_config dataset_*_split", "a set is {source: HUB_NAME, config: ..., split: ...}"),
     (
         "accelerator_* activation_checkpointing* adafactor adam_epsilon auto_find_batch_size "
@@ -128,7 +129,8 @@ OTHER_FORMS: tuple[tuple[str, str], ...] = (
         "optim_args optim_target_modules overwrite_output_dir pad_to_multiple_of "
         "parallelism_config past_index prediction_loss_only ray_scope repetition_penalty "
         "restore_callback_states_from_checkpoint router_aux_loss_coef save_on_each_node "
-        "save_only_model save_safetensors skip_memory_metrics split_batches tf32 torch_compile* "
+        "save_only_model save_safetensors skip_memory_metrics split_batches streaming tf32 "
+        "torch_compile* "
         "torch_empty_cache_steps torchdynamo tpu_* train_sampling_strategy transformers_* "
         "trust_remote_code use_cache use_ipex use_legacy_prediction_loop use_liger_* use_rslora "
         "use_transformers_*",
