@@ -223,6 +223,7 @@ def test_tiles_of_a_live_vae_stay_and_other_dtypes_are_said(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.quick_cases("sd3", "flux2", "qwen_image", "wan")
 @pytest.mark.parametrize("make", PIPELINES, ids=lambda make: make.__name__)
 def test_a_pipeline_is_recognized_in_its_files(make: Callable[[], Any], tmp_path: Path) -> None:
     made = make()

@@ -240,6 +240,7 @@ SAID = {
 }
 
 
+@pytest.mark.quick_cases("401", "404", "500")
 @pytest.mark.parametrize("status", SAID)
 def test_what_the_hub_answers_is_one_sentence_with_what_to_do(
     run, capsys, tmp_path, monkeypatch, status

@@ -141,7 +141,7 @@ def by_emu3(policy: ImageTokenPolicy, prompt: str, codes: list[int]) -> tuple[li
     return [p for i, p in enumerate(forced.logp) if i not in sure], shown["pixel_values"][0]
 
 
-@pytest.mark.quick_cases("emu3", "janus")
+@pytest.mark.quick_cases("janus")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "unguided"])
 def test_densities_and_images_are_those_of_the_class_s_own_generate(policies, kind):
     policy = policies[kind]

@@ -53,6 +53,7 @@ def sure(choice: dict[str, Any]) -> None:
     choice["logprobs"]["token_logprobs"][0] = 5.0
 
 
+@pytest.mark.slow
 def test_a_server_with_whole_answers_is_trained_on(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)

@@ -128,6 +128,9 @@ def test_the_table_has_the_templates_of_the_wheel():
     assert len(TEMPLATES) >= 38 and set(TEMPLATES) > REWRITE
 
 
+@pytest.mark.quick_cases(
+    "gemma4_v5", "diffusion_gemma", "glm4moe", "lfm2_2_5_v2", "muse_glimmer", "qwen3_8"
+)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_model_sees_the_conversation_that_its_template_writes(name):
     """Where k turns are the beginning of k + 1 turns; elsewhere the start says what differs."""

@@ -331,6 +331,7 @@ def test_what_is_locked_is_named(
 TRIED = 4  # looks of a quick case, evenly spaced
 
 
+@pytest.mark.quick_cases("a blob")
 @pytest.mark.parametrize("way", ["a blob", "the repository", "disk"])
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("tried", [TRIED, pytest.param(12, marks=pytest.mark.slow)])
@@ -458,6 +459,7 @@ LOADING = (  # doors that read weights; each says it once
 )  # fmt: skip
 
 
+@pytest.mark.quick_cases("-0")
 @pytest.mark.parametrize("status", [0, 500])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_whole_cache_is_read_beside_a_silent_hub(

@@ -127,6 +127,7 @@ def test_a_repository_without_the_file_is_said(door: str, hub: Answering) -> Non
         DOORS[door]()
 
 
+@pytest.mark.quick_cases("a pipeline", "a data set")
 @pytest.mark.parametrize("door", [name for name in DOORS if "reward" not in name])
 def test_a_silent_hub_is_a_missing_network(door: str, hub: Answering) -> None:
     """A request that nobody answers, within the limit of a start."""

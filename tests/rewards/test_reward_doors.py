@@ -133,6 +133,7 @@ def cases(table: Iterable[tuple[Any, ...]]) -> list[Any]:
     return params
 
 
+@pytest.mark.quick_cases("Run.sample, steered", "importance")
 @pytest.mark.parametrize(
     ("door", "reward"), cases((door, reward) for reward in FAULTS for door in DOORS)
 )
@@ -187,6 +188,7 @@ STATES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases("Run.sample, steered", "Run.evaluate", "importance")
 @pytest.mark.parametrize(("door", "reward", "sentence"), cases(STATES))
 def test_abstaining_and_failing_are_told_apart(
     door: str, reward: Any, sentence: str, pipeline: Path, tmp_path: Path,

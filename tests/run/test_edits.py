@@ -131,7 +131,7 @@ def placed(value: Any, place: Path) -> Any:
     return str(place / value) if ours else value
 
 
-@pytest.mark.quick_cases("other.jsonl", "value0")
+@pytest.mark.quick_cases("other.jsonl")
 @pytest.mark.parametrize(
     ("path", "value"),
     [

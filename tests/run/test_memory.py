@@ -118,7 +118,7 @@ def saved(policy: Any, rows: int) -> int:
     return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
 
 
-@pytest.mark.quick_cases("SD3")
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WIDER)
 @pytest.mark.parametrize(
     "lora",

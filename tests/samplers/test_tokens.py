@@ -111,6 +111,7 @@ def laws(words: int) -> Iterator[torch.Tensor]:
         )
 
 
+@pytest.mark.quick_cases("143", "25")
 @pytest.mark.parametrize("words", VOCABULARIES)
 def test_tokens_are_drawn_with_their_probabilities(words):
     """100,000 draws of each law by a chi-square test; what has no probability is never drawn."""

@@ -236,6 +236,7 @@ def test_edits_of_a_folder_are_shown_with_their_source(tmp_path):
         find_items(folder, None, "auto")
 
 
+@pytest.mark.slow
 def test_features_are_taken_again_from_a_fit_alone(voted):
     fit = FitReward(votes=voted, features=(CLIP,), robust=0)
     taken = replace(fit, out=voted.parent / "second", reuse=voted)
