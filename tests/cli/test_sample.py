@@ -54,7 +54,7 @@ def test_other_prompts_are_saved_and_unscored_with_the_reason(run, tmp_path, cap
     words = ("--count", "1", "--out", tmp_path / "out")
     assert runs.flowrl("sample", run, "a green cube", *words) == 0
     said = capsys.readouterr()
-    assert "unscored: sided raised KeyError: 'side'" in said.err
+    assert "unscored: the reward sided raised KeyError: 'side'" in said.err
     assert "not in the run's prompt files have no columns" in said.err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "000.png",
