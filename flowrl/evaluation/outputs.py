@@ -46,8 +46,6 @@ def make_output_folder(path: Path, option: str = "--out", *, empty: bool = False
         path.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path, prefix=".trial-"):
             pass
-    except UserError:
-        raise
     except FileExistsError as error:
         raise UserError(
             f"{option}: {path} is a link to nothing, or no folder: choose another place"
