@@ -274,6 +274,14 @@ def test_other_models_and_sizes_are_refused_before_weights_load(janus, emu3, tmp
         lambda: started(texts),
         lambda: started(plain | {"rewards": [{"name": "length"}]}),
     )
+    fixed = tree(janus, tmp_path / "run")
+    sized = copy.deepcopy(fixed)
+    sized["model"]["image"] = {**(sized["model"]["image"] or {}), "height": 16}
+    advice(
+        "model.image.{} is a setting of Emu3, not of Janus: leave it out",
+        lambda: started(sized),
+        lambda: started(fixed),
+    )
     fits = small(tree(emu3, tmp_path / "run"))
     odd, brief = copy.deepcopy(fits), copy.deepcopy(fits)
     odd["model"]["image"]["width"] = 25

@@ -115,7 +115,7 @@ CASES = [
         {"model.form": "modular"},
     ),
     Advice("is too large: use an integer", {"train.seed": 2**70}, {"train.seed": 0}),
-    Advice("is a setting of", {"model.stop": ["a"]}, {"model.stop": DROP}),
+    Advice("is a setting of {} models: leave it out", {"model.stop": ["a"]}, {"model.stop": DROP}),
     Advice(
         "needs diffusers' native attention",
         {"model.context_parallel": 2, "model.compile": True},
